@@ -1,0 +1,277 @@
+"""The artifact folder: what the exporter writes and the worker reads, and nothing else passes between them.
+
+``llorch.json`` is decoded into :class:`Manifest`; unknown fields, wrong types and newer schema versions are
+refused. :func:`load_artifact` also checks that every listed file is inside the folder and has its listed size,
+so that a worker never starts on half an artifact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from llorch_serve.errors import ArtifactError
+
+MANIFEST_NAME = "llorch.json"
+SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 16 * 2**20
+
+Precision = Literal["fp32", "int8", "int4"]
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the manifest's parts: immutable, and strict about unknown fields."""
+
+
+class RopeConfig(_Struct, kw_only=True):
+    """Rotary position embedding.
+
+    theta: base of the frequencies.
+    kind: ``default``; ``linear`` (all frequencies divided by ``factor``); ``llama3`` (Llama 3.1's scaling by
+        wavelength); ``factors`` (GGUF ``rope_freqs.weight``: frequency i divided by ``frequency_factors[i]``).
+    """
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "factors"] = "default"
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    frequency_factors: tuple[float, ...] | None = None
+
+
+class LlamaConfig(_Struct, kw_only=True):
+    """The architecture of a Llama-family decoder, in the terms of Hugging Face's ``config.json``.
+
+    ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
+    """
+
+    architecture: Literal["llama"] = "llama"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+
+class TensorSpec(_Struct, kw_only=True):
+    """A graph input or output. A string in ``shape`` is a symbolic dimension."""
+
+    name: str
+    dtype: Literal["float32", "int32", "int64"]
+    shape: tuple[int | str, ...]
+
+
+class KvLayout(_Struct, kw_only=True):
+    """The KV cache's tensors: one key and one value buffer a layer, shape ``axes``.
+
+    ``past_name`` and ``present_name`` hold ``{layer}`` and ``{kind}`` (``key`` or ``value``). Past and present
+    may be bound to one buffer of ``position`` capacity; the graph then appends in place.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: Literal["float32"] = "float32"
+    axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
+    past_name: str = "past_key_values.{layer}.{kind}"
+    present_name: str = "present.{layer}.{kind}"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token occupies over all layers, keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+
+
+class Recipe(_Struct, kw_only=True):
+    """How the weights were brought into the graph.
+
+    block_size: elements along the input dimension that share one scale (quantised precisions only).
+    head_precision: precision of the output head, and of the embedding where the two are tied.
+    accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
+    kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    """
+
+    precision: Precision
+    head_precision: Precision
+    block_size: int | None
+    accuracy_level: Literal[0, 4] | None
+    kl_limit: float
+
+
+class GenerationDefaults(_Struct, kw_only=True):
+    """Sampling values that the model's authors recommend; used where a request does not say otherwise."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class SourceInfo(_Struct, kw_only=True):
+    """Where the weights came from. ``fingerprint`` is a SHA-256 over the source's content."""
+
+    kind: Literal["gguf", "safetensors"]
+    name: str
+    fingerprint: str
+
+
+class FileEntry(_Struct, kw_only=True):
+    """A file of the artifact: POSIX path relative to the folder, size in bytes, SHA-256 in hex."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(_Struct, kw_only=True):
+    """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
+
+    graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).
+    context_length: most tokens, prompt and generated together, that a sequence may hold.
+    bos_token_id: begin-of-sequence token, for display; tokenizer.json's post-processor decides whether it is added.
+    stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
+    min_onnxruntime: the lowest onnxruntime version that loads the graph.
+    fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
+    """
+
+    schema_version: Literal[1]
+    model_id: str
+    fingerprint: str
+    model: LlamaConfig
+    recipe: Recipe
+    graph: str
+    tokenizer: str
+    chat_template: str | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kv: KvLayout
+    context_length: int
+    bos_token_id: int | None
+    stop_token_ids: tuple[int, ...]
+    generation: GenerationDefaults
+    source: SourceInfo
+    files: tuple[FileEntry, ...]
+    versions: dict[str, str]
+    min_onnxruntime: str
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A manifest and the folder it was read from."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def graph_path(self) -> Path:
+        """Path of the ONNX model."""
+        return self.folder / self.manifest.graph
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Path of tokenizer.json."""
+        return self.folder / self.manifest.tokenizer
+
+    def chat_template(self) -> str | None:
+        """Return the chat template's source, or None where the model has none."""
+        if self.manifest.chat_template is None:
+            return None
+        return (self.folder / self.manifest.chat_template).read_text(encoding="utf-8")
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as indented JSON with a final newline; the same manifest gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def decode_manifest(data: bytes, *, origin: str) -> Manifest:
+    """Decode and check a manifest; ``origin`` names it in errors.
+
+    Raises ArtifactError if it is not JSON, has a newer schema version, or does not fit the schema.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_VersionOnly).schema_version
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{origin} is not a llorch manifest: {error}") from error
+    if version > SCHEMA_VERSION:
+        raise ArtifactError(
+            f"{origin} has schema version {version}; this llorch reads up to {SCHEMA_VERSION}. "
+            "Upgrade with: pip install -U llorch"
+        )
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{origin} does not fit the manifest schema: {error}. Export the model again.") from error
+
+
+class _VersionOnly(msgspec.Struct):
+    """Reads the version before anything else, since a newer manifest may have fields unknown here."""
+
+    schema_version: int
+
+
+def is_artifact(path: Path) -> bool:
+    """Tell whether ``path`` is a folder that holds a manifest."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def load_artifact(folder: Path, *, progress: Callable[[int], None] | None = None, verify_hashes: bool = False) -> Artifact:
+    """Read and check an artifact.
+
+    verify_hashes: also read every file and compare its SHA-256; ``progress`` is told the bytes read.
+    Raises ArtifactError if the folder holds no artifact, or one that is damaged, incomplete or unsafe.
+    """
+    path = folder / MANIFEST_NAME
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder; expected one made by llorch export")
+    if not path.is_file():
+        raise ArtifactError(f"{folder} holds no {MANIFEST_NAME}; make an artifact with: llorch export SOURCE --output DIR")
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{path} has {path.stat().st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+    manifest = decode_manifest(path.read_bytes(), origin=str(path))
+    listed = {entry.path: entry for entry in manifest.files}
+    required = {manifest.graph, manifest.tokenizer} | ({manifest.chat_template} - {None})
+    for name in sorted(str(r) for r in required if r not in listed):
+        raise ArtifactError(f"{path} names {name} but does not list it under files; export the model again")
+    for entry in manifest.files:
+        _check_file(folder, entry)
+    if verify_hashes:
+        for entry in manifest.files:
+            _check_hash(folder / entry.path, entry, progress)
+    return Artifact(folder=folder, manifest=manifest)
+
+
+def _check_file(folder: Path, entry: FileEntry) -> None:
+    path = folder / entry.path
+    root = folder.resolve()
+    if Path(entry.path).is_absolute() or not path.resolve().is_relative_to(root):
+        raise ArtifactError(f"{folder / MANIFEST_NAME} lists {entry.path!r}, which is outside the artifact's folder")
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing; export the model again, or copy the whole folder")
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise ArtifactError(f"{path} has {size} bytes where the manifest says {entry.bytes}; it is damaged, copy it again")
+
+
+def _check_hash(path: Path, entry: FileEntry, progress: Callable[[int], None] | None) -> None:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**22):
+            digest.update(chunk)
+            if progress is not None:
+                progress(len(chunk))
+    if digest.hexdigest() != entry.sha256:
+        raise ArtifactError(f"{path} has SHA-256 {digest.hexdigest()} where the manifest says {entry.sha256}; copy it again")

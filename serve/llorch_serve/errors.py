@@ -1,0 +1,122 @@
+"""Every refusal that llorch makes on purpose.
+
+::
+
+    LlorchError                     exit 1   INTERNAL
+    ├── UsageError                  exit 2
+    ├── ArtifactError               exit 3   the artifact or checkpoint cannot be used as it is
+    ├── ProviderError               exit 4   the runtime or execution provider is missing or refuses
+    ├── PortError                   exit 5   the address cannot be bound
+    ├── ResourceError               exit 6   memory or disk is too small
+    ├── WorkerError                 exit 7   a worker could not be reached, or refused
+    └── RequestError                         one request is refused; the worker goes on
+        ├── InvalidRequestError     exit 2   INVALID_ARGUMENT, with every bad field
+        ├── ModelMismatchError      exit 2   FAILED_PRECONDITION
+        ├── QueueFullError          exit 6   RESOURCE_EXHAUSTED
+        ├── UnavailableError        exit 7   UNAVAILABLE
+        └── CancelledError          exit 130 CANCELLED
+
+A message says what was found, what was expected and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class LlorchError(Exception):
+    """Base of all errors raised on purpose. ``str(error)`` is one line meant for people."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(LlorchError):
+    """The command line or the environment asks for something impossible."""
+
+    exit_code = 2
+
+
+class ArtifactError(LlorchError):
+    """The artifact or checkpoint is missing, damaged, too new, or of a kind that is not supported."""
+
+    exit_code = 3
+
+
+class ProviderError(LlorchError):
+    """The inference runtime or the execution provider is missing, ambiguous, or refuses the graph."""
+
+    exit_code = 4
+
+
+class PortError(LlorchError):
+    """The listening address cannot be bound."""
+
+    exit_code = 5
+
+
+class ResourceError(LlorchError):
+    """Memory or disk does not suffice."""
+
+    exit_code = 6
+
+
+class WorkerError(LlorchError):
+    """A remote worker could not be reached, or answered with an error status."""
+
+    exit_code = 7
+
+
+class RequestError(LlorchError):
+    """One request is refused or ended; the worker and its other requests go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One bad field of a request.
+
+    field: path of the field, as in the protobuf message (``sampling.temperature``).
+    description: what was found and what is accepted.
+    """
+
+    field: str
+    description: str
+
+
+class InvalidRequestError(RequestError):
+    """The request's own content is refused. Carries every bad field, not just the first."""
+
+    exit_code = 2
+
+    def __init__(self, violations: Sequence[FieldViolation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in self.violations))
+
+
+class ModelMismatchError(RequestError):
+    """The request names a model or fingerprint that this worker does not serve."""
+
+    exit_code = 2
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is full. The request may be sent again after ``retry_after_s`` seconds."""
+
+    exit_code = 6
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class UnavailableError(RequestError):
+    """The worker is loading or draining and takes no new requests."""
+
+    exit_code = 7
+
+
+class CancelledError(RequestError):
+    """The request was aborted before it was complete."""
+
+    exit_code = 130
