@@ -14,7 +14,8 @@
         ├── ModelMismatchError      exit 2   FAILED_PRECONDITION
         ├── QueueFullError          exit 6   RESOURCE_EXHAUSTED
         ├── UnavailableError        exit 7   UNAVAILABLE
-        └── CancelledError          exit 130 CANCELLED
+        ├── CancelledError          exit 130 CANCELLED
+        └── NonFiniteLogitsError    exit 1   INTERNAL
 
 A message says what was found, what was expected and what to do, in one line.
 """
@@ -120,3 +121,7 @@ class CancelledError(RequestError):
     """The request was aborted before it was complete."""
 
     exit_code = 130
+
+
+class NonFiniteLogitsError(RequestError):
+    """The model computed NaN or infinity for this request, from which no token can be chosen."""
