@@ -214,7 +214,9 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
     try:
         return msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
-        raise ArtifactError(f"{origin} does not fit the manifest schema: {error}. Export the model again.") from error
+        raise ArtifactError(
+            f"{origin} does not fit the manifest schema: {error}. Export the model again."
+        ) from error
 
 
 class _VersionOnly(msgspec.Struct):
@@ -228,7 +230,9 @@ def is_artifact(path: Path) -> bool:
     return (path / MANIFEST_NAME).is_file()
 
 
-def load_artifact(folder: Path, *, progress: Callable[[int], None] | None = None, verify_hashes: bool = False) -> Artifact:
+def load_artifact(
+    folder: Path, *, progress: Callable[[int], None] | None = None, verify_hashes: bool = False
+) -> Artifact:
     """Read and check an artifact.
 
     verify_hashes: also read every file and compare its SHA-256; ``progress`` is told the bytes read.
@@ -238,9 +242,13 @@ def load_artifact(folder: Path, *, progress: Callable[[int], None] | None = None
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder; expected one made by llorch export")
     if not path.is_file():
-        raise ArtifactError(f"{folder} holds no {MANIFEST_NAME}; make an artifact with: llorch export SOURCE --output DIR")
+        raise ArtifactError(
+            f"{folder} holds no {MANIFEST_NAME}; make an artifact with: llorch export SOURCE --output DIR"
+        )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ArtifactError(f"{path} has {path.stat().st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+        raise ArtifactError(
+            f"{path} has {path.stat().st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}"
+        )
     manifest = decode_manifest(path.read_bytes(), origin=str(path))
     listed = {entry.path: entry for entry in manifest.files}
     required = {manifest.graph, manifest.tokenizer} | ({manifest.chat_template} - {None})
@@ -258,12 +266,16 @@ def _check_file(folder: Path, entry: FileEntry) -> None:
     path = folder / entry.path
     root = folder.resolve()
     if Path(entry.path).is_absolute() or not path.resolve().is_relative_to(root):
-        raise ArtifactError(f"{folder / MANIFEST_NAME} lists {entry.path!r}, which is outside the artifact's folder")
+        raise ArtifactError(
+            f"{folder / MANIFEST_NAME} lists {entry.path!r}, which is outside the artifact's folder"
+        )
     if not path.is_file():
         raise ArtifactError(f"{path} is missing; export the model again, or copy the whole folder")
     size = path.stat().st_size
     if size != entry.bytes:
-        raise ArtifactError(f"{path} has {size} bytes where the manifest says {entry.bytes}; it is damaged, copy it again")
+        raise ArtifactError(
+            f"{path} has {size} bytes where the manifest says {entry.bytes}; it is damaged, copy it again"
+        )
 
 
 def _check_hash(path: Path, entry: FileEntry, progress: Callable[[int], None] | None) -> None:
@@ -274,4 +286,6 @@ def _check_hash(path: Path, entry: FileEntry, progress: Callable[[int], None] | 
             if progress is not None:
                 progress(len(chunk))
     if digest.hexdigest() != entry.sha256:
-        raise ArtifactError(f"{path} has SHA-256 {digest.hexdigest()} where the manifest says {entry.sha256}; copy it again")
+        raise ArtifactError(
+            f"{path} has SHA-256 {digest.hexdigest()} where the manifest says {entry.sha256}; copy it again"
+        )

@@ -1,11 +1,9 @@
-"""A sequence: one prompt on its way through the engine, as token ids and counters only."""
+"""A sequence: one prompt on its way through the engine, as token ids, counters and time stamps."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-
-from llorch_serve.sampling import SamplingParams
 
 
 class FinishReason(enum.Enum):
@@ -25,30 +23,55 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Token ids and progress of one request.
 
-    prompt_ids: the prompt, at least one token.
-    max_new_tokens: tokens that may be generated, already bounded by the context length.
+    token_ids: the prompt (at least one token), then what was generated.
+    prompt_length: tokens of the prompt.
+    max_new_tokens: tokens that may be generated, at least 1, already bounded by the context length.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
+    submitted_at, started_at, first_token_at, last_token_at: seconds on the engine's clock; None if not yet.
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
+    token_ids: list[int]
+    prompt_length: int
     max_new_tokens: int
     stop_ids: frozenset[int]
-    seed: int
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0
-    generated: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
 
     @property
-    def length(self) -> int:
-        """Tokens in the sequence, prompt and generated."""
-        return len(self.prompt_ids) + len(self.generated)
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Tokens that must still go through the model before the next one can be sampled."""
+        return len(self.token_ids) - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token of one sequence, or its end.
+
+    token_id: the new token; None if the sequence ended without one.
+    finish: why it ended with this event; None while it goes on.
+    is_stop_token: ``token_id`` is what ended it, and is not part of the answer.
+    error: the sequence failed; nothing follows.
+    """
+
+    sequence: Sequence = field(repr=False)
+    token_id: int | None
+    finish: FinishReason | None = None
+    is_stop_token: bool = False
+    error: Exception | None = None

@@ -1,0 +1,99 @@
+"""The pen that all graph modules write with: operators with typed outputs, and weights from the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.graph.weights import WeightPlan
+from llorch_serve.artifact import LlamaConfig, Recipe
+
+CONTRIB = "com.microsoft"
+FLOAT = ir.DataType.FLOAT
+
+Attributes = Mapping[str, int | float | str]
+
+
+class GraphBuilder:
+    """State of one graph under construction.
+
+    tensors: the checkpoint's, by Hugging Face name.
+    """
+
+    def __init__(self, config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> None:
+        self.config = config
+        self.recipe = recipe
+        self.tensors = tensors
+        self.weights = WeightPlan()
+        self.tape = Tape()
+
+    def op(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        *,
+        name: str,
+        shape: Sequence[int | str],
+        attributes: Attributes | None = None,
+        domain: str = "",
+        dtype: ir.DataType = FLOAT,
+    ) -> ir.Value:
+        """Append a node with one output of the given name, type and shape; return the output."""
+        return self.multi(
+            op_type, inputs, outputs=[(name, shape)], attributes=attributes, domain=domain, dtype=dtype
+        )[0]
+
+    def multi(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        *,
+        outputs: Sequence[tuple[str, Sequence[int | str]]],
+        attributes: Attributes | None = None,
+        domain: str = "",
+        dtype: ir.DataType = FLOAT,
+    ) -> list[ir.Value]:
+        """Append a node; an output with an empty name is left out."""
+        values = [
+            ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+            if name
+            else ir.Value(name="")
+            for name, shape in outputs
+        ]
+        self.tape.op_multi_out(
+            op_type,
+            inputs,
+            dict(attributes or {}),
+            outputs=values,
+            domain=domain,
+            name=f"{values[0].name}/{op_type}",
+        )
+        return values
+
+    def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        """Add a shape or index; it stays inside the model file, where shape inference can read it."""
+        return self.tape.initializer(ir.tensor(array, name=name))
+
+    def vector(self, name: str) -> ir.Value:
+        """Plan a checkpoint tensor that is used as it is, in float32."""
+        return self.weights.add(
+            [(name, FLOAT, self.tensors[name].shape)], lambda: (self.tensors[name].load(),)
+        )[0]
+
+    def load_rows(self, names: Sequence[str]) -> Callable[[], npt.NDArray[np.float32]]:
+        """Return a loader of several checkpoint tensors, stacked along their first axis."""
+
+        def load() -> npt.NDArray[np.float32]:
+            parts = [self.tensors[name].load() for name in names]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+        return load
+
+    def rows(self, names: Sequence[str]) -> int:
+        """Return the number of rows of the stacked tensors."""
+        return sum(self.tensors[name].shape[0] for name in names)

@@ -1,0 +1,24 @@
+"""The feed-forward block: SwiGLU (Shazeer 2020), ``down(silu(gate(x)) * up(x))``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.linear import linear
+
+
+def mlp(b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> ir.Value:
+    """Append the block of the layer named ``prefix``."""
+    bias = b.config.mlp_bias
+    shape = (*lead, b.config.intermediate_size)
+    gate = linear(b, x, [f"{prefix}.gate_proj"], name=f"{prefix}.gate_proj", lead=lead, bias=bias)
+    up = linear(b, x, [f"{prefix}.up_proj"], name=f"{prefix}.up_proj", lead=lead, bias=bias)
+    # QuickGelu with alpha 1 is x * sigmoid(x): SiLU in one node, with a kernel in every release.
+    activated = b.op(
+        "QuickGelu", [gate], name=f"{prefix}.silu", shape=shape, attributes={"alpha": 1.0}, domain=CONTRIB
+    )
+    product = b.op("Mul", [activated, up], name=f"{prefix}.product", shape=shape)
+    return linear(b, product, [f"{prefix}.down_proj"], name=f"{prefix}.down_proj", lead=lead, bias=bias)

@@ -1,0 +1,79 @@
+"""The choices of one export, resolved and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from llorch_serve.artifact import Precision, Recipe
+from llorch_serve.errors import UsageError
+
+BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
+BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
+
+DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 32}
+"""Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs: README, Precisions)."""
+
+DEFAULT_HEAD: Final[dict[Precision, Precision]] = {"fp32": "fp32", "int8": "int8", "int4": "int8"}
+"""A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
+
+KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6}
+"""Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What to export, to where, and how.
+
+    precision: of the decoder's linear layers.
+    head_precision: of the output head and the embedding table; None takes the default for ``precision``.
+    block_size: weights that share a scale; None takes the default for ``precision``.
+    accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime.
+    max_context: longest sequence; None takes the model's own.
+    force: replace an artifact that stands at ``output``.
+    if_changed: do nothing when ``output`` already holds this export.
+    """
+
+    source: str
+    output: Path
+    precision: Precision = "int8"
+    head_precision: Precision | None = None
+    block_size: int | None = None
+    accuracy_level: Literal[0, 4] | None = None
+    max_context: int | None = None
+    force: bool = False
+    if_changed: bool = False
+
+    def recipe(self) -> Recipe:
+        """Return the recipe these options stand for.
+
+        Raises UsageError if a value is out of range or would have no effect.
+        """
+        head = self.head_precision or DEFAULT_HEAD[self.precision]
+        quantised = [p for p in (self.precision, head) if p != "fp32"]
+        if not quantised:
+            for flag, value in (("--block-size", self.block_size), ("--accuracy-level", self.accuracy_level)):
+                if value is not None:
+                    raise UsageError(
+                        f"{flag} {value} has no effect at precision fp32; leave it out or choose int8 or int4"
+                    )
+            return Recipe(
+                precision="fp32",
+                head_precision="fp32",
+                block_size=None,
+                accuracy_level=None,
+                kl_limit=KL_LIMIT["fp32"],
+            )
+        block_size = self.block_size or DEFAULT_BLOCK_SIZE[quantised[0]]
+        if block_size not in BLOCK_SIZES:
+            raise UsageError(
+                f"--block-size is {block_size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"
+            )
+        return Recipe(
+            precision=self.precision,
+            head_precision=head,
+            block_size=block_size,
+            accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
+            kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head]),
+        )

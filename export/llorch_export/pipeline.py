@@ -1,0 +1,155 @@
+"""An export from end to end: read, map, build, quantise, write, check."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.source import fingerprint, open_checkpoint
+from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.weights import DATA_FILE
+from llorch_export.options import ExportOptions
+from llorch_export.write import ArtifactWriter, check_output
+from llorch_serve.artifact import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    Artifact,
+    LlamaConfig,
+    Manifest,
+    Recipe,
+    SourceInfo,
+    encode_manifest,
+    is_artifact,
+    load_artifact,
+)
+from llorch_serve.errors import ArtifactError, UsageError
+
+GRAPH_FILE = "model.onnx"
+TOKENIZER_FILE = "tokenizer.json"
+TEMPLATE_FILE = "chat_template.jinja"
+GRAPH_REVISION = 1  # raised when the same source and recipe give another graph
+_OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What came out. changed: False if ``--if-changed`` found the artifact up to date."""
+
+    artifact: Artifact
+    changed: bool
+
+
+Progress = Callable[[str, int, int], None]
+"""Told (phase, bytes done since the last call, total bytes of the phase)."""
+
+
+def export(options: ExportOptions, progress: Progress) -> ExportResult:
+    """Export ``options.source`` to ``options.output``.
+
+    Raises ArtifactError, UsageError or ResourceError; then nothing is left behind and an artifact already at the
+    output is as it was.
+    """
+    recipe = options.recipe()
+    if not options.if_changed:
+        check_output(options.output, force=options.force)
+    checkpoint = open_checkpoint(options.source)
+    context_length = resolve_context(checkpoint.config, options.max_context)
+    source_print = _fingerprint(checkpoint, progress)
+    export_print = export_fingerprint(source_print, recipe, context_length)
+    if options.if_changed and is_artifact(options.output):
+        existing = load_artifact(options.output)
+        if existing.manifest.fingerprint == export_print:
+            return ExportResult(existing, changed=False)
+    graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
+    with ArtifactWriter(options.output, force=options.force or options.if_changed) as writer:
+        writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
+        writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
+        writer.add_bytes(GRAPH_FILE, _serialise(graph))
+        _add_text_files(writer, checkpoint)
+        manifest = _manifest(checkpoint, graph, recipe, context_length, source_print, export_print, writer)
+        writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
+        load_artifact(writer.folder)
+        writer.commit()
+    return ExportResult(load_artifact(options.output), changed=True)
+
+
+def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
+    """Return the artifact's context length. Raises UsageError beyond what the model was trained for."""
+    if max_context is None:
+        return config.max_position_embeddings
+    if not 2 <= max_context <= config.max_position_embeddings:
+        raise UsageError(
+            f"--max-context is {max_context}; this model takes 2 to {config.max_position_embeddings}"
+        )
+    return max_context
+
+
+def export_fingerprint(source_print: str, recipe: Recipe, context_length: int) -> str:
+    """Return the SHA-256 that names this export: same source, recipe and graph revision, same value."""
+    parts = msgspec.json.encode([source_print, recipe, context_length, GRAPH_REVISION])
+    return hashlib.sha256(parts).hexdigest()
+
+
+def _fingerprint(checkpoint: Checkpoint, progress: Progress) -> str:
+    total = sum(path.stat().st_size for path in checkpoint.content_files)
+    return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
+
+
+def _serialise(graph: DecoderGraph) -> bytes:
+    """Return the model's bytes after the checks that need no weights."""
+    proto = ir.to_proto(graph.model)
+    try:
+        onnx.shape_inference.infer_shapes(proto, strict_mode=True, check_type=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ArtifactError(
+            f"the graph does not pass ONNX shape inference: {error}. Please report this model."
+        ) from error
+    return proto.SerializeToString(deterministic=True)
+
+
+def _add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint) -> None:
+    writer.add_bytes(TOKENIZER_FILE, checkpoint.tokenizer.tokenizer_json)
+    if checkpoint.tokenizer.chat_template is not None:
+        writer.add_bytes(TEMPLATE_FILE, checkpoint.tokenizer.chat_template.encode())
+    for path in checkpoint.licence_files:
+        writer.add_bytes(path.name, path.read_bytes())
+
+
+def _manifest(
+    checkpoint: Checkpoint,
+    graph: DecoderGraph,
+    recipe: Recipe,
+    context_length: int,
+    source_print: str,
+    export_print: str,
+    writer: ArtifactWriter,
+) -> Manifest:
+    text = checkpoint.tokenizer
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        model_id=checkpoint.name,
+        fingerprint=export_print,
+        model=checkpoint.config,
+        recipe=recipe,
+        graph=GRAPH_FILE,
+        tokenizer=TOKENIZER_FILE,
+        chat_template=None if text.chat_template is None else TEMPLATE_FILE,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        kv=graph.kv,
+        context_length=context_length,
+        bos_token_id=text.bos_token_id,
+        stop_token_ids=text.stop_token_ids,
+        generation=text.generation,
+        source=SourceInfo(kind=checkpoint.kind, name=checkpoint.path.name, fingerprint=source_print),
+        files=tuple(sorted(writer.entries, key=lambda entry: entry.path)),
+        versions={name: importlib.metadata.version(name) for name in ("llorch", "onnx-ir", "numpy")},
+        min_onnxruntime=MIN_ONNXRUNTIME,
+    )

@@ -1,0 +1,153 @@
+"""Writing an artifact folder so that it is either whole or not there.
+
+Everything goes into a temporary folder beside the destination; the last step is a rename. Weights are streamed:
+one job's arrays at a time, hashed on the way to the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+
+import numpy as np
+
+from llorch_export.graph.weights import WeightJob
+from llorch_serve.artifact import FileEntry, is_artifact
+from llorch_serve.errors import ArtifactError, ResourceError, UsageError
+
+_PIECE = 2**24  # bytes given to hash and disk at once
+
+
+class ArtifactWriter:
+    """Collects files in a temporary folder beside ``output`` and moves them into place at the end.
+
+    Use as a context manager: leaving it without :meth:`commit` removes everything that was written.
+    Raises UsageError if ``output`` is taken (by an artifact, unless ``force``; by anything else, always).
+    """
+
+    def __init__(self, output: Path, *, force: bool) -> None:
+        check_output(output, force=force)
+        self.output = output
+        self.entries: list[FileEntry] = []
+
+    def __enter__(self) -> ArtifactWriter:
+        """Make the temporary folder."""
+        with _disk_errors(self.output):
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(
+                tempfile.mkdtemp(prefix=f".{self.output.name}.", suffix=".partial", dir=self.output.parent)
+            )
+            self.folder.chmod(0o755)  # mkdtemp's 0700 would hide the artifact from a worker of another user
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove what was not committed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def require_space(self, nbytes: int) -> None:
+        """Raise ResourceError if the disk has less than ``nbytes`` free."""
+        free = shutil.disk_usage(self.folder).free
+        if free < nbytes:
+            raise ResourceError(
+                f"{self.output.parent} has {free / 2**20:.0f} MiB free and the artifact needs {nbytes / 2**20:.0f} MiB; "
+                "free some space or choose another --output"
+            )
+
+    def add_bytes(self, name: str, data: bytes) -> None:
+        """Write a small file and list it."""
+        with _disk_errors(self.output):
+            (self.folder / name).write_bytes(data)
+        self.entries.append(_entry(name, len(data), hashlib.sha256(data).hexdigest()))
+
+    def add_unlisted(self, name: str, data: bytes) -> None:
+        """Write the manifest itself, which cannot list its own hash."""
+        with _disk_errors(self.output):
+            (self.folder / name).write_bytes(data)
+
+    def add_weights(self, name: str, jobs: tuple[WeightJob, ...], progress: Callable[[int], None]) -> None:
+        """Run the jobs and stream their arrays to their offsets; ``progress`` is told bytes as they are written."""
+        digest = hashlib.sha256()
+        position = 0
+
+        with _disk_errors(self.output), (self.folder / name).open("wb") as file:
+
+            def put(data: memoryview | bytes) -> None:
+                nonlocal position
+                digest.update(data)
+                file.write(data)
+                position += len(data)
+                progress(len(data))
+
+            for job in jobs:
+                for tensor, array in zip(job.tensors, job.arrays(), strict=True):
+                    put(bytes(tensor.offset - position))
+                    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                    for start in range(0, len(flat), _PIECE):
+                        put(flat[start : start + _PIECE])
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries.append(_entry(name, position, digest.hexdigest()))
+
+    def commit(self) -> None:
+        """Move the folder into place; an artifact already there is replaced."""
+        with _disk_errors(self.output):
+            if self.output.exists():
+                old = Path(
+                    tempfile.mkdtemp(prefix=f".{self.output.name}.", suffix=".old", dir=self.output.parent)
+                )
+                self.output.rename(old / "artifact")
+                try:
+                    self.folder.rename(self.output)
+                except OSError:
+                    (old / "artifact").rename(self.output)
+                    raise
+                finally:
+                    shutil.rmtree(old, ignore_errors=True)
+            else:
+                self.folder.rename(self.output)
+
+
+def check_output(output: Path, *, force: bool) -> None:
+    """Raise UsageError if an artifact may not be written to ``output``."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UsageError(f"{output} is a file; --output names the artifact's folder")
+    if is_artifact(output):
+        if not force:
+            raise UsageError(
+                f"{output} already holds an artifact; replace it with --force, or use --if-changed"
+            )
+        return
+    if any(output.iterdir()):
+        raise UsageError(
+            f"{output} is a folder that llorch did not make; choose a new --output, it would be replaced as a whole"
+        )
+
+
+def _entry(name: str, nbytes: int, sha256: str) -> FileEntry:
+    return FileEntry(path=str(PurePosixPath(name)), bytes=nbytes, sha256=sha256)
+
+
+@contextlib.contextmanager
+def _disk_errors(output: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                f"the disk of {output} is full ({error.strerror}); free some space or choose another --output"
+            ) from error
+        raise ArtifactError(
+            f"cannot write {output}: {error.strerror or error}; check the path and its permissions"
+        ) from error

@@ -1,0 +1,37 @@
+"""How a worker runs: composed, frozen, resolved before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """Runtime settings.
+
+    threads: intra-op threads; None takes the CPUs that this process may use.
+    slots: sequences that can be in the KV cache at once.
+    max_context: tokens per slot; None takes the artifact's context length, or less if memory is short (said aloud).
+    """
+
+    threads: int | None = None
+    slots: int = 8
+    max_context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Scheduling settings.
+
+    prefill_chunk: most prompt tokens in one step.
+    max_waiting: requests that may queue for a slot; further ones are refused.
+    kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
+    """
+
+    session: SessionConfig = field(default_factory=SessionConfig)
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    max_waiting: int = 1024
+    kv_cache: bool = True

@@ -1,0 +1,91 @@
+"""The KV cache in host memory: one key and one value buffer a layer, a row for each slot.
+
+Buffers are ``[slots, kv_heads, capacity, head_dim]`` float32. The operating system commits their pages when they
+are first written, so memory follows use, not capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_serve.artifact import KvLayout
+from llorch_serve.errors import ResourceError, UsageError
+
+MEMORY_SHARE: Final = 0.8
+"""Part of the free memory that the KV cache may grow to; the rest is for activations and the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvCapacity:
+    """Size of the cache.
+
+    limited_by_memory: the context is shorter than the artifact's because memory is short.
+    """
+
+    slots: int
+    context: int
+    bytes_per_token: int
+    limited_by_memory: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes if every slot is full."""
+        return self.slots * self.context * self.bytes_per_token
+
+
+def plan_capacity(
+    kv: KvLayout, *, slots: int, context_length: int, max_context: int | None, free_bytes: int
+) -> KvCapacity:
+    """Choose the tokens per slot.
+
+    context_length: the artifact's; max_context: the user's choice, or None for the longest that fits.
+    Raises UsageError for values out of range, ResourceError if the choice does not fit ``free_bytes``.
+    """
+    if slots < 1:
+        raise UsageError(f"--slots is {slots}; at least 1 is needed")
+    if max_context is not None and not 2 <= max_context <= context_length:
+        raise UsageError(f"--max-context is {max_context}; this artifact takes 2 to {context_length}")
+    budget = int(free_bytes * MEMORY_SHARE)
+    fitting = budget // (slots * kv.bytes_per_token)
+    wanted = max_context or context_length
+    if fitting >= wanted:
+        return KvCapacity(slots, wanted, kv.bytes_per_token)
+    if max_context is not None or fitting < 2:
+        raise ResourceError(
+            f"the KV cache needs {slots} slots x {wanted} tokens x {kv.bytes_per_token} bytes = "
+            f"{slots * wanted * kv.bytes_per_token / 2**20:.0f} MiB and {budget / 2**20:.0f} MiB may be used "
+            f"({MEMORY_SHARE:.0%} of what is free); choose fewer --slots or a smaller --max-context"
+        )
+    return KvCapacity(slots, fitting, kv.bytes_per_token, limited_by_memory=True)
+
+
+class KvCache:
+    """The buffers, and copies between slots."""
+
+    def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
+        self.capacity = capacity
+        shape = (capacity.slots, kv.kv_heads, capacity.context, kv.head_dim)
+        try:
+            self._buffers = {
+                (layer, kind): np.zeros(shape, np.float32)
+                for layer in range(kv.layers)
+                for kind in ("key", "value")
+            }
+        except MemoryError as error:
+            raise ResourceError(
+                f"the system refuses {capacity.total_bytes / 2**20:.0f} MiB of address space for the KV cache; "
+                "choose fewer --slots or a smaller --max-context"
+            ) from error
+
+    def rows(self, layer: int, kind: str, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Return the view [count, kv_heads, capacity, head_dim] of neighbouring slots."""
+        return self._buffers[layer, kind][first : first + count]
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first ``tokens`` positions of one slot to another."""
+        for buffer in self._buffers.values():
+            buffer[target, :, :tokens] = buffer[source, :, :tokens]

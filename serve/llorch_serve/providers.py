@@ -1,0 +1,95 @@
+"""The inference runtime and its execution providers: which is installed, and is the one asked for really used.
+
+With ``session.py`` the only module that imports onnxruntime, and only when a session is opened.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from llorch_serve.errors import ProviderError
+
+CPU: Final = "CPUExecutionProvider"
+
+# Every one of these distributions installs the same module, so two of them overwrite each other's files.
+_DISTRIBUTIONS: Final = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-training",
+    "onnxruntime-qnn",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the graph's nodes run. node_share: part of the nodes on ``provider``, 0..1."""
+
+    provider: str
+    node_share: float
+
+
+def import_runtime(minimum: str) -> ModuleType:
+    """Return the onnxruntime module.
+
+    minimum: lowest version that loads the artifact's graph (``1.24``).
+    Raises ProviderError if it is missing, installed twice, or too old.
+    """
+    found = [name for name in _DISTRIBUTIONS if _version(name) is not None]
+    if len(found) > 1:
+        raise ProviderError(
+            f"{' and '.join(found)} are both installed and overwrite each other; keep one: "
+            f"pip uninstall -y {' '.join(found)} && pip install 'llorch[cpu]'"
+        )
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ProviderError(
+            f"onnxruntime cannot be imported ({error}); install a runtime: pip install 'llorch[cpu]' (or cuda, directml, openvino)"
+        ) from error
+    if _numbers(onnxruntime.__version__) < _numbers(minimum):
+        raise ProviderError(
+            f"onnxruntime {onnxruntime.__version__} is installed and this artifact needs {minimum} or later; "
+            f"upgrade with: pip install -U '{found[0] if found else 'onnxruntime'}>={minimum}'"
+        )
+    module: ModuleType = onnxruntime
+    return module
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs this process may run on (cpuset and affinity respected)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def placement(session: Any, provider: str) -> Placement:
+    """Return where the nodes of a session really run, and refuse a session that fell back to another provider.
+
+    The session must have been made with ``session.record_ep_graph_assignment_info``.
+    """
+    providers = session.get_providers()
+    if not providers or providers[0] != provider:
+        raise ProviderError(f"{provider} was asked for and the runtime uses {', '.join(providers) or 'none'}")
+    total = mine = 0
+    for subgraph in session.get_provider_graph_assignment_info():
+        nodes = len(subgraph.get_nodes())
+        total += nodes
+        mine += nodes if subgraph.ep_name == provider else 0
+    return Placement(provider=provider, node_share=mine / total if total else 0.0)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -1,0 +1,38 @@
+"""Carries out a step plan on a session and returns the logits of the sequences that get a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_serve.scheduler import StepPlan
+
+Logits = npt.NDArray[np.float32]
+
+
+class Session(Protocol):
+    """What the runner needs from :class:`llorch_serve.session.DecoderSession`; tests plug in a fake."""
+
+    def prefill(self, slot: int, token_ids: Seq[int], start: int, wanted: Seq[int] | None = None) -> Logits:
+        """Run a chunk of a prompt; return logits [len(wanted), vocabulary], by default the last token's."""
+
+    def decode(self, token_ids: Seq[int], lengths: Seq[int]) -> Logits:
+        """Run one token in each of the slots from 0; return logits [slots, vocabulary]."""
+
+    def copy_slot(self, source: int, target: int, tokens: int) -> None:
+        """Copy part of the KV cache."""
+
+
+def run(session: Session, plan: StepPlan) -> Logits:
+    """Run ``plan``; return logits [len(plan.sampled()), vocabulary], valid until the next call."""
+    for move in plan.moves:
+        session.copy_slot(move.source, move.target, move.tokens)
+    if plan.prefill is not None:
+        chunk = plan.prefill
+        return session.prefill(chunk.slot, chunk.token_ids, chunk.start, None if chunk.samples else ())
+    logits = session.decode([row.token_id for row in plan.decode], [row.length for row in plan.decode])
+    live = [index for index, row in enumerate(plan.decode) if row.sequence is not None]
+    return logits if len(live) == len(plan.decode) else logits[live]

@@ -1,0 +1,217 @@
+"""A decoder graph loaded on an execution provider, with its KV cache bound.
+
+Input and output buffers are bound once for each range of slots and then updated in place: binding the KV tensors
+afresh would cost a tenth of a decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from llorch_serve.artifact import Artifact
+from llorch_serve.config import SessionConfig
+from llorch_serve.errors import ArtifactError, ProviderError
+from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
+from llorch_serve.providers import CPU, Placement, import_runtime, placement, usable_cpus
+
+Logits = npt.NDArray[np.float32]
+
+
+class DecoderSession:
+    """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe."""
+
+    def __init__(
+        self, artifact: Artifact, runtime: Any, session: Any, where: Placement, capacity: KvCapacity
+    ) -> None:
+        self.artifact = artifact
+        self.placement = where
+        self.capacity = capacity
+        self.vocab_size = artifact.manifest.model.vocab_size
+        self._runtime = runtime
+        self._session = session
+        self._cache = KvCache(artifact.manifest.kv, capacity)
+        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._logits = np.empty((capacity.slots, self.vocab_size), np.float32)
+
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
+    ) -> Logits:
+        """Run ``token_ids`` at positions ``start`` and on of one slot.
+
+        wanted: indices into ``token_ids`` whose logits are returned; None: the last one's.
+        Returns logits [len(wanted), vocabulary], valid until the next call.
+        Raises ProviderError if the runtime fails.
+        """
+        binding = self._binding(slot, 1)
+        rows = [len(token_ids) - 1] if wanted is None else wanted
+        binding.resize(tokens=len(token_ids), rows=len(rows), buffer=self._logits_buffer(len(rows)))
+        binding.input_ids[0] = token_ids
+        binding.seqlens_k[0] = start + len(token_ids) - 1
+        binding.total[...] = start + len(token_ids)
+        binding.indices[:] = rows
+        return self._run(binding)
+
+    def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
+        """Run one token of each of the slots 0, 1, ... len(token_ids) - 1.
+
+        lengths: tokens of each slot including this one. Returns logits [slots, vocabulary], valid until the next call.
+        Raises ProviderError if the runtime fails.
+        """
+        count = len(token_ids)
+        binding = self._binding(0, count)
+        binding.resize(tokens=1, rows=count, buffer=self._logits_buffer(count))
+        binding.input_ids[:, 0] = token_ids
+        binding.seqlens_k[:] = lengths
+        binding.seqlens_k -= 1
+        binding.total[...] = max(lengths)
+        binding.indices[:] = range(count)
+        return self._run(binding)
+
+    def copy_slot(self, source: int, target: int, tokens: int) -> None:
+        """Copy the keys and values of the first ``tokens`` positions to another slot."""
+        self._cache.copy(source, target, tokens)
+
+    def _run(self, binding: _Binding) -> Logits:
+        try:
+            self._session.run_with_iobinding(binding.io)
+        except Exception as error:  # noqa: BLE001 - the runtime has no error class of its own
+            raise ProviderError(
+                f"the runtime failed in a step: {str(error).strip().splitlines()[0]}"
+            ) from error
+        return binding.logits
+
+    def _binding(self, first: int, count: int) -> _Binding:
+        binding = self._bindings.get((first, count))
+        if binding is None:
+            binding = self._bindings[first, count] = self._bind(first, count)
+        return binding
+
+    def _bind(self, first: int, count: int) -> _Binding:
+        kv = self.artifact.manifest.kv
+        io = self._session.io_binding()
+        for layer in range(kv.layers):
+            for kind in ("key", "value"):
+                rows = self._cache.rows(layer, kind, first, count)
+                place = ("cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
+                io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
+        return _Binding(io, count)
+
+    def _logits_buffer(self, rows: int) -> Logits:
+        """Return the buffer that all bindings share, grown to at least ``rows``."""
+        if rows > len(self._logits):
+            self._logits = np.empty((rows, self.vocab_size), np.float32)
+        return self._logits
+
+
+class _Binding:
+    """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call."""
+
+    def __init__(self, io: Any, batch: int) -> None:
+        self.io = io
+        self.batch = batch
+        self.seqlens_k = np.zeros(batch, np.int32)
+        self.total = np.zeros((), np.int32)
+        self.input_ids = np.zeros((batch, 0), np.int64)
+        self.indices = np.zeros(0, np.int64)
+        self.logits = self._buffer = np.zeros((0, 0), np.float32)
+        self._tokens = self._rows = -1
+        self._bind_input("seqlens_k", self.seqlens_k)
+        self._bind_input("total_sequence_length", self.total)
+
+    def resize(self, *, tokens: int, rows: int, buffer: Logits) -> None:
+        """Bind inputs for ``tokens`` tokens a slot and the first ``rows`` rows of ``buffer``, unless bound already."""
+        if self._tokens != tokens:
+            self._tokens = tokens
+            self.input_ids = np.zeros((self.batch, tokens), np.int64)
+            self._bind_input("input_ids", self.input_ids)
+        if self._rows != rows or self._buffer is not buffer:
+            self._rows, self._buffer = rows, buffer
+            self.indices = np.zeros(rows, np.int64)
+            self.logits = buffer[:rows]
+            self._bind_input("logits_indices", self.indices)
+            self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
+
+    def _bind_input(self, name: str, array: npt.NDArray[np.generic]) -> None:
+        self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What opening a session decided. notice: something a person should read, or None."""
+
+    threads: int
+    capacity: KvCapacity
+    notice: str | None
+
+
+def open_session(
+    artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> DecoderSession:
+    """Load the artifact's graph and allocate its KV cache.
+
+    Raises ProviderError if the runtime is missing or will not run the graph, ArtifactError if the graph is damaged,
+    ResourceError or UsageError if slots and context do not fit.
+    """
+    manifest = artifact.manifest
+    runtime = import_runtime(manifest.min_onnxruntime)
+    weights = sum(entry.bytes for entry in manifest.files)
+    free = psutil.virtual_memory().available - weights
+    capacity = plan_capacity(
+        manifest.kv,
+        slots=config.slots,
+        context_length=manifest.context_length,
+        max_context=config.max_context,
+        free_bytes=max(free, 0),
+    )
+    threads = config.threads or usable_cpus()
+    notice = None
+    if capacity.limited_by_memory:
+        notice = (
+            f"context limited to {capacity.context} of {manifest.context_length} tokens: {capacity.slots} slots x "
+            f"{capacity.bytes_per_token} bytes a token must fit {free * 0.8 / 2**20:.0f} MiB"
+        )
+    report(LoadReport(threads, capacity, notice))
+    session = _load_graph(artifact, runtime, threads)
+    _check_signature(artifact, session)
+    return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
+
+
+def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
+    runtime.set_default_logger_severity(3)
+    options = runtime.SessionOptions()
+    # An explicit count also keeps the runtime from pinning threads to CPUs outside the process's cpuset.
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    try:
+        return runtime.InferenceSession(
+            str(artifact.graph_path), sess_options=options, providers=[CPU], enable_fallback=False
+        )
+    except Exception as error:  # noqa: BLE001 - the runtime has no error class of its own
+        text = " ".join(str(error).split())[:500]
+        raise ArtifactError(
+            f"{artifact.graph_path} cannot be loaded: {text}. Export the model again."
+        ) from error
+
+
+def _check_signature(artifact: Artifact, session: Any) -> None:
+    """Compare the graph's inputs and outputs with the manifest's, by name."""
+    manifest = artifact.manifest
+    for what, specs, found in (
+        ("inputs", manifest.inputs, session.get_inputs()),
+        ("outputs", manifest.outputs, session.get_outputs()),
+    ):
+        expected, actual = {spec.name for spec in specs}, {node.name for node in found}
+        if expected != actual:
+            odd = ", ".join(sorted(expected ^ actual)[:5])
+            raise ArtifactError(
+                f"{artifact.graph_path}: {what} differ from the manifest ({odd}); export the model again"
+            )
