@@ -1,0 +1,98 @@
+"""Safe access to the files of a model folder.
+
+Input is a folder that a stranger may have filled; output are paths and contents that are known to lie inside it
+and to be of bounded size. The one place where links may lead out of the folder is the Hugging Face hub's cache,
+whose snapshots are made of links into the ``blobs`` folder of the same repository.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llorch_serve.errors import ArtifactError
+
+MAX_JSON_BYTES: Final = 2**27
+MAX_TEXT_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder that holds a model."""
+
+    path: Path
+
+    def find(self, name: str) -> Path | None:
+        """Return the path of a file directly inside the folder, or None if there is none.
+
+        Raises ArtifactError if ``name`` or a link leads out of the folder.
+        """
+        if not name or Path(name).name != name or "\\" in name or "\0" in name:
+            raise ArtifactError(
+                f"{self.path} refers to the file {name!r}; expected a plain name inside the folder"
+            )
+        path = self.path / name
+        if not path.is_file():
+            return None
+        if path.is_symlink() and not any(path.resolve().is_relative_to(root) for root in self._roots()):
+            raise ArtifactError(
+                f"{path} is a link that leads out of its folder, to {path.resolve()}; copy the file into the folder"
+            )
+        return path
+
+    def files(self) -> tuple[Path, ...]:
+        """Return every file directly inside the folder, by name. Raises ArtifactError as :meth:`find` does."""
+        try:
+            names = sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
+        except OSError as error:
+            raise ArtifactError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        return tuple(path for name in names if (path := self.find(name)) is not None)
+
+    def read_bytes(self, name: str, *, limit: int) -> bytes | None:
+        """Return a file's content, or None if there is none. Raises ArtifactError beyond ``limit`` bytes."""
+        path = self.find(name)
+        if path is None:
+            return None
+        try:
+            with path.open("rb") as file:
+                data = file.read(limit + 1)
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+        if len(data) > limit:
+            raise ArtifactError(
+                f"{path} has more than {limit} bytes, which no such file needs; fetch it again"
+            )
+        return data
+
+    def read_text(self, name: str) -> str | None:
+        """Return a small UTF-8 file's content, or None if there is none."""
+        data = self.read_bytes(name, limit=MAX_TEXT_BYTES)
+        if data is None:
+            return None
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ArtifactError(f"{self.path / name} is not UTF-8 text; fetch it again") from error
+
+    def read_json(self, name: str) -> dict[str, object] | None:
+        """Return a JSON object, or None if there is no such file. Raises ArtifactError if it is anything else."""
+        data = self.read_bytes(name, limit=MAX_JSON_BYTES)
+        if data is None:
+            return None
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ArtifactError(f"{self.path / name} is not valid JSON: {error}; fetch it again") from error
+        if not isinstance(value, dict):
+            raise ArtifactError(f"{self.path / name} holds {type(value).__name__}, expected a JSON object")
+        return value
+
+    def _roots(self) -> tuple[Path, ...]:
+        """Return the folders that links may lead to."""
+        folder = self.path.resolve()
+        repository = folder.parent.parent
+        if folder.parent.name == "snapshots" and repository.name.startswith("models--"):
+            return folder, repository / "blobs"
+        return (folder,)

@@ -1,0 +1,161 @@
+"""GGUF files as checkpoints.
+
+Input is a checked :class:`GgufHeader`; output are a config, and lazy tensors under Hugging Face's names with the
+rows of the query and key projections back in Hugging Face's order. Dequantisation is gguf's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from llorch_export.checkpoint import names
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
+from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_float32
+from llorch_export.config import config_from_gguf
+from llorch_serve.artifact import LlamaConfig
+from llorch_serve.errors import ArtifactError
+
+SUPPORTED_TYPES: Final = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+)
+
+_ROPE_FACTORS: Final = "rope_freqs.weight"
+# Rotary frequencies that old conversions stored beside each layer; they follow from the metadata.
+_IGNORABLE: Final = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
+_QUANTISATION_SUFFIX: Final = re.compile(r"[.-](F32|F16|BF16|I?Q\d\w*)$", re.IGNORECASE)
+
+
+def gguf_config(header: GgufHeader) -> LlamaConfig:
+    """Return the config of a GGUF file. Raises ArtifactError for anything that is not understood."""
+    parts = header.metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise ArtifactError(
+            f"{header.path} is one of {parts!r} parts of a split model, which are not read; "
+            "join them first with: llama-gguf-split --merge FIRST_PART OUTPUT"
+        )
+    shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
+    factors = None
+    if _ROPE_FACTORS in header.tensors:
+        values = read_float32(_tensor_range(header, header.tensors[_ROPE_FACTORS]))
+        factors = [float(value) for value in values.reshape(-1)]
+    return config_from_gguf(header.metadata, shapes, frequency_factors=factors, origin=str(header.path))
+
+
+def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTensor]:
+    """Return exactly the tensors that ``config`` calls for.
+
+    Raises ArtifactError naming tensors that are missing, unused, of a wrong shape, of an unsupported type or
+    that reach beyond the end of the file.
+    """
+    expected = names.expected_tensors(config)
+    used = {names.gguf_name(name): name for name in expected}
+    ranges = {name: _tensor_range(header, tensor) for name, tensor in header.tensors.items()}
+    found = {
+        name: r.shape
+        for name, r in ranges.items()
+        if name != _ROPE_FACTORS and not _IGNORABLE.fullmatch(name)
+    }
+    by_gguf_name = {names.gguf_name(name): shape for name, shape in expected.items()}
+    names.check_tensors(by_gguf_name, found, origin=str(header.path))
+    return {
+        name: LazyTensor(
+            name=name,
+            shape=expected[name],
+            dtype=_type_name(header, header.tensors[stored]),
+            load=_loader(ranges[stored], _row_order(name, config)),
+        )
+        for stored, name in used.items()
+    }
+
+
+def gguf_model_name(path: Path) -> str:
+    """Return the model's name as far as the file's name tells it, without the type of quantisation."""
+    return _QUANTISATION_SUFFIX.sub("", path.stem) or path.stem
+
+
+def _loader(
+    source: TensorRange, row_order: npt.NDArray[np.intp] | None
+) -> Callable[[], npt.NDArray[np.float32]]:
+    return functools.partial(read_float32, source, row_order)
+
+
+def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
+    """Return where each stored row of a tensor belongs, or None where rows are in place.
+
+    ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2), so
+    conversion to GGUF interleaves the two halves of each query and key head.
+    """
+    if ".self_attn.q_proj." in name:
+        heads = config.num_attention_heads
+    elif ".self_attn.k_proj." in name:
+        heads = config.num_key_value_heads
+    else:
+        return None
+    rows = np.arange(heads * config.head_dim, dtype=np.intp)
+    return rows.reshape(heads, 2, config.head_dim // 2).swapaxes(1, 2).reshape(-1)
+
+
+def _type_name(header: GgufHeader, tensor: GgufTensor) -> str:
+    try:
+        name = gguf.GGMLQuantizationType(tensor.type_id).name
+    except ValueError:
+        name = f"number {tensor.type_id}"
+    if name not in SUPPORTED_TYPES:
+        raise ArtifactError(
+            f"{header.path}: tensor {tensor.name} has storage type {name}; supported are {', '.join(SUPPORTED_TYPES)}. "
+            "Use a file of one of these types"
+        )
+    return str(name)
+
+
+def _tensor_range(header: GgufHeader, tensor: GgufTensor) -> TensorRange:
+    codec = _codec(_type_name(header, tensor))
+    if tensor.shape[-1] % codec.elements:
+        raise ArtifactError(
+            f"{header.path}: tensor {tensor.name} has rows of {tensor.shape[-1]} elements, "
+            f"expected a multiple of {codec.elements}; the file is damaged, fetch it again"
+        )
+    elements = 1
+    for dim in tensor.shape:
+        elements *= dim
+    end = tensor.offset + elements // codec.elements * codec.bytes
+    if end > header.file_size:
+        raise ArtifactError(
+            f"{header.path} has {header.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
+            "it is truncated, fetch it again"
+        )
+    return TensorRange(tensor.name, header.path, tensor.offset, tensor.shape, codec)
+
+
+@functools.cache
+def _codec(type_name: str) -> BlockCodec:
+    if type_name in FLOAT_CODECS:
+        return FLOAT_CODECS[type_name]
+    kind = gguf.GGMLQuantizationType[type_name]
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+
+    def decode(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        # As one long row: gguf works in groups of 16 rows, which for short rows would cost mostly overhead.
+        values: npt.NDArray[np.float32] = gguf.quants.dequantize(data.reshape(1, -1), kind).reshape(-1)
+        return values
+
+    return BlockCodec(elements, size, decode)

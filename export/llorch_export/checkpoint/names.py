@@ -1,0 +1,118 @@
+"""Which tensors a config calls for, and what they are called in GGUF files.
+
+Input is a :class:`LlamaConfig`; output are plain tables of names and shapes, which the readers compare with what
+a checkpoint really holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from llorch_serve.artifact import LlamaConfig
+from llorch_serve.errors import ArtifactError
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+# Rotary frequencies that old exports stored as buffers; they follow from the config and are never read.
+_IGNORABLE = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+_GGUF_TOP_LEVEL = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+_GGUF_IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_MAX_LISTED = 8
+
+
+def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape (``[out, in]`` for matrices) of every tensor that ``config`` calls for.
+
+    The order is the order of use: embedding, layers, final norm, head (absent where it is the embedding).
+    """
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    query = config.num_attention_heads * config.head_dim
+    key_value = config.num_key_value_heads * config.head_dim
+    attention = {
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (key_value, hidden),
+        "self_attn.v_proj": (key_value, hidden),
+        "self_attn.o_proj": (hidden, query),
+    }
+    mlp = {
+        "mlp.gate_proj": (intermediate, hidden),
+        "mlp.up_proj": (intermediate, hidden),
+        "mlp.down_proj": (hidden, intermediate),
+    }
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
+        for group, has_bias in ((attention, config.attention_bias), (mlp, config.mlp_bias)):
+            if group is mlp:
+                shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+            for module, shape in group.items():
+                shapes[f"{prefix}{module}.weight"] = shape
+                if has_bias:
+                    shapes[f"{prefix}{module}.bias"] = shape[:1]
+    shapes[FINAL_NORM] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    return shapes
+
+
+def gguf_name(name: str) -> str:
+    """Return the GGUF name of a tensor that :func:`expected_tensors` lists."""
+    if name in _GGUF_TOP_LEVEL:
+        return _GGUF_TOP_LEVEL[name]
+    layer, rest = name.removeprefix("model.layers.").split(".", 1)
+    module, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{_GGUF_IN_LAYER[module]}.{kind}"
+
+
+def is_ignorable(name: str) -> bool:
+    """Tell whether a tensor is known to hold nothing that inference needs."""
+    return _IGNORABLE.fullmatch(name) is not None
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], *, origin: str
+) -> None:
+    """Compare names and shapes. Raises ArtifactError naming missing, unused and wrongly shaped tensors."""
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise ArtifactError(
+            f"{origin} lacks {len(missing)} of {len(expected)} tensors that its config calls for: {_listed(missing)}; "
+            "the file is incomplete or its config belongs to another model"
+        )
+    unused = [name for name in found if name not in expected]
+    if unused:
+        raise ArtifactError(
+            f"{origin} holds {len(unused)} tensors that its config has no use for: {_listed(unused)}; "
+            "leaving them out would change the model, so its config must be corrected (bias flags, layer count, tying)"
+        )
+    wrong = [
+        f"{name} is {list(found[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if found[name] != shape
+    ]
+    if wrong:
+        raise ArtifactError(
+            f"{origin} has tensors whose shape contradicts its config: {_listed(wrong)}; "
+            "the config belongs to another model"
+        )
+
+
+def _listed(items: Iterable[str]) -> str:
+    entries = list(items)
+    shown = ", ".join(entries[:_MAX_LISTED])
+    return shown if len(entries) <= _MAX_LISTED else f"{shown} and {len(entries) - _MAX_LISTED} more"

@@ -1,0 +1,119 @@
+"""Read one tensor out of a file as float32, a piece at a time.
+
+Input is a byte range and how its blocks decode; output is a float32 array. Files are read, not mapped, so that
+what the page cache keeps never counts as this process's memory; beside the result only one piece is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_serve.errors import ArtifactError
+
+# Large enough to make numpy's overhead vanish, small enough for the decoder's temporaries to stay in cache.
+_PIECE_ELEMENTS: Final = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCodec:
+    """A storage type: ``elements`` values share ``bytes`` bytes.
+
+    decode: turns the bytes of whole blocks, uint8 of shape [n], into float32 values in storage order.
+    """
+
+    elements: int
+    bytes: int
+    decode: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.float32]]
+
+
+def _decode_f32(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return data.view("<f4").astype(np.float32, copy=False)
+
+
+def _decode_f16(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return data.view("<f2").astype(np.float32)
+
+
+def _decode_bf16(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    # bfloat16 is the upper half of a float32.
+    return (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+FLOAT_CODECS: Final = {
+    "F32": BlockCodec(1, 4, _decode_f32),
+    "F16": BlockCodec(1, 2, _decode_f16),
+    "BF16": BlockCodec(1, 2, _decode_bf16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """Where a tensor lies: ``path`` from byte ``offset`` on, ``shape`` outermost dimension first, in ``codec``'s blocks.
+
+    name: for error messages.
+    """
+
+    name: str
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    codec: BlockCodec
+
+
+def read_float32(
+    source: TensorRange, row_order: npt.NDArray[np.intp] | None = None
+) -> npt.NDArray[np.float32]:
+    """Read a tensor.
+
+    row_order: stored row ``i`` becomes row ``row_order[i]`` of the result; absent: rows stay where they are.
+    Raises ArtifactError if the file cannot be read, ends early, or the tensor holds NaN or infinity.
+    """
+    columns = source.shape[-1] if len(source.shape) > 1 else 1
+    rows = int(np.prod(source.shape, dtype=np.int64)) // columns
+    result = np.empty((rows, columns), dtype=np.float32)
+    # A one-dimensional tensor is read as a column: only whole blocks can be decoded, so pieces end on them.
+    granule = source.codec.elements if columns == 1 else 1
+    step = max(granule, _PIECE_ELEMENTS // columns // granule * granule)
+    try:
+        with source.path.open("rb", buffering=0) as file:
+            file.seek(source.offset)
+            for start in range(0, rows, step):
+                stop = min(start + step, rows)
+                size = (stop - start) * columns // source.codec.elements * source.codec.bytes
+                piece = _decode(source, _read_exactly(file.read, size, source)).reshape(stop - start, columns)
+                if row_order is None:
+                    result[start:stop] = piece
+                else:
+                    result[row_order[start:stop]] = piece
+    except OSError as error:
+        raise ArtifactError(f"{source.path} cannot be read: {error.strerror or error}") from error
+    return result.reshape(source.shape)
+
+
+def _read_exactly(read: Callable[[int], bytes | None], size: int, source: TensorRange) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        chunk = read(size - len(data))
+        if not chunk:
+            raise ArtifactError(
+                f"{source.path} ends inside tensor {source.name}; it is truncated, fetch it again"
+            )
+        data += chunk
+    return data
+
+
+def _decode(source: TensorRange, data: bytearray) -> npt.NDArray[np.float32]:
+    with np.errstate(all="ignore"):  # infinite scales are reported below, as an error instead of a warning
+        values = source.codec.decode(np.frombuffer(data, dtype=np.uint8))
+    # min and max both carry NaN through, and cost less than a mask of all elements.
+    if not (np.isfinite(values.min()) and np.isfinite(values.max())):
+        raise ArtifactError(
+            f"{source.path}: tensor {source.name} holds NaN or infinity; the weights are damaged, fetch them again"
+        )
+    return values

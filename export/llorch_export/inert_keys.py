@@ -1,0 +1,110 @@
+"""Settings that are known to have no influence on the logits at inference.
+
+The config parser refuses every key that it neither understands nor finds here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Where a file came from and how it was stored.
+_PROVENANCE: Final = (
+    "_name_or_path",
+    "_commit_hash",
+    "name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "is_llama_config",
+    "transformers.js_config",
+    "unsloth_fixed",
+    "unsloth_version",
+    "save_safetensors",
+)
+# Used while training only.
+_TRAINING: Final = (
+    "initializer_range",
+    "attention_dropout",
+    "hidden_dropout",
+    "gradient_checkpointing",
+)
+# Choice of kernels, of slicing that does not change the product, and of what is returned.
+_EXECUTION: Final = (
+    "pretraining_tp",
+    "use_cache",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_flash_attn_2_enabled",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "torchscript",
+    "chunk_size_feed_forward",
+    "use_bfloat16",
+    "tf_legacy_loss",
+)
+# Read together with the tokenizer, or of no use to a decoder.
+_TOKENS: Final = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "unk_token_id",
+    "sep_token_id",
+    "mask_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "tokenizer_class",
+    "prefix",
+)
+# Heads for other tasks than generation.
+_TASKS: Final = (
+    "finetuning_task",
+    "problem_type",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "task_specific_params",
+)
+# Generation settings of old files; generation_config.json is what counts.
+_GENERATION: Final = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "max_new_tokens",
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "early_stopping",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "num_return_sequences",
+    "remove_invalid_values",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "return_dict_in_generate",
+    "output_scores",
+)
+
+INERT_HF_KEYS: Final = frozenset((*_PROVENANCE, *_TRAINING, *_EXECUTION, *_TOKENS, *_TASKS, *_GENERATION))
+
+# Keys of llama.* that have no influence on the logits, or repeat what the tensors say.
+INERT_GGUF_KEYS: Final = frozenset(
+    {
+        "llama.vocab_size",
+        "llama.tensor_data_layout",
+        "llama.expert_used_count",  # counts only beside expert_count, which is refused
+        "llama.rope.scaling.original_context_length",  # used by yarn only, which is refused
+        "llama.rope.scaling.finetuned",
+    }
+)
