@@ -1,0 +1,146 @@
+"""Where the engine's thread and the event loop meet: what each running call has been given and not yet sent on.
+
+Input: the updates of an engine step, all at once, on the engine's thread (:meth:`LiveCalls.deliver`). Output: a
+:class:`LiveCall` per request, from which its handler takes everything that has come in since it last looked.
+
+One hop to the loop per engine step, however many requests it served. Nothing is queued: what arrives while a
+handler is busy writing is joined to what is already there, so a slow reader gets fewer, larger messages, and the
+most a call can hold is the rest of its own answer (max_tokens, at most the context).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.requests import Completion, GenerationUpdate
+
+MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tokenisation
+
+
+class LiveCall:
+    """One request between its arrival and its last update. Used on the loop only, except where said.
+
+    whole: the handler wants the whole answer, so it sleeps until the last update.
+    abandoned: the handler has left (answered, cancelled, deadline); updates are dropped. Read by other threads.
+    submitted: the generator has accepted it and owes it a last update. Set by the thread that submits.
+    ended: that last update has come; the generator no longer knows the request.
+    """
+
+    __slots__ = (
+        "_text",
+        "_token_ids",
+        "_waiter",
+        "abandoned",
+        "completion",
+        "ended",
+        "error",
+        "request_id",
+        "submitted",
+        "whole",
+    )
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole = whole
+        self.request_id = ""
+        self.abandoned = False
+        self.submitted = False
+        self.ended = False
+        self.completion: Completion | None = None
+        self.error: Exception | None = None
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> tuple[str, list[int], Completion | None]:
+        """Wait for something new, and return all of it: text, token ids, and the completion at the end.
+
+        Raises the error that ended the request.
+        """
+        while not self._due():
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self.error is not None:
+            raise self.error
+        text, token_ids = "".join(self._text), self._token_ids
+        self._text, self._token_ids = [], []
+        return text, token_ids, self.completion
+
+    def add(self, update: GenerationUpdate) -> None:
+        """Take one update and wake the handler if it waits for it."""
+        if update.text:
+            self._text.append(update.text)
+        self._token_ids += update.token_ids
+        self.completion = update.completion
+        self.error = self.error or update.error
+        self.ended = update.is_last
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an error, unless it has ended already."""
+        if not self.ended:
+            self.error = error
+            self._wake()
+
+    def _due(self) -> bool:
+        if self.ended or self.error is not None:
+            return True
+        return not self.whole and bool(self._token_ids or self._text)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done() and self._due():
+            self._waiter.set_result(None)
+
+
+class LiveCalls:
+    """All live requests of a worker, by request id. The sink of every request that the servicer submits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: dict[str, LiveCall] = {}
+
+    def __iter__(self) -> Iterator[LiveCall]:
+        return iter(tuple(self._calls.values()))
+
+    def add(self, request_id: str, call: LiveCall) -> None:
+        """Enter a call under its id. Any thread.
+
+        An id stays taken until the generator has sent the request's last update, even if its handler left long
+        before, so that a late update of one request can never reach another.
+
+        Raises InvalidRequestError if the id is taken, QueueFullError if there are too many calls.
+        """
+        if len(self._calls) >= MAX_LIVE_CALLS:
+            raise QueueFullError(
+                f"{len(self._calls)} requests are live, the most this worker holds; try again",
+                retry_after_s=1.0,
+            )
+        if self._calls.setdefault(request_id, call) is not call:  # one atomic step, whatever thread is here
+            bad = FieldViolation(
+                "request_id", f"{request_id!r} belongs to a live request; choose another or leave it out"
+            )
+            raise InvalidRequestError([bad])
+        call.request_id = request_id
+
+    def discard(self, call: LiveCall) -> None:
+        """Forget a call that the generator did not accept, if it was entered at all. Any thread."""
+        if self._calls.get(call.request_id) is call:
+            del self._calls[call.request_id]
+
+    def deliver(self, updates: list[GenerationUpdate]) -> None:
+        """Take the updates of one engine step. The engine's thread."""
+        self._loop.call_soon_threadsafe(self._distribute, updates)
+
+    def _distribute(self, updates: list[GenerationUpdate]) -> None:
+        for update in updates:
+            call = self._calls.get(update.request_id)
+            if call is None:
+                continue
+            if update.is_last:
+                del self._calls[update.request_id]
+            if call.abandoned:
+                call.ended = call.ended or update.is_last
+            else:
+                call.add(update)
