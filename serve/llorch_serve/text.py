@@ -1,0 +1,210 @@
+"""Between text and token ids: :class:`Tokenizer` for whole texts, :class:`TextStream` for an answer as it grows.
+
+tokenizer.json comes from the artifact folder; ids go to the engine, and text goes back to the caller.
+
+``tokenizers.decoders.DecodeStream`` is not used. On byte-fallback tokenizers it raises ("Invalid prefix encountered")
+or emits text that the whole decode does not contain, because a run of byte tokens is valid or invalid as a whole; it
+also has no way to flush, and decodes ever longer windows while bytes stay invalid. TextStream decodes a window of few
+tokens with the tokenizer's own decoder, and keeps this rule: joined pieces equal the decode of all ids, whenever the
+stream ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import tokenizers
+
+from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
+from llorch_serve.stops import StopMatcher
+
+MAX_TOKENIZER_BYTES = 128 * 2**20
+REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """A tokenizer.json, without padding or truncation whatever the file says. Safe to use from many threads."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner = inner
+        self._special = {
+            id_: token.content for id_, token in inner.get_added_tokens_decoder().items() if token.special
+        }
+        # Tokens <0x00>..<0xFF>, where the decoder turns runs of them into characters.
+        self.byte_ids = _byte_ids(inner)
+        # One more than the largest id.
+        self.vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read a tokenizer.json. Raises ArtifactError if it is missing, too large or damaged."""
+        try:
+            size = path.stat().st_size
+            if size > MAX_TOKENIZER_BYTES:
+                raise ArtifactError(
+                    f"{path} has {size} bytes; expected at most {MAX_TOKENIZER_BYTES}. Export the model again."
+                )
+            data = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(
+                f"{path} cannot be read ({error.strerror}); expected a tokenizer.json. Export the model again."
+            ) from error
+        return cls.from_json(data, origin=str(path))
+
+    @classmethod
+    def from_json(cls, data: bytes, *, origin: str) -> Tokenizer:
+        """Build a tokenizer from the content of a tokenizer.json; ``origin`` names it in errors (ArtifactError)."""
+        try:
+            inner = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
+        except Exception as error:  # tokenizers raises nothing more precise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ArtifactError(
+                f"{origin} is not a usable tokenizer.json: {reason}. Export the model again."
+            ) from error
+        tokenizer = cls(inner)
+        if tokenizer.vocab_size == 0:
+            raise ArtifactError(f"{origin} has an empty vocabulary; expected tokens. Export the model again.")
+        return tokenizer
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        """The tokens that control the model instead of standing for text, by id."""
+        return self._special
+
+    @cached_property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Matches the text of any special token, the longest first."""
+        texts = sorted(self._special.values(), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+
+    def has_text(self, token_id: int) -> bool:
+        """Whether an id stands for a token; a model's vocabulary may be padded beyond the tokenizer's."""
+        return self._inner.id_to_token(token_id) is not None
+
+    def encode(self, text: str, add_special_tokens: bool, *, field: str = "input.text") -> tuple[int, ...]:
+        """Return the ids of a text. Special tokens that it spells out become control tokens.
+
+        add_special_tokens: let tokenizer.json's post-processor add its tokens (BOS).
+        field: names the text in an error. Raises InvalidRequestError for lone surrogates.
+        """
+        check_text(text, field)
+        return tuple(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], keep_special_tokens: bool) -> str:
+        """Return the text of ids. Raises InvalidRequestError for ids outside the vocabulary."""
+        outside = [id_ for id_ in ids if not 0 <= id_ < self.vocab_size]
+        if outside:
+            found = f"found {outside[0]}, expected ids of the vocabulary, 0 to {self.vocab_size - 1}"
+            raise InvalidRequestError([FieldViolation("token_ids", found)])
+        return self._inner.decode(ids, skip_special_tokens=not keep_special_tokens)
+
+    def token_text(self, token_id: int) -> str | None:
+        """Return a token as it is written: a special token's text, else what it decodes to; None if unknown."""
+        if token_id in self._special:
+            return self._special[token_id]
+        if not 0 <= token_id < self.vocab_size or self._inner.id_to_token(token_id) is None:
+            return None
+        return self._inner.decode([token_id], skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        """Return the tokenizer as tokenizer.json."""
+        return self._inner.to_str()
+
+
+def check_text(text: str, field: str) -> None:
+    """Raise InvalidRequestError, naming ``field``, if a text holds lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"found a lone surrogate at character {error.start}, expected text that is valid Unicode"
+        raise InvalidRequestError([FieldViolation(field, found)]) from error
+
+
+def _byte_ids(inner: tokenizers.Tokenizer) -> frozenset[int]:
+    if inner.decoder is None or not _has_byte_fallback(msgspec.json.decode(inner.decoder.__getstate__())):
+        return frozenset()
+    ids = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(id_ for id_ in ids if id_ is not None)
+
+
+def _has_byte_fallback(decoder: object) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    parts = decoder.get("decoders")
+    if isinstance(parts, list):
+        return any(_has_byte_fallback(part) for part in parts)
+    return decoder.get("type") == "ByteFallback"
+
+
+class TextStream:
+    """Turns the ids of one answer into text, id by id. Not for use from several threads.
+
+    Joined, the pieces are ``tokenizer.decode(ids)``, cut at the first stop string. Held back are: bytes that may yet
+    become a character; with byte-fallback decoders a whole run of byte tokens, as one bad byte spoils it all; and
+    what may yet become a stop string.
+
+    stop_strings: each ends the stream; none is empty.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_strings: Iterable[str] = (), *, keep_special_tokens: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._keep_special_tokens = keep_special_tokens
+        self._stops = StopMatcher(tuple(stop_strings))
+        self._has_stops = bool(self._stops.stop_strings)
+        # The last decoded tokens, and how many characters of their text are not news any more. The first token is
+        # context: alone it would lose its leading space.
+        self._window: list[int] = []
+        self._told = 0
+
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        """Take the next id; return new text, maybe empty, and the stop string if one is complete.
+
+        After a match nothing more may be pushed.
+        """
+        hidden = not self._keep_special_tokens and token_id in self._tokenizer.special_tokens
+        if hidden or not self._tokenizer.has_text(token_id):
+            return "", None
+        self._window.append(token_id)
+        if token_id in self._tokenizer.byte_ids:
+            return self._probe()
+        text = self._decode(self._window)
+        # A last replacement character may be the beginning of a real one; those before it are final.
+        final = len(text) - text.endswith(REPLACEMENT)
+        news = text[self._told : final]
+        self._told = max(self._told, final)
+        self._shrink(text)
+        return self._stops.push(news)
+
+    def finish(self) -> str:
+        """Return all that is held back. Call it when the answer ended without a stop string."""
+        news = self._decode(self._window)[self._told :]
+        shown, matched = self._stops.push(news)
+        return shown if matched else shown + self._stops.flush()
+
+    def _probe(self) -> tuple[str, str | None]:
+        # If the run so far completes a stop string, the answer ends here, and so does the run.
+        if self._has_stops:
+            news = self._decode(self._window)[self._told :]
+            if self._stops.would_match(news):
+                return self._stops.push(news)
+        return "", None
+
+    def _shrink(self, text: str) -> None:
+        # An unfinished character has at most three bytes, hence tokens; one more is context. What a cut leaves of an
+        # older character decodes to replacement characters of its own, which are told already and stay as they are.
+        unfinished = text.endswith(REPLACEMENT)
+        keep = 4 if unfinished else 1
+        if len(self._window) > keep:
+            self._window = self._window[-keep:]
+            self._told = len(self._decode(self._window)) - unfinished
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, self._keep_special_tokens)
