@@ -21,6 +21,15 @@ from llorch_serve.errors import ArtifactError
 # Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are control tokens.
 _END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>"})
 _MAKE_TOKENIZER: Final = "make one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export again"
+# The files of a Hugging Face folder that are read here.
+FOLDER_FILES: Final = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 _MAX_TOP_K: Final = 2**31 - 1
 
 

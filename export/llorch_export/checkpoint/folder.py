@@ -8,6 +8,8 @@ whose snapshots are made of links into the ``blobs`` folder of the same reposito
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +18,8 @@ from llorch_serve.errors import ArtifactError
 
 MAX_JSON_BYTES: Final = 2**27
 MAX_TEXT_BYTES: Final = 2**20
+# Terms that travel along with the weights.
+LICENCE_FILE: Final = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY)\b.*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,10 @@ class ModelFolder:
             )
         return path
 
-    def files(self) -> tuple[Path, ...]:
-        """Return every file directly inside the folder, by name. Raises ArtifactError as :meth:`find` does."""
+    def files(self, matches: Callable[[str], object]) -> tuple[Path, ...]:
+        """Return the files directly inside the folder whose name ``matches``, sorted. Raises as :meth:`find` does."""
         try:
-            names = sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
+            names = sorted(entry.name for entry in self.path.iterdir() if matches(entry.name))
         except OSError as error:
             raise ArtifactError(f"{self.path} cannot be read: {error.strerror or error}") from error
         return tuple(path for name in names if (path := self.find(name)) is not None)

@@ -6,6 +6,7 @@ what the page cache keeps never counts as this process's memory; beside the resu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from llorch_serve.errors import ArtifactError
 
 # Large enough to make numpy's overhead vanish, small enough for the decoder's temporaries to stay in cache.
 _PIECE_ELEMENTS: Final = 2**18
+_PIECE_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def read_float32(
     Raises ArtifactError if the file cannot be read, ends early, or the tensor holds NaN or infinity.
     """
     columns = source.shape[-1] if len(source.shape) > 1 else 1
-    rows = int(np.prod(source.shape, dtype=np.int64)) // columns
+    rows = math.prod(source.shape) // columns
     result = np.empty((rows, columns), dtype=np.float32)
     # A one-dimensional tensor is read as a column: only whole blocks can be decoded, so pieces end on them.
     granule = source.codec.elements if columns == 1 else 1
@@ -94,6 +96,27 @@ def read_float32(
     except OSError as error:
         raise ArtifactError(f"{source.path} cannot be read: {error.strerror or error}") from error
     return result.reshape(source.shape)
+
+
+def same_bytes(left: TensorRange, right: TensorRange) -> bool:
+    """Tell whether two tensors of one storage type have equal shapes and bytes. Raises ArtifactError if unreadable."""
+    if left.shape != right.shape:
+        return False
+    remaining = math.prod(left.shape) // left.codec.elements * left.codec.bytes
+    try:
+        with left.path.open("rb", buffering=0) as left_file, right.path.open("rb", buffering=0) as right_file:
+            left_file.seek(left.offset)
+            right_file.seek(right.offset)
+            while remaining:
+                size = min(remaining, _PIECE_BYTES)
+                if _read_exactly(left_file.read, size, left) != _read_exactly(right_file.read, size, right):
+                    return False
+                remaining -= size
+    except OSError as error:
+        raise ArtifactError(
+            f"{left.path} or {right.path} cannot be read: {error.strerror or error}"
+        ) from error
+    return True
 
 
 def _read_exactly(read: Callable[[int], bytes | None], size: int, source: TensorRange) -> bytearray:

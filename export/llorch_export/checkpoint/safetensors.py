@@ -1,0 +1,166 @@
+"""Hugging Face folders as checkpoints.
+
+Input is a :class:`ModelFolder`; output are lazy tensors out of its safetensors files. The safetensors library
+checks each file's header (sizes, overlaps, holes); tensors are then read, not mapped, one piece at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llorch_serve.artifact import LlamaConfig
+from llorch_serve.errors import ArtifactError
+from safetensors import SafetensorError, safe_open
+
+from llorch_export.checkpoint import names
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_float32, same_bytes
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+CONVERT_PICKLE: Final = (
+    "weights in .bin, .pt or .pth files are never read, because loading them can run code; if you trust them, convert with "
+    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), then export NEW_FOLDER"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor's place and its type's name."""
+
+    source: TensorRange
+    dtype: str
+
+
+def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
+    """Return the safetensors files that make up the model: those of the index if there is one, else the single file.
+
+    Raises ArtifactError if there are none, or if one that the index names is missing or outside the folder.
+    """
+    index = _weight_map(folder)
+    if index is None:
+        path = folder.find(SINGLE)
+        if path is None:
+            raise ArtifactError(f"{folder.path} holds neither {SINGLE} nor {INDEX}; {_other_weights(folder)}")
+        return (path,)
+    shards = {name: folder.find(name) for name in sorted(set(index.values()))}
+    missing = [name for name, path in shards.items() if path is None]
+    if missing:
+        raise ArtifactError(
+            f"{folder.path} lacks {', '.join(missing[:8])}, which {INDEX} names ({len(missing)} of {len(shards)} shards); "
+            "fetch the model again"
+        )
+    return tuple(path for path in shards.values() if path is not None)
+
+
+def folder_tensors(folder: ModelFolder, config: LlamaConfig) -> Mapping[str, LazyTensor]:
+    """Return exactly the tensors that ``config`` calls for.
+
+    Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, doubly
+    stored, of a wrong shape or of an unsupported type.
+    """
+    index = _weight_map(folder)
+    stored: dict[str, _Stored] = {}
+    for path in weight_files(folder):
+        for name, tensor in _read_header(path).items():
+            if name in stored:
+                raise ArtifactError(
+                    f"{path} and {stored[name].source.path.name} both hold tensor {name}; remove the file that is not part of the model"
+                )
+            stored[name] = tensor
+    if index is not None:
+        for name, shard in index.items():
+            if names.is_ignorable(name):
+                continue
+            if name not in stored or stored[name].source.path.name != shard:
+                raise ArtifactError(
+                    f"{folder.path / shard} lacks tensor {name}, which {INDEX} says it holds; fetch the model again"
+                )
+    if config.tie_word_embeddings and names.HEAD in stored and names.EMBEDDING in stored:
+        _drop_tied_head(stored, folder)
+    expected = names.expected_tensors(config)
+    found = {name: tensor.source.shape for name, tensor in stored.items()}
+    names.check_tensors(expected, found, origin=str(folder.path))
+    return {
+        name: LazyTensor(
+            name=name,
+            shape=shape,
+            dtype=stored[name].dtype,
+            load=functools.partial(read_float32, stored[name].source),
+        )
+        for name, shape in expected.items()
+    }
+
+
+def _drop_tied_head(stored: dict[str, _Stored], folder: ModelFolder) -> None:
+    """Remove a stored head that repeats the embedding; one that differs would be silently lost by tying."""
+    head, embedding = stored[names.HEAD], stored[names.EMBEDDING]
+    if head.dtype != embedding.dtype or not same_bytes(head.source, embedding.source):
+        raise ArtifactError(
+            f"{folder.path}: config.json ties the head to the embedding, but {names.HEAD} differs from {names.EMBEDDING}; "
+            "set tie_word_embeddings to false if the head is meant, or remove the tensor"
+        )
+    del stored[names.HEAD]
+
+
+def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
+    index = folder.read_json(INDEX)
+    if index is None:
+        return None
+    weight_map = index.get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(v, str) for v in weight_map.values())
+    ):
+        raise ArtifactError(
+            f"{folder.path / INDEX} has no weight_map of tensor names to file names; fetch it again"
+        )
+    for name in set(weight_map.values()):
+        if not name.endswith(".safetensors"):
+            raise ArtifactError(
+                f"{folder.path / INDEX} names the file {name!r}, expected only .safetensors files; {CONVERT_PICKLE}"
+            )
+    return weight_map
+
+
+def _read_header(path: Path) -> dict[str, _Stored]:
+    """Return every tensor of one safetensors file."""
+    try:
+        # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
+        with safe_open(path, framework="numpy"):
+            pass
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except SafetensorError as error:
+        raise ArtifactError(f"{path} is truncated or damaged ({error}); fetch it again") from error
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+    tensors: dict[str, _Stored] = {}
+    for name, entry in header.items():
+        if name == "__metadata__" or names.is_ignorable(name):
+            continue
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        if dtype not in FLOAT_CODECS:
+            raise ArtifactError(
+                f"{path}: tensor {name} has storage type {dtype}; supported are {', '.join(FLOAT_CODECS)}. "
+                "Export from the original weights"
+            )
+        offset = 8 + length + entry["data_offsets"][0]
+        tensors[name] = _Stored(TensorRange(name, path, offset, shape, FLOAT_CODECS[dtype]), dtype)
+    return tensors
+
+
+def _other_weights(folder: ModelFolder) -> str:
+    """Return what to do in a folder without safetensors files."""
+    others = [path.name for path in folder.files(lambda name: name.endswith((".bin", ".pt", ".pth")))]
+    if others:
+        return f"found {', '.join(others[:4])}: {CONVERT_PICKLE}"
+    return "expected a Hugging Face model folder or a GGUF file"
