@@ -11,10 +11,13 @@ from llorch_serve.sequence import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation; ``role`` is one that the model's template knows."""
+    """One message of a conversation; ``role`` is one that the model's template knows.
+
+    content: None if the message has none, which a template can tell from an empty text.
+    """
 
     role: str
-    content: str
+    content: str | None
 
 
 @dataclass(frozen=True, slots=True)

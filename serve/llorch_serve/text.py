@@ -20,6 +20,7 @@ import msgspec
 import tokenizers
 
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
+from llorch_serve.guard import GuardedEncoder
 from llorch_serve.stops import StopMatcher
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
@@ -112,9 +113,10 @@ class Tokenizer:
             return None
         return self._inner.decode([token_id], skip_special_tokens=False)
 
-    def to_json(self) -> str:
-        """Return the tokenizer as tokenizer.json."""
-        return self._inner.to_str()
+    @cached_property
+    def guard(self) -> GuardedEncoder:
+        """Encodes text in which special tokens may also be plain text. Built when first needed (a second copy)."""
+        return GuardedEncoder(self._inner, self.special_pattern)
 
 
 def check_text(text: str, field: str) -> None:
