@@ -1,0 +1,346 @@
+"""Tiny checkpoints for tests: a random-weight Llama as a Hugging Face folder and as a GGUF file.
+
+Both writers draw the same weights for the same config and seed, so that what is read from one can be held against
+the other. Nothing here uses the exporter except its config parser, and nothing needs torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from llorch_export.config import config_from_hf
+from llorch_serve.artifact import LlamaConfig
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+VOCAB_SIZE = 512
+BOS, EOS, TURN, TURN_END = "<|bos|>", "<|eos|>", "<|turn|>", "<|turn_end|>"
+SPECIAL_TOKENS = (BOS, EOS, TURN, TURN_END)  # ids 0 to 3
+BOS_ID, EOS_ID, TURN_END_ID = 0, 1, 3
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|turn|>{{ message.role }}\n{{ message.content }}<|turn_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+# Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_CORPUS = (
+    "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency and throughput.",
+    "Tokens are generated one by one; every step reads all weights once, so memory bandwidth sets the pace.",
+    "def decode(tokens):\n    for token in tokens:\n        yield token + 1  # 1234567890\n",
+    "Paris is the capital of France, Rome is the capital of Italy, and Vienna is the capital of Austria.",
+    "Größe, naïve café, 東京 タワー, Привет мир, 🙂🚀 emoji, 3.14159 and 2,718 are also text.",
+    "Whether the weather is fine or whether the weather is not, we weather the weather whatever the weather.",
+)
+_DTYPES: Mapping[str, Any] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F64": np.float64,
+    "I32": np.int32,
+}
+
+
+def tiny_config(**overrides: object) -> dict[str, object]:
+    """Return the content of a ``config.json``; an override of None removes the key."""
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 2.0**-17,  # near 1e-5, and a float32, so that it survives a GGUF file unchanged
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "torch_dtype": "float32",
+        **overrides,
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def tiny_llama_config(**overrides: object) -> LlamaConfig:
+    """Return :func:`tiny_config` parsed."""
+    return config_from_hf(tiny_config(**overrides))
+
+
+def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
+    """Draw all weights of a config under Hugging Face's names, ``[out, in]``; large biases, norms around one."""
+    rng = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
+        return (rng.standard_normal((rows, columns)) / math.sqrt(columns)).astype(np.float32)
+
+    def norm() -> npt.NDArray[np.float32]:
+        return (1 + 0.2 * rng.standard_normal(config.hidden_size)).astype(np.float32)
+
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key_value = (
+        config.num_attention_heads * config.head_dim,
+        config.num_key_value_heads * config.head_dim,
+    )
+    weights: Weights = {
+        "model.embed_tokens.weight": matrix(config.vocab_size, hidden) * math.sqrt(hidden) / 2
+    }
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        weights[f"{prefix}input_layernorm.weight"] = norm()
+        weights[f"{prefix}post_attention_layernorm.weight"] = norm()
+        for name, rows, columns in (
+            ("self_attn.q_proj", query, hidden),
+            ("self_attn.k_proj", key_value, hidden),
+            ("self_attn.v_proj", key_value, hidden),
+            ("self_attn.o_proj", hidden, query),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ):
+            weights[f"{prefix}{name}.weight"] = matrix(rows, columns)
+            if config.attention_bias if "attn" in name else config.mlp_bias:
+                weights[f"{prefix}{name}.bias"] = rng.standard_normal(rows).astype(np.float32)
+    weights["model.norm.weight"] = norm()
+    if not config.tie_word_embeddings:
+        weights["lm_head.weight"] = matrix(config.vocab_size, hidden)
+    return weights
+
+
+@functools.cache
+def tiny_tokenizer_json() -> str:
+    """Return a byte-level BPE tokenizer of 512 tokens that puts BOS in front of text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        show_progress=False,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, BOS_ID)]
+    )
+    return tokenizer.to_str()
+
+
+def write_hf_folder(
+    path: Path,
+    config_overrides: Mapping[str, object] | None = None,
+    seed: int = 0,
+    dtype: str = "F32",
+    shards: int = 1,
+    tokenizer: bool = True,
+    *,
+    edit: Callable[[Weights], None] | None = None,
+    generation_config: Mapping[str, object] | None = None,
+    tokenizer_config: Mapping[str, object] | None = None,
+) -> Path:
+    """Write a model folder and return its path.
+
+    dtype: ``F32``, ``F16`` or ``BF16``; ``F64`` and ``I32`` for what must be refused.
+    shards: above 1, weights are dealt out to so many files beside an index.
+    edit: changes the weights before they are written.
+    tokenizer_config: settings added to the file; None removes one.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    config = tiny_config(**(config_overrides or {}))
+    weights = tiny_weights(config_from_hf(config), seed)
+    if edit is not None:
+        edit(weights)
+    stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
+    _write_json(path / "config.json", config)
+    if shards == 1:
+        save_file(stored, path / "model.safetensors")
+    else:
+        weight_map: dict[str, str] = {}
+        for index in range(shards):
+            shard = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
+            part = {name: stored[name] for name in list(stored)[index::shards]}
+            save_file(part, path / shard)
+            weight_map |= dict.fromkeys(part, shard)
+        total = sum(value.nbytes for value in stored.values())
+        _write_json(
+            path / "model.safetensors.index.json",
+            {"metadata": {"total_size": total}, "weight_map": weight_map},
+        )
+    if tokenizer:
+        (path / "tokenizer.json").write_text(tiny_tokenizer_json(), encoding="utf-8")
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": BOS,
+            "eos_token": EOS,
+            "chat_template": CHAT_TEMPLATE,
+            **(tokenizer_config or {}),
+        }
+        _write_json(path / "tokenizer_config.json", {k: v for k, v in settings.items() if v is not None})
+    if generation_config is not None:
+        _write_json(path / "generation_config.json", generation_config)
+    return path
+
+
+def write_gguf(
+    path: Path,
+    config_overrides: Mapping[str, object] | None = None,
+    seed: int = 0,
+    weight_type: str = "F32",
+    tokenizer: bool = True,
+    *,
+    edit: Callable[[Weights], None] | None = None,
+    metadata: Mapping[str, object] | None = None,
+    extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
+) -> Path:
+    """Write a GGUF file with the weights of :func:`write_hf_folder` and return its path.
+
+    weight_type: storage type of all matrices; norms and biases are F32, as conversion does it.
+    edit: changes the weights, under Hugging Face's names, before they are written.
+    metadata: keys added or replaced; None removes one.
+    extra: further tensors under their GGUF names. Llama 3 scaling writes ``rope_freqs.weight`` without being asked.
+    """
+    hf_config = tiny_config(**(config_overrides or {}))
+    config = config_from_hf(hf_config)
+    weights = tiny_weights(config, seed)
+    if edit is not None:
+        edit(weights)
+    values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in values.items():
+        if value is not None and key != "general.architecture":
+            _add_metadata(writer, key, value)
+    if config.rope.kind == "llama3":
+        extra = {"rope_freqs.weight": llama3_frequency_factors(config), **(extra or {})}
+    tensors = {gguf_tensor_name(name): permuted(name, value, config) for name, value in weights.items()}
+    kind = gguf.GGMLQuantizationType[weight_type]
+    for name, value in (tensors | dict(extra or {})).items():
+        if value.ndim == 1:
+            writer.add_tensor(name, value)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
+    """Return the ``llama.*`` metadata that conversion writes for a config."""
+    values: dict[str, object] = {
+        "general.type": "model",
+        "llama.block_count": config.num_hidden_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.key_length": config.head_dim,
+        "llama.attention.value_length": config.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.rope.freq_base": config.rope.theta,
+        "llama.vocab_size": config.vocab_size,
+    }
+    if config.rope.kind == "linear":
+        values |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": config.rope.factor}
+    return values
+
+
+def gguf_tokenizer_metadata() -> dict[str, object]:
+    """Return the tiny tokenizer as GGUF metadata."""
+    model = json.loads(tiny_tokenizer_json())["model"]
+    tokens = [token for token, _ in sorted(model["vocab"].items(), key=lambda item: item[1])]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in SPECIAL_TOKENS else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.bos_token_id": BOS_ID,
+        "tokenizer.ggml.eos_token_id": EOS_ID,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def gguf_tensor_name(name: str) -> str:
+    """Return the GGUF name of a Hugging Face tensor, by gguf's own table."""
+    base, kind = name.rsplit(".", 1)
+    found = _gguf_names().get_name(base)
+    return f"{found}.{kind}" if found is not None else name
+
+
+@functools.cache
+def _gguf_names() -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 16)
+
+
+def permuted(name: str, value: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:
+    """Interleave the two halves of every query and key head, as conversion to GGUF does."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+        name.split(".")[-2], 0
+    )
+    if not heads or "self_attn" not in name:
+        return value
+    halves = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(value.shape))
+
+
+def llama3_frequency_factors(config: LlamaConfig) -> npt.NDArray[np.float32]:
+    """Return by what Llama 3.1's scaling divides each rotary frequency.
+
+    Long wavelengths by ``factor``, short ones by 1, and between the two a blend (the model's reference code).
+    """
+    rope = config.rope
+    assert rope.factor is not None
+    assert rope.low_freq_factor is not None
+    assert rope.high_freq_factor is not None
+    assert rope.original_max_position_embeddings is not None
+    factors = []
+    for pair in range(config.head_dim // 2):
+        wavelength = 2 * math.pi * rope.theta ** (2 * pair / config.head_dim)
+        turns = rope.original_max_position_embeddings / wavelength
+        if turns < rope.low_freq_factor:
+            factors.append(rope.factor)
+        elif turns > rope.high_freq_factor:
+            factors.append(1.0)
+        else:
+            smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+            factors.append(1 / ((1 - smooth) / rope.factor + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+def _add_metadata(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        raise TypeError(f"{key} is {value!r}")
+
+
+def _write_json(path: Path, data: object) -> None:
+    path.write_text(json.dumps(data, indent=2, ensure_ascii=False), encoding="utf-8")
