@@ -1,0 +1,71 @@
+"""Stop strings are found wherever the text was cut, and no part of one is shown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llorch_serve.stops import StopMatcher
+
+STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
+
+
+def oracle(stops: list[str], text: str) -> tuple[str, str | None]:
+    """From the definition: the first prefix of the text that ends with a stop string, and the longest such string."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+def could_begin(stops: list[str], text: str) -> int:
+    """Length of the longest suffix of the text with which some stop string begins."""
+    return max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+
+
+@given(STOPS, st.lists(st.text("ab\n", max_size=4), max_size=12))
+def test_any_cut_gives_what_the_whole_text_gives(stops: list[str], pieces: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    shown, seen = "", ""
+    for piece in pieces:
+        seen += piece
+        emitted, matched = matcher.push(piece)
+        shown += emitted
+        expected, stop = oracle(stops, seen)
+        assert matched == stop
+        if matched is not None:
+            assert shown == expected
+            return
+        assert shown == seen[: len(seen) - could_begin(stops, seen)]
+    assert shown + matcher.flush() == seen
+
+
+@given(STOPS, st.text("ab\n", max_size=8), st.text("ab\n", max_size=8))
+def test_looking_ahead_changes_nothing(stops: list[str], first: str, second: str) -> None:
+    plain, asked = StopMatcher(stops), StopMatcher(stops)
+    if plain.push(first) == asked.push(first) and oracle(stops, first)[1] is None:
+        foreseen = asked.would_match(second)
+        assert plain.push(second) == asked.push(second)
+        assert foreseen == (oracle(stops, first + second)[1] is not None)
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "expected"),
+    [
+        (["abcd", "bc"], "xabcd", ("xa", "bc")),  # complete first
+        (["c", "bc"], "abc", ("a", "bc")),  # complete together: the longest
+        (["aab"], "aaab", ("a", "aab")),  # overlaps itself
+        (["\nUser:"], "ok\nUser: hi", ("ok", "\nUser:")),
+        (["😀"], "a😀b", ("a", "😀")),
+    ],
+)
+def test_which_stop_wins(stops: list[str], text: str, expected: tuple[str, str]) -> None:
+    assert StopMatcher(stops).push(text) == expected
+
+
+def test_a_hostile_stop_string_costs_linear_time() -> None:
+    matcher = StopMatcher(["a" * 1023 + "b"] * 16)
+    shown = "".join(matcher.push("a")[0] for _ in range(5000))
+    assert len(shown) == 5000 - 1023

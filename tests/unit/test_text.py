@@ -1,0 +1,186 @@
+"""Tokenizer and TextStream: pieces always join to the whole decode, and nothing breaks on bad bytes or bad files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llorch_serve import text as text_module
+from llorch_serve.errors import ArtifactError, InvalidRequestError
+from llorch_serve.text import TextStream, Tokenizer
+from tiny_tokenizers import BUILDERS, byte_fallback, byte_level
+
+TOKENIZERS = {name: Tokenizer(build()) for name, build in BUILDERS.items()}
+KINDS = pytest.mark.parametrize("kind", list(TOKENIZERS))
+
+
+def byte_ids(kind: str, data: bytes) -> list[int]:
+    inner = BUILDERS[kind]()
+    if kind == "byte_level":
+        # The standard byte-to-character table of byte-level BPE, from its definition.
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        names = [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in data]
+    else:
+        names = [f"<0x{byte:02X}>" for byte in data]
+    ids = [inner.token_to_id(name) for name in names]
+    assert None not in ids
+    return [id_ for id_ in ids if id_ is not None]
+
+
+def id_lists(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    tokens = range(tokenizer.vocab_size + 3)  # a padded model can choose ids that the tokenizer lacks
+    tail = st.integers(tokenizer.vocab_size - 14, tokenizer.vocab_size + 2)
+    lead_bytes = st.sampled_from(byte_ids("byte_fallback", bytes([0xF0, 0x9F, 0x98, 0x80, 0xE4, 0x0A, 0x41])))
+    return st.lists(st.one_of(st.sampled_from(tokens), tail, lead_bytes), max_size=24)
+
+
+@KINDS
+@pytest.mark.parametrize("keep", [False, True])
+@settings(max_examples=400)
+@given(data=st.data())
+def test_pieces_join_to_the_whole_decode_at_every_cut(kind: str, keep: bool, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = data.draw(id_lists(tokenizer))
+    for cut in range(len(ids) + 1):
+        stream = TextStream(tokenizer, keep_special_tokens=keep)
+        pieces = [stream.push(id_)[0] for id_ in ids[:cut]]
+        assert "".join(pieces) + stream.finish() == tokenizer._inner.decode(
+            ids[:cut], skip_special_tokens=not keep
+        )
+
+
+@KINDS
+@settings(max_examples=300)
+@given(data=st.data())
+def test_stop_strings_cut_the_stream_where_they_cut_the_text(kind: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = data.draw(id_lists(tokenizer))
+    stop = data.draw(st.sampled_from(["\n", "A", "wo", "  ", "A\n", "a b", "😀"]))
+    stream = TextStream(tokenizer, [stop])
+    shown = ""
+    for count, id_ in enumerate(ids, 1):
+        piece, matched = stream.push(id_)
+        shown += piece
+        whole = tokenizer._inner.decode(ids[:count], skip_special_tokens=True)
+        assert stop not in shown
+        assert (matched is None) == (stop not in whole)
+        if matched:
+            assert shown == whole[: whole.index(stop)]
+            return
+    assert shown + stream.finish() == tokenizer._inner.decode(ids, skip_special_tokens=True)
+
+
+@KINDS
+@pytest.mark.parametrize("text", ["😀", "你好", "é", "👩‍👩‍👧", "x😀y你z"])
+def test_characters_never_break_while_streaming(kind: str, text: str) -> None:
+    stream = TextStream(TOKENIZERS[kind])
+    pieces = [stream.push(id_)[0] for id_ in byte_ids(kind, text.encode())]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) + stream.finish() == text
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfeA", b"\xf0\x9f\x98", b"A\xe4\xbd", b"\xed\xa0\x80", b"\xff" * 50 + b"A"]
+)
+def test_invalid_bytes_become_what_the_whole_decode_makes_of_them(kind: str, data: bytes) -> None:
+    ids = byte_ids(kind, data)
+    stream = TextStream(TOKENIZERS[kind])
+    shown = "".join(stream.push(id_)[0] for id_ in ids) + stream.finish()
+    assert shown == TOKENIZERS[kind].decode(ids, keep_special_tokens=False)
+    assert "\ufffd" in shown
+
+
+def test_endless_invalid_bytes_are_shown_as_they_come() -> None:
+    [bad] = byte_ids("byte_level", b"\xff")
+    stream = TextStream(TOKENIZERS["byte_level"])
+    shown = "".join(stream.push(bad)[0] for _ in range(1000))
+    assert len(shown) == 999
+    assert len(stream._window) <= 4
+
+
+def test_a_stop_string_inside_a_run_of_byte_tokens_ends_it_at_once() -> None:
+    stream = TextStream(TOKENIZERS["byte_fallback"], ["\n"])
+    newline = byte_ids("byte_fallback", b"\n")[0]
+    assert stream.push(newline) == ("", "\n")
+
+
+@KINDS
+def test_the_first_word_has_the_space_that_the_whole_decode_gives_it(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode("hello world", add_special_tokens=False)
+    stream = TextStream(tokenizer)
+    assert [piece for id_ in ids if (piece := stream.push(id_)[0])] == ["hello", " world"]
+
+
+def test_the_post_processor_decides_about_bos() -> None:
+    tokenizer = TOKENIZERS["byte_fallback"]
+    with_bos = tokenizer.encode("hello", add_special_tokens=True)
+    assert with_bos == (1, *tokenizer.encode("hello", add_special_tokens=False))
+    assert tokenizer.decode(with_bos, keep_special_tokens=False) == "hello"
+    assert tokenizer.decode(with_bos, keep_special_tokens=True).startswith("<s>")
+
+
+def test_lone_surrogates_are_refused_with_the_field_named() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        TOKENIZERS["byte_level"].encode("a\ud800", add_special_tokens=True)
+    assert [v.field for v in caught.value.violations] == ["input.text"]
+
+
+@pytest.mark.parametrize("bad", [-1, 10**6, 2**40])
+def test_decode_refuses_ids_outside_the_vocabulary(bad: int) -> None:
+    with pytest.raises(InvalidRequestError, match="expected ids of the vocabulary"):
+        TOKENIZERS["byte_level"].decode([1, bad], keep_special_tokens=False)
+
+
+def test_token_text_is_the_token_as_it_is_written() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    [end] = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    assert tokenizer.token_text(end) == "<|im_end|>"
+    assert tokenizer.token_text(tokenizer.encode(" world", add_special_tokens=False)[0]) == " world"
+    assert tokenizer.token_text(10**6) is None
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
+    inner = byte_level()
+    inner.enable_truncation(2)
+    inner.enable_padding(length=50)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert len(tokenizer.encode("hello world hello world", add_special_tokens=True)) == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"null",
+        json.dumps(
+            {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}
+        ).encode(),
+        json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}).encode(),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError) as caught:
+        Tokenizer.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(ArtifactError, match="No such file"):
+        Tokenizer.load(path)
+    byte_fallback().save(str(path))
+    monkeypatch.setattr(text_module, "MAX_TOKENIZER_BYTES", 100)
+    with pytest.raises(ArtifactError, match="at most 100"):
+        Tokenizer.load(path)
