@@ -30,6 +30,7 @@ from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME
 from llorch_serve.rpc.servicer import GenerationServicer
 
 DEFAULT_PORT: Final = 50051
+MAX_PORT: Final = 65_535
 _FAREWELL_S: Final = 1.0  # for statuses of ended calls to leave the process
 
 logger = logging.getLogger(__name__)
@@ -190,14 +191,14 @@ def _probe(host: str, port: int, shown: str) -> None:
     gRPC itself is content if it gets one of several (localhost on ::1 while another worker has 127.0.0.1), and
     does not say why it got none.
     """
+    if not 0 <= port <= MAX_PORT:  # the system would cut it down to 16 bits
+        raise PortError(f"cannot listen on {shown}:{port}: a port is a number from 0 to {MAX_PORT}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise PortError(
             f"cannot listen on {shown}:{port}: host not known ({error}); choose another host"
         ) from error
-    except OverflowError as error:
-        raise PortError(f"cannot listen on {shown}:{port}: a port is a number from 0 to 65535") from error
     reasons = []
     for family, kind, protocol, _, address in dict.fromkeys(found):
         try:

@@ -1,0 +1,168 @@
+"""Protobuf <-> plain types: nothing is lost, nothing is invented, every bad field is named."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from fake_generator import INFO
+from llorch_serve.errors import InvalidRequestError
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Completion,
+    GenerationRequest,
+    GenerationUpdate,
+    TextPrompt,
+    Timings,
+    TokenPrompt,
+)
+from llorch_serve.rpc import convert
+from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.sampling import SamplingParams
+from llorch_serve.sequence import FinishReason
+
+PROMPTS = [
+    TextPrompt("Grüße, 世界 🎉"),
+    TextPrompt(""),
+    TokenPrompt((0, 1, 2**32 - 1)),
+    TokenPrompt(()),
+    ChatPrompt((ChatMessage("system", ""), ChatMessage("user", "Hi"))),
+]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(
+        temperature=0.0, top_k=0, top_p=0.0, min_p=0.0, repetition_penalty=0.0, seed=0, max_tokens=0
+    ),
+    SamplingParams(
+        temperature=0.7,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.05,
+        repetition_penalty=1.1,
+        seed=2**63 - 1,
+        max_tokens=17,
+        min_tokens=3,
+        stop=("\n\n", "END"),
+        stop_token_ids=(2, 32000),
+        ignore_eos=True,
+    ),
+]
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_request_survives_the_wire(prompt, sampling):
+    request = GenerationRequest("id-1", prompt, sampling)
+    assert (
+        convert.read_generation_request(over_the_wire(convert.write_generation_request(request))) == request
+    )
+
+
+def test_what_is_not_sent_stays_unset():
+    message = pb.GenerateRequest(input=pb.Input(text="a"))
+    assert convert.read_generation_request(message).sampling == SamplingParams()
+
+
+def test_a_request_without_id_gets_its_own():
+    message = pb.GenerateRequest(input=pb.Input(text="a"))
+    ids = {convert.read_generation_request(message).request_id for _ in range(100)}
+    assert len(ids) == 100
+
+
+def test_every_bad_field_is_named_at_once():
+    message = pb.GenerateRequest(
+        input=pb.Input(
+            chat=pb.ChatInput(messages=[pb.ChatMessage(role="user"), pb.ChatMessage(content="x")])
+        ),
+        sampling=pb.Sampling(
+            stop=["x"] * (convert.MAX_ITEMS + 1), stop_token_ids=[1] * (convert.MAX_ITEMS + 1)
+        ),
+        request_id="é" * 65,
+    )
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.read_generation_request(message)
+    assert [v.field for v in caught.value.violations] == [
+        "input.chat.messages[1].role",
+        "sampling.stop",
+        "sampling.stop_token_ids",
+        "request_id",
+    ]
+    assert "130 bytes, expected 1 to 128" in caught.value.violations[-1].description
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (pb.Input(), "input"),
+        (pb.Input(chat=pb.ChatInput()), "input.chat.messages"),
+        (
+            pb.Input(chat=pb.ChatInput(messages=[pb.ChatMessage(role="u")] * (convert.MAX_ITEMS + 1))),
+            "input.chat.messages",
+        ),
+        (pb.Input(tokens=pb.TokenInput(ids=range(convert.MAX_TOKEN_IDS + 1))), "input.tokens.ids"),
+    ],
+)
+def test_an_input_without_a_plain_form_is_refused(message, field):
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.read_prompt(message)
+    assert [v.field for v in caught.value.violations] == [field]
+
+
+def test_an_empty_request_id_is_refused():
+    with pytest.raises(InvalidRequestError, match="request_id: found 0 bytes"):
+        convert.read_generation_request(pb.GenerateRequest(input=pb.Input(text="a"), request_id=""))
+
+
+def test_values_no_message_can_carry_are_named():
+    request = GenerationRequest(
+        "\ud800",
+        ChatPrompt((ChatMessage("user", "\udfff"),)),
+        SamplingParams(top_k=2**31, seed=-(2**63) - 1, stop=("\ud800",), stop_token_ids=(-1,)),
+    )
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.write_generation_request(request)
+    assert [v.field for v in caught.value.violations] == [
+        "request_id",
+        "input.chat.messages[0].content",
+        "sampling.top_k",
+        "sampling.seed",
+        "sampling.stop",
+        "sampling.stop_token_ids",
+    ]
+    with pytest.raises(InvalidRequestError, match=r"input\.text"):
+        convert.write_prompt(TextPrompt("\ud800"))
+    with pytest.raises(InvalidRequestError, match="token_ids"):
+        convert.write_detokenize_request((-1,), keep_special_tokens=False)
+
+
+def test_nan_reaches_the_range_check():
+    message = pb.GenerateRequest(
+        input=pb.Input(text="a"), sampling=pb.Sampling(temperature=math.nan, min_p=math.inf)
+    )
+    sampling = convert.read_generation_request(message).sampling
+    assert [v.field for v in sampling.violations(vocab_size=10)] == ["sampling.temperature", "sampling.min_p"]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("matched", [None, "", "END"])
+def test_a_completion_survives_the_wire(reason, matched):
+    completion = Completion(reason, matched, 3, 4, 2**63 - 1, Timings(0.125, 0.1, 3.7))
+    message = over_the_wire(convert.write_update("", "txt", [5, 6], completion))
+    assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5, 6), completion)
+    answer = over_the_wire(convert.write_answer("id", "txt", [5, 6], completion))
+    assert (answer.request_id, answer.text, list(answer.token_ids)) == ("id", "txt", [5, 6])
+    assert answer.completion == message.completion
+
+
+def test_a_delta_has_no_completion():
+    message = over_the_wire(convert.write_update("id", "txt", [5], None))
+    assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5,))
+
+
+def test_model_info_survives_the_wire():
+    assert convert.read_model_info(over_the_wire(convert.write_model_info(INFO))) == INFO
