@@ -52,18 +52,12 @@ def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -
     fields.require("use_sliding_window", False, "attention windows are not supported")
     fields.require("rope_interleaved", False, "rotary pairs are half the head apart")
     fields.require("partial_rotary_factor", 1, "all of a head is rotated")
-    fields.require(
-        "is_decoder",
-        data.get("is_decoder") if isinstance(data.get("is_decoder"), bool) else False,
-        "a boolean",
-    )
     fields.require("is_encoder_decoder", False, "the model must be a decoder only")
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
     hidden = fields.integer("hidden_size", 4096, high=_MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 32, high=_MAX_HEADS)
-    positions = fields.integer("max_position_embeddings", 2048, high=_MAX_POSITIONS)
     config = LlamaConfig(
         vocab_size=fields.integer("vocab_size", 32000, high=_MAX_VOCAB),
         hidden_size=hidden,
@@ -71,9 +65,9 @@ def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -
         num_hidden_layers=fields.integer("num_hidden_layers", 32, high=_MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=fields.integer("num_key_value_heads", heads, high=_MAX_HEADS),
-        head_dim=fields.integer("head_dim", _derived_head_dim(hidden, heads), low=0, high=_MAX_HEAD_DIM),
+        head_dim=_head_dim(fields, "head_dim", hidden, heads, origin=origin),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6, above=0, high=1),
-        max_position_embeddings=positions,
+        max_position_embeddings=fields.integer("max_position_embeddings", 2048, high=_MAX_POSITIONS),
         rope=_rope_from_hf(fields, origin=origin),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
         attention_bias=fields.boolean("attention_bias", False),
@@ -166,9 +160,10 @@ def config_from_gguf(
         )
     hidden = fields.integer("llama.embedding_length", high=_MAX_WIDTH)
     heads = fields.integer("llama.attention.head_count", high=_MAX_HEADS)
-    head_dim = fields.integer(
-        "llama.attention.key_length", _derived_head_dim(hidden, heads), low=0, high=_MAX_HEAD_DIM
-    )
+    # Old conversions state the head's size only by how much of it is rotated, which is all of it.
+    key = "llama.attention.key_length"
+    key = key if key in fields else "llama.rope.dimension_count"
+    head_dim = _head_dim(fields, key, hidden, heads, origin=origin)
     fields.require("llama.attention.value_length", head_dim, "keys and values must be of one length")
     fields.require("llama.rope.dimension_count", head_dim, "all of a head is rotated")
     config = LlamaConfig(
@@ -226,17 +221,24 @@ def _rope_from_gguf(
     )
 
 
-def _derived_head_dim(hidden: int, heads: int) -> int:
-    """Return the head size where it is not stated; 0, which is then refused, where there is none."""
-    return hidden // heads if hidden % heads == 0 else 0
+def _head_dim(fields: Fields, key: str, hidden: int, heads: int, *, origin: str) -> int:
+    if key in fields:
+        head_dim = fields.integer(key, high=_MAX_HEAD_DIM)
+    elif hidden % heads == 0:
+        head_dim = hidden // heads
+    else:
+        raise ArtifactError(
+            f"{origin} lacks {key}, which does not follow from hidden size {hidden} and {heads} attention heads; add it"
+        )
+    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+        raise ArtifactError(
+            f"{origin}: heads have {head_dim} elements, expected an even number up to {_MAX_HEAD_DIM}; "
+            "rotary embedding turns pairs"
+        )
+    return head_dim
 
 
 def _checked(config: LlamaConfig, origin: str) -> LlamaConfig:
-    if config.head_dim < 2 or config.head_dim % 2:
-        raise ArtifactError(
-            f"{origin}: head_dim is {config.head_dim or 'absent and hidden size is not a multiple of the heads'}, "
-            f"expected an even number from 2 to {_MAX_HEAD_DIM}"
-        )
     if config.num_attention_heads % config.num_key_value_heads:
         raise ArtifactError(
             f"{origin}: {config.num_attention_heads} attention heads cannot share {config.num_key_value_heads} "

@@ -43,6 +43,7 @@ _EXECUTION: Final = (
     "torchscript",
     "chunk_size_feed_forward",
     "use_bfloat16",
+    "is_decoder",  # a Llama is one, whatever this says
     "tf_legacy_loss",
 )
 # Read together with the tokenizer, or of no use to a decoder.
