@@ -24,11 +24,11 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_STEPS = 300_000
+MAX_STEPS = 200_000
 MAX_SECONDS = 5.0
 MAX_CHARS = 8 * 2**20
 
@@ -76,6 +76,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Call a function or method for the template."""
         self._spend()
         _check_arguments(args, kwargs)
+        if isinstance(obj, LoopContext):  # a recursive loop is called with what it shall go through
+            args = tuple(self._steps(iterable) for iterable in args)
         return _checked(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -89,6 +91,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, (str, bytes)):
             _check_format(left)
         return _checked(super().call_binop(context, operator, left, right))
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        """Refuse an attribute at once; jinja2 would wait until its value is used."""
+        raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is not allowed")
 
     def _spend(self) -> None:
         self._steps_left -= 1
