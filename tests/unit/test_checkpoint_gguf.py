@@ -1,0 +1,220 @@
+"""GGUF tensors arrive under Hugging Face's names, in its order, as float32; everything else is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from checkpoints import (
+    Weights,
+    llama3_frequency_factors,
+    permuted,
+    tiny_llama_config,
+    tiny_weights,
+    write_gguf,
+    write_hf_folder,
+)
+from llorch_export.checkpoint import stream
+from llorch_export.checkpoint.gguf import SUPPORTED_TYPES, gguf_model_name
+from llorch_export.checkpoint.gguf_header import read_header
+from llorch_export.checkpoint.source import open_checkpoint, open_config
+from llorch_serve.errors import ArtifactError
+
+SHAPES: list[dict[str, object]] = [
+    {},
+    {"num_attention_heads": 8, "num_key_value_heads": 1},
+    {"num_key_value_heads": 4},
+    {"head_dim": 32},
+    {"hidden_size": 56, "num_attention_heads": 6, "head_dim": 16},
+    {"attention_bias": True, "mlp_bias": True},
+    {"tie_word_embeddings": True},
+]
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize("overrides", SHAPES)
+def test_a_gguf_file_and_a_folder_of_the_same_weights_are_equal(
+    tmp_path: Path, overrides: dict[str, object]
+) -> None:
+    folder = open_checkpoint(str(write_hf_folder(tmp_path / "hf", overrides, seed=3)))
+    file = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", overrides, seed=3)))
+    assert file.config == folder.config
+    assert list(file.tensors) == list(folder.tensors)
+    for name, tensor in file.tensors.items():
+        loaded = tensor.load()
+        assert loaded.dtype == np.float32
+        assert loaded.shape == tensor.shape
+        np.testing.assert_array_equal(loaded, folder.tensors[name].load(), err_msg=name)
+
+
+# Relative to the largest weight of a block: half a step of the grid, with room for the scale's own rounding.
+STEP = {"F16": 1e-3, "BF16": 8e-3, "Q8_0": 8e-3, "Q4_0": 0.15, "Q4_1": 0.15, "Q5_0": 0.08, "Q5_1": 0.08}
+
+
+@pytest.mark.parametrize("kind", STEP)
+def test_stored_types_come_back_within_their_own_precision(tmp_path: Path, kind: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", seed=5, weight_type=kind)
+    tensors = open_checkpoint(str(path)).tensors
+    for name, expected in tiny_weights(tiny_llama_config(), seed=5).items():
+        assert tensors[name].dtype == (kind if expected.ndim == 2 else "F32")
+        difference = np.abs(tensors[name].load() - expected).max()
+        assert difference <= STEP[kind] * np.abs(expected).max()
+        assert difference > 0 or expected.ndim == 1
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_super_blocks_are_decoded_row_by_row_and_put_in_order(tmp_path: Path, kind: str) -> None:
+    # gguf cannot write these types, so the file is written as F32 of the right size and its entry patched.
+    overrides = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    path = write_gguf(tmp_path / "m.gguf", overrides)
+    name, rows = "blk.0.attn_q.weight", 256
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = np.random.default_rng(1).integers(0, 256, (rows * 256 // elements, size), dtype=np.uint8)
+    half = np.array([0.01], dtype=np.float16).view(np.uint8)  # the scales, which must be finite
+    for offset in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]:
+        blocks[:, offset : offset + 2] = half
+    _patch_type(path, name, int(gguf.GGMLQuantizationType[kind]), blocks.tobytes())
+    expected = gguf.quants.dequantize(blocks.reshape(rows, -1), gguf.GGMLQuantizationType[kind])
+    checkpoint = open_checkpoint(str(path))
+    tensor = checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert tensor.dtype == kind
+    np.testing.assert_array_equal(permuted(tensor.name, tensor.load(), checkpoint.config), expected)
+
+
+def test_pieces_smaller_than_a_tensor_give_the_same_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", weight_type="Q8_0")
+    whole = {name: tensor.load() for name, tensor in open_checkpoint(str(path)).tensors.items()}
+    monkeypatch.setattr(stream, "_PIECE_ELEMENTS", 200)
+    for name, tensor in open_checkpoint(str(path)).tensors.items():
+        np.testing.assert_array_equal(tensor.load(), whole[name], err_msg=name)
+
+
+def test_every_load_reads_anew_and_keeps_no_file_open(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    tensor = open_checkpoint(str(path)).tensors["model.norm.weight"]
+    first = tensor.load()
+    first[:] = 0
+    assert tensor.load().any()
+    path.unlink()
+    with pytest.raises(ArtifactError, match="cannot be read: No such file"):
+        tensor.load()
+
+
+@pytest.mark.parametrize("type_id", [16, 39, 999])
+def test_other_storage_types_are_refused_with_tensor_type_and_what_is_supported(
+    tmp_path: Path, type_id: int
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    _patch_type(path, "blk.1.ffn_up.weight", type_id)
+    with pytest.raises(ArtifactError) as caught:
+        open_checkpoint(str(path))
+    message = str(caught.value)
+    assert "blk.1.ffn_up.weight" in message
+    assert {16: "IQ2_XXS", 39: "MXFP4", 999: "number 999"}[type_id] in message
+    assert ", ".join(SUPPORTED_TYPES) in message
+
+
+def test_rows_that_are_no_multiple_of_a_block_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"hidden_size": 56, "num_attention_heads": 6, "head_dim": 16})
+    _patch_type(path, "blk.0.ffn_up.weight", int(gguf.GGMLQuantizationType.Q8_0))
+    with pytest.raises(
+        ArtifactError, match=r"blk.0.ffn_up.weight has rows of 56 elements, expected a multiple of 32"
+    ):
+        open_checkpoint(str(path))
+
+
+def _drop_and_add(weights: Weights) -> None:
+    del weights["model.layers.1.mlp.up_proj.weight"]
+
+
+def _narrow(weights: Weights) -> None:
+    weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"][:64]
+
+
+def test_missing_tensors_are_listed(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", edit=_drop_and_add)
+    with pytest.raises(ArtifactError, match=r"lacks 1 of 21 tensors .*: blk.1.ffn_up.weight;"):
+        open_checkpoint(str(path))
+
+
+def test_unused_tensors_are_listed(tmp_path: Path) -> None:
+    extra = {"blk.0.attn_q_norm.weight": np.ones(16, dtype=np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", extra=extra)
+    with pytest.raises(
+        ArtifactError, match=r"1 tensors that its config has no use for: blk.0.attn_q_norm.weight"
+    ):
+        open_checkpoint(str(path))
+
+
+def test_one_bias_of_a_kind_calls_for_all(tmp_path: Path) -> None:
+    extra = {"blk.0.attn_q.bias": np.ones(64, dtype=np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", extra=extra)
+    with pytest.raises(ArtifactError, match=r"lacks 7 of 29 tensors .*blk.0.attn_k.bias"):
+        open_checkpoint(str(path))
+
+
+def test_wrong_shapes_are_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", edit=_narrow)
+    with pytest.raises(ArtifactError, match=r"blk.1.ffn_up.weight is \[64, 64\], expected \[96, 64\]"):
+        open_checkpoint(str(path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_reported_when_read(tmp_path: Path, value: float) -> None:
+    def damage(weights: Weights) -> None:
+        weights["model.layers.0.mlp.down_proj.weight"][63, 95] = value
+
+    tensors = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", edit=damage))).tensors
+    with pytest.raises(ArtifactError, match=r"blk.0.ffn_down.weight holds NaN or infinity"):
+        tensors["model.layers.0.mlp.down_proj.weight"].load()
+
+
+def test_split_files_are_refused_by_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m-00001-of-00003.gguf", metadata={"split.no": 0, "split.count": 3})
+    with pytest.raises(ArtifactError, match=r"one of 3 parts of a split model.*llama-gguf-split --merge"):
+        open_checkpoint(str(path))
+
+
+def test_rotary_factors_in_the_file_reach_the_config(tmp_path: Path) -> None:
+    overrides = {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64}}
+    rope = open_config(str(write_gguf(tmp_path / "m.gguf", overrides))).rope
+    assert rope.kind == "factors"
+    np.testing.assert_array_equal(
+        rope.frequency_factors, llama3_frequency_factors(tiny_llama_config(**overrides))
+    )
+    assert open_config(str(write_gguf(tmp_path / "plain.gguf"))).rope.frequency_factors is None
+
+
+def test_old_rotary_buffers_are_no_surplus(tmp_path: Path) -> None:
+    extra = {"blk.0.attn_rot_embd": np.ones(8, dtype=np.float32)}
+    assert len(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", extra=extra))).tensors) == 21
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+        ("llama-2-7b.Q4_K_M.gguf", "llama-2-7b"),
+        ("model-f16.gguf", "model"),
+        ("Q8_0.gguf", "Q8_0"),
+        ("plain.gguf", "plain"),
+    ],
+)
+def test_the_model_is_named_after_the_file_without_its_quantisation(file: str, name: str) -> None:
+    assert gguf_model_name(Path(file)) == name
+
+
+def _patch_type(path: Path, name: str, type_id: int, data: bytes = b"") -> None:
+    """Change the storage type of a tensor in place, and optionally its first bytes."""
+    tensor = read_header(path).tensors[name]
+    content = bytearray(path.read_bytes())
+    entry = content.index(len(name).to_bytes(8, "little") + name.encode())
+    place = entry + 8 + len(name) + 4 + 8 * len(tensor.shape)
+    content[place : place + 4] = type_id.to_bytes(4, "little")
+    content[tensor.offset : tensor.offset + len(data)] = data
+    path.write_bytes(content)
