@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from llorch_export.checkpoint import hub
 from llorch_export.checkpoint.base import Checkpoint
@@ -20,7 +21,11 @@ from llorch_export.tokenizer import FOLDER_FILES, tokenizer_from_folder, tokeniz
 from llorch_serve.artifact import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
-_CONFIG = "config.json"
+_CONFIG: Final = "config.json"
+_ACCEPTED: Final = (
+    f"expected a GGUF file, a folder with {_CONFIG} and safetensors files, or a hub id such as "
+    "HuggingFaceTB/SmolLM2-135M-Instruct"
+)
 
 
 def open_checkpoint(source: str) -> Checkpoint:
@@ -76,26 +81,27 @@ def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | N
 
 def _locate(source: str, *, config_only: bool) -> Path:
     """Return the GGUF file, or the Hugging Face folder, that ``source`` stands for."""
-    path = Path(source).expanduser()
-    if path.is_file():
+    path = Path(source)
+    try:
+        is_file, is_folder = path.is_file(), bool(source) and path.is_dir()
+    except OSError as error:  # no permission, or no possible name
+        raise ArtifactError(f"{source[:200]} cannot be opened: {error.strerror}; {_ACCEPTED}") from error
+    if is_file:
         if path.suffix == ".safetensors":
             raise ArtifactError(
                 f"{path} is one file of a model; give the folder that holds it together with {_CONFIG}"
             )
         return path
-    if path.is_dir():
+    if is_folder:
         return _in_folder(ModelFolder(path), config_only=config_only)
-    if hub.is_hub_id(source):
-        snapshot = hub.fetch_snapshot(
-            source,
-            config_only=config_only,
-            is_complete=lambda folder: _is_complete(folder, config_only=config_only),
-        )
-        return _in_folder(ModelFolder(snapshot), config_only=config_only)
-    raise ArtifactError(
-        f"{source} does not exist; expected a GGUF file, a folder with {_CONFIG} and safetensors files, "
-        "or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
+    if not hub.is_hub_id(source):
+        raise ArtifactError(f"{source[:200]!r} does not exist; {_ACCEPTED}")
+    snapshot = hub.fetch_snapshot(
+        source,
+        config_only=config_only,
+        is_complete=lambda folder: _is_complete(folder, config_only=config_only),
     )
+    return _in_folder(ModelFolder(snapshot), config_only=config_only)
 
 
 def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
