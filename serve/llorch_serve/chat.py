@@ -15,7 +15,6 @@ from datetime import datetime
 import jinja2
 
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
-from llorch_serve.guard import secret_text
 from llorch_serve.requests import ChatMessage
 from llorch_serve.sandbox import MAX_CHARS, TemplateSandbox
 from llorch_serve.text import Tokenizer, check_text
@@ -113,7 +112,7 @@ def encode_chat(
     if not any(tokenizer.special_pattern.search(text) for text in _texts(messages)):
         text = template.render(messages)
         return tokenizer.encode(text, add_special_tokens=False, field=FIELD), text
-    marker = secret_text()
+    marker = tokenizer.guard.marker
 
     def mark(text: str) -> str:
         return tokenizer.special_pattern.sub(lambda found: marker + found[0], text)
@@ -126,7 +125,7 @@ def encode_chat(
     )
     # A template that writes JSON in ASCII has written the marker so, too.
     marked = marked.replace(json.dumps(marker)[1:-1], marker)
-    return tokenizer.guard.encode(marked, marker, FIELD), marked.replace(marker, "")
+    return tokenizer.guard.encode(marked, FIELD), marked.replace(marker, "")
 
 
 def _texts(messages: Sequence[ChatMessage]) -> Iterable[str]:

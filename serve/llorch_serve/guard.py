@@ -20,7 +20,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 _PRIVATE = 0xE000
 
 
-def secret_text() -> str:
+def _secret_text() -> str:
     """Return 16 characters that nobody can guess (96 bits), and that no text holds by chance."""
     return "".join(chr(_PRIVATE + secrets.randbits(6)) for _ in range(16))
 
@@ -30,20 +30,24 @@ class GuardedEncoder:
 
     inner: the tokenizer to copy.
     pattern: matches the text of any special token, the longest first.
+    marker: a secret text, to be put before a special token's text that is not to become a control token.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, pattern: re.Pattern[str]) -> None:
         spec: dict[str, Any] = msgspec.json.decode(inner.to_str())
         added = spec["added_tokens"]
         spec.update(added_tokens=[], post_processor=None)
-        self._pattern = pattern
+        self.marker = _secret_text()
+        self._marked = re.compile(f"{self.marker}({pattern.pattern})|{pattern.pattern}")
         self._inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(spec).decode())
         self._aliases: dict[str, str] = {}
         self._original_ids: dict[int, int] = {}
         for token in added:
             name = token["content"]
             if token["special"]:
-                self._aliases[name] = name = secret_text()
+                alias = _secret_text()
+                self._aliases[name] = alias
+                name = alias
             flags = {key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
             self._inner.add_tokens([tokenizers.AddedToken(name, **flags)])
             new_id = self._inner.token_to_id(name)
@@ -53,14 +57,14 @@ class GuardedEncoder:
         # Ids that plain text must not produce. The unknown token is what text without a token becomes: no harm.
         self._control = {t["id"]: t["content"] for t in added if t["special"] and t["content"] not in unknown}
 
-    def encode(self, text: str, marker: str, field: str) -> tuple[int, ...]:
-        """Return the ids of a text in which special tokens that follow a ``marker`` are text, and others control.
+    def encode(self, text: str, field: str) -> tuple[int, ...]:
+        """Return the ids of a text in which special tokens that follow :attr:`marker` are text, others control.
 
         The markers themselves are left out. Raises InvalidRequestError, naming ``field``, if the tokenizer's model
         itself makes a control token of plain text.
         """
-        marked = re.compile(f"{re.escape(marker)}({self._pattern.pattern})|{self._pattern.pattern}")
-        named = marked.sub(lambda found: found[1] or self._aliases[found[0]], text).replace(marker, "")
+        named = self._marked.sub(lambda found: found[1] or self._aliases[found[0]], text)
+        named = named.replace(self.marker, "")
         ids = self._inner.encode(named, add_special_tokens=False).ids
         for id_ in ids:
             if id_ in self._control and id_ not in self._original_ids:

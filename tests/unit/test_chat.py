@@ -207,9 +207,7 @@ def test_guarded_encoding_equals_the_ordinary_one_where_all_tokens_are_the_templ
         "im_end",
     ]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=10)))
-    assert tokenizer.guard.encode(text, "\ue000marker", "input.chat") == tokenizer.encode(
-        text, add_special_tokens=False
-    )
+    assert tokenizer.guard.encode(text, "input.chat") == tokenizer.encode(text, add_special_tokens=False)
 
 
 GUARDED = {name: Tokenizer(build()) for name, build in BUILDERS.items()}
