@@ -223,6 +223,14 @@ def _finish(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def _template_token(vocabulary: Vocabulary, token_id: int | None, role: str) -> tuple[str, int]:
-    if token_id is None or not vocabulary.tokens[token_id]:
-        raise ArtifactError(f"{vocabulary.origin} asks for a {role} token around text but names none")
-    return vocabulary.tokens[token_id], token_id
+    if token_id is None:
+        raise ArtifactError(
+            f"{vocabulary.origin} asks for a {role} token around text but names none; convert it again"
+        )
+    text = vocabulary.tokens[token_id]
+    # Templates are written as words, with a colon before a number.
+    if not text or ":" in text or text.split() != [text]:
+        raise ArtifactError(
+            f"{vocabulary.origin}: the {role} token is {text!r}, expected text without spaces and colons"
+        )
+    return text, token_id

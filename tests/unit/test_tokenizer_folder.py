@@ -1,0 +1,251 @@
+"""Tokenizer, template, stop tokens and sampling defaults of Hugging Face folders."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer
+
+from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json, write_hf_folder
+from llorch_export.checkpoint.base import TokenizerAssets
+from llorch_export.checkpoint.source import open_checkpoint
+from llorch_serve.artifact import GenerationDefaults
+from llorch_serve.errors import ArtifactError
+
+TEXT = ("weather whether", "the weather is fine, the bandwidth is not", "tokens and more tokens and weights")
+
+
+def _assets(folder: Path) -> TokenizerAssets:
+    return open_checkpoint(str(folder)).tokenizer
+
+
+def _refusal(folder: Path) -> str:
+    with pytest.raises(ArtifactError) as caught:
+        open_checkpoint(str(folder))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def _sentencepiece_folder(path: Path, *, model_type: str = "bpe", **options: object) -> Path:
+    """Write a folder whose only tokenizer is a SentencePiece model of 300 pieces."""
+    folder = write_hf_folder(path, tokenizer=False)
+    model = io.BytesIO()
+    settings = {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "byte_fallback": True,
+        "vocab_size": 300,
+        **options,
+    }
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT * 5), model_writer=model, model_type=model_type, minloglevel=2, **settings
+    )
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    return folder
+
+
+def test_tokenizer_json_is_taken_as_it_is(tmp_path: Path) -> None:
+    assets = _assets(write_hf_folder(tmp_path / "m"))
+    assert assets.tokenizer_json == tiny_tokenizer_json().encode()
+    assert assets.bos_token_id == BOS_ID
+    assert assets.stop_token_ids == (EOS_ID,)
+    assert assets.chat_template == CHAT_TEMPLATE
+    assert assets.generation == GenerationDefaults()
+
+
+def test_stop_tokens_are_the_union_of_all_files(tmp_path: Path) -> None:
+    folder = write_hf_folder(
+        tmp_path / "m",
+        {"eos_token_id": [9, 5]},
+        generation_config={"eos_token_id": [4, 5]},
+        tokenizer_config={"eos_token": {"content": "<|turn_end|>", "__type": "AddedToken"}},
+    )
+    assert _assets(folder).stop_token_ids == (3, 4, 5, 9)
+
+
+def test_a_model_without_end_of_sequence_has_no_stop_tokens(tmp_path: Path) -> None:
+    folder = write_hf_folder(
+        tmp_path / "m",
+        {"eos_token_id": None, "bos_token_id": None},
+        generation_config={},
+        tokenizer_config={"eos_token": None, "bos_token": None},
+    )
+    assert _assets(folder).stop_token_ids == ()
+    assert _assets(folder).bos_token_id is None
+
+
+def test_bos_falls_back_to_config_json(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m", {"bos_token_id": 7}, tokenizer_config={"bos_token": None})
+    assert _assets(folder).bos_token_id == 7
+
+
+def test_a_template_file_wins_over_the_setting(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("from the file é", encoding="utf-8")
+    assert _assets(folder).chat_template == "from the file é"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": named})
+    assert _assets(folder).chat_template == "plain"
+
+
+def test_a_model_without_template_has_none(tmp_path: Path) -> None:
+    assert (
+        _assets(write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": None})).chat_template
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "expected"),
+    [
+        (
+            {
+                "do_sample": True,
+                "temperature": 0.6,
+                "top_p": 0.9,
+                "top_k": 40,
+                "min_p": 0.1,
+                "repetition_penalty": 1.1,
+            },
+            GenerationDefaults(temperature=0.6, top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.1),
+        ),
+        ({"temperature": 0.7, "top_k": None}, GenerationDefaults(temperature=0.7)),
+        (
+            {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.2},
+            GenerationDefaults(temperature=0.0, repetition_penalty=1.2),
+        ),
+        ({"max_new_tokens": 5, "_from_model_config": True}, GenerationDefaults()),
+    ],
+)
+def test_recommended_sampling_values_follow_do_sample(
+    tmp_path: Path, generation_config: dict[str, object], expected: GenerationDefaults
+) -> None:
+    assert (
+        _assets(write_hf_folder(tmp_path / "m", generation_config=generation_config)).generation == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "found"),
+    [
+        ({"eos_token_id": VOCAB_SIZE}, "eos_token_id is 512, expected ids from 0 to 511"),
+        ({"eos_token_id": [1, -1]}, r"eos_token_id is [1, -1]"),
+        ({"eos_token_id": "1"}, "eos_token_id is '1'"),
+        ({"temperature": -1}, "temperature is -1, expected a number from 0 to 2"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0}, "top_p is 0, expected a number above 0 to 1"),
+        ({"top_k": 1.5}, "top_k is 1.5, expected an integer"),
+        ({"do_sample": "no"}, "do_sample is 'no'"),
+    ],
+)
+def test_impossible_generation_settings_are_named(
+    tmp_path: Path, generation_config: dict[str, object], found: str
+) -> None:
+    message = _refusal(write_hf_folder(tmp_path / "m", generation_config=generation_config))
+    assert found in message
+    assert "generation_config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_config", "found"),
+    [
+        ({"eos_token": "<absent>"}, "eos_token is '<absent>', expected a token of tokenizer.json"),
+        ({"bos_token": 5}, "bos_token is 5"),
+        (
+            {"chat_template": [{"name": "rag", "template": "x"}]},
+            "templates ['rag'], expected one named 'default'",
+        ),
+        ({"chat_template": 5}, "chat_template is int, expected text"),
+        ({"chat_template": "x" * (2**20 + 1)}, "expected text of at most 1048576 characters"),
+    ],
+)
+def test_impossible_tokenizer_settings_are_named(
+    tmp_path: Path, tokenizer_config: dict[str, object], found: str
+) -> None:
+    message = _refusal(write_hf_folder(tmp_path / "m", tokenizer_config=tokenizer_config))
+    assert found in message
+    assert "tokenizer_config.json" in message
+
+
+def test_a_missing_tokenizer_says_how_to_make_one(tmp_path: Path) -> None:
+    message = _refusal(write_hf_folder(tmp_path / "m", tokenizer=False))
+    assert "neither tokenizer.json nor tokenizer.model" in message
+    assert "AutoTokenizer.from_pretrained" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"model": {"type": "Nonsense"}}'])
+def test_a_broken_tokenizer_json_is_named(tmp_path: Path, content: bytes) -> None:
+    folder = write_hf_folder(tmp_path / "m")
+    (folder / "tokenizer.json").write_bytes(content)
+    assert "tokenizer.json is not a usable tokenizer" in _refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "config.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000, '"text"'])
+def test_broken_settings_are_named(tmp_path: Path, name: str, content: str) -> None:
+    folder = write_hf_folder(tmp_path / "m")
+    (folder / name).write_text(content)
+    assert name in _refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "starts", "ends"),
+    [({}, [1], []), ({"add_bos_token": False, "add_eos_token": True}, [], [2])],
+)
+def test_a_sentencepiece_model_alone_is_converted(
+    tmp_path: Path, settings: dict[str, object], starts: list[int], ends: list[int]
+) -> None:
+    folder = _sentencepiece_folder(tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", **settings}))
+    assets = _assets(folder)
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    ids = Tokenizer.from_buffer(assets.tokenizer_json).encode("the weather é").ids
+    assert ids == [*starts, *reference.encode("the weather é"), *ends]
+    assert assets.stop_token_ids == (1, 2)  # config.json says 1, the tokenizer 2
+
+
+def test_tokens_added_to_a_sentencepiece_model_keep_their_ids(tmp_path: Path) -> None:
+    folder = _sentencepiece_folder(tmp_path / "m")
+    (folder / "added_tokens.json").write_text('{"<pad>": 300}')
+    decoder = {"2": {"content": "</s>", "special": True}, "301": {"content": "<end>", "special": True}}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": decoder, "eos_token": "<end>"})
+    )
+    assets = _assets(folder)
+    tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
+    assert tokenizer.token_to_id("<pad>") == 300
+    assert tokenizer.encode("a<end>", add_special_tokens=False).ids[-1] == 301
+    assert assets.stop_token_ids == (1, 301)
+    (folder / "added_tokens.json").write_text('{"<pad>": 305}')
+    assert "'<end>' has id 301, expected 300" in _refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"model_type": "unigram", "vocab_size": 280}, "model type unigram"),
+        ({"normalization_rule_name": "nmt_nfkc"}, "a normalisation table"),
+        ({"remove_extra_whitespaces": True}, "removal of extra whitespace"),
+        ({"treat_whitespace_as_suffix": True}, "whitespace as suffix"),
+    ],
+)
+def test_other_sentencepiece_models_are_refused_with_the_way_out(
+    tmp_path: Path, options: dict[str, object], found: str
+) -> None:
+    message = _refusal(_sentencepiece_folder(tmp_path / "m", **options))  # type: ignore[arg-type]
+    assert found in message
+    assert "AutoTokenizer.from_pretrained" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"\x0a\xff\xff\xff\xff\x0f", b"text"])
+def test_a_broken_sentencepiece_model_is_named(tmp_path: Path, content: bytes) -> None:
+    folder = write_hf_folder(tmp_path / "m", tokenizer=False)
+    (folder / "tokenizer.model").write_bytes(content)
+    assert "tokenizer.model" in _refusal(folder)

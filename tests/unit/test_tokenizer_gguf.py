@@ -1,0 +1,239 @@
+"""Tokenizers rebuilt from GGUF metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from checkpoints import (
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS_ID,
+    VOCAB_SIZE,
+    gguf_tokenizer_metadata,
+    tiny_tokenizer_json,
+)
+from llorch_export.checkpoint.base import TokenizerAssets
+from llorch_export.tokenizer import tokenizer_from_gguf
+from llorch_serve.artifact import GenerationDefaults
+from llorch_serve.errors import ArtifactError
+
+TEXTS = (
+    "The quick brown fox",
+    "  runs   of\n\n\tspace \r\n",
+    "digits 1234567 and 3.14",
+    "I've seen WE'LL",
+    "🙂🚀 東京 naïve Привет",
+    "<|turn|>user\nhi<|turn_end|>\n<|eos|>",
+    "",
+)
+
+
+def _assets(
+    changes: dict[str, object] | None = None, *, base: dict[str, object] | None = None
+) -> TokenizerAssets:
+    metadata = {**(base or gguf_tokenizer_metadata()), **(changes or {})}
+    present = {key: value for key, value in metadata.items() if value is not None}
+    return tokenizer_from_gguf(present, vocab_size=VOCAB_SIZE, origin="m.gguf")
+
+
+def _tokenizer(
+    changes: dict[str, object] | None = None, *, base: dict[str, object] | None = None
+) -> Tokenizer:
+    return Tokenizer.from_buffer(_assets(changes, base=base).tokenizer_json)
+
+
+def _spm(**changes: object) -> dict[str, object]:
+    """Return a SentencePiece vocabulary: specials, 256 bytes, and pieces that spell a few words."""
+    pieces = ["▁", "a", "b", "c", "ab", "▁ab", "bc", "▁▁", "tool"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+    kinds[tokens.index("tool")] = 4  # user-defined
+    scores = [0.0] * 259 + [-9.0, -9.0, -9.0, -9.0, -2.0, -3.0, -1.0, -4.0, 0.0]
+    metadata: dict[str, object] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.scores": scores,
+    }
+    return metadata | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+
+
+def _spell(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [str(tokenizer.id_to_token(token)) for token in tokenizer.encode(text).ids]
+
+
+def test_the_rebuilt_tokenizer_equals_the_one_it_was_written_from() -> None:
+    original, rebuilt = Tokenizer.from_str(tiny_tokenizer_json()), _tokenizer()
+    for text in TEXTS:
+        ids = original.encode(text).ids
+        assert rebuilt.encode(text).ids == ids
+        assert rebuilt.decode(ids) == original.decode(ids)
+        assert rebuilt.encode(text, "pair").ids == original.encode(text, "pair").ids
+
+
+def test_assets_come_from_the_metadata() -> None:
+    assets = _assets()
+    assert (assets.bos_token_id, assets.stop_token_ids) == (BOS_ID, (EOS_ID,))
+    assert assets.chat_template == CHAT_TEMPLATE
+    assert assets.generation == GenerationDefaults()
+
+
+def test_every_kind_of_end_token_stops() -> None:
+    changes: dict[str, object] = {
+        f"tokenizer.ggml.{name}_token_id": value for name, value in (("eos", 7), ("eot", 9), ("eom", 8))
+    }
+    assert _assets(changes).stop_token_ids == (7, 8, 9)
+
+
+@pytest.mark.parametrize(("kind", "stops"), [(3, (EOS_ID, 3)), (1, (EOS_ID,))])
+def test_a_known_end_of_turn_token_stops_if_it_is_a_control_token(kind: int, stops: tuple[int, ...]) -> None:
+    metadata: dict[str, Any] = gguf_tokenizer_metadata()
+    metadata["tokenizer.ggml.tokens"][3] = "<|eot_id|>"
+    metadata["tokenizer.ggml.token_type"][3] = kind
+    assert _assets(base=metadata).stop_token_ids == stops
+
+
+def test_a_file_without_end_token_has_none() -> None:
+    assert _assets({"tokenizer.ggml.eos_token_id": None}).stop_token_ids == ()
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_bos_and_eos_are_added_as_the_file_says(family: str, bos: bool, eos: bool) -> None:
+    changes: dict[str, object] = {"tokenizer.ggml.add_bos_token": bos, "tokenizer.ggml.add_eos_token": eos}
+    tokenizer = _tokenizer(changes, base=_spm() if family == "llama" else None)
+    plain = tokenizer.encode("ab", add_special_tokens=False).ids
+    first, last = ([1], [2]) if family == "llama" else ([BOS_ID], [EOS_ID])
+    once = (first if bos else []) + plain + (last if eos else [])
+    assert tokenizer.encode("ab").ids == once
+    assert tokenizer.encode("ab", "ab").ids == once + once
+
+
+@pytest.mark.parametrize(
+    ("pre", "added"), [("gpt-2", False), ("llama-bpe", True), ("llama3", True), ("smollm", False)]
+)
+def test_whether_bos_is_added_by_default_depends_on_the_kind(pre: str, added: bool) -> None:
+    tokenizer = _tokenizer({"tokenizer.ggml.add_bos_token": None, "tokenizer.ggml.pre": pre})
+    assert (tokenizer.encode("x").ids[0] == BOS_ID) is added
+    assert _tokenizer(base=_spm()).encode("x").ids[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["ab", " 12345", "'s", " ", " x", "!", "\n"]),
+        ("smollm", ["ab", " ", "1", "2", "3", "4", "5", "'s", " ", " x", "!", "\n"]),
+        ("llama-bpe", ["ab", " ", "123", "45", "'s", " ", " x", "!\n"]),
+        ("default", ["ab", " ", "123", "45", "'", "s", " ", " x", "!", "\n"]),
+        (None, ["ab", " ", "123", "45", "'", "s", " ", " x", "!", "\n"]),
+    ],
+)
+def test_text_is_cut_as_the_kind_says(pre: str | None, pieces: list[str]) -> None:
+    tokenizer = _tokenizer({"tokenizer.ggml.pre": pre})
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str("ab 12345's  x!\n")
+    back = "".join(piece for piece, _ in cut)
+    assert back.replace("Ġ", " ").replace("Ċ", "\n") == "ab 12345's  x!\n"
+    assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in cut] == pieces
+
+
+def test_whole_words_come_before_merges_for_llama_3_only() -> None:
+    metadata: dict[str, Any] = gguf_tokenizer_metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens[511] = "zqx"  # no merge leads to it
+    metadata["tokenizer.ggml.merges"] = [
+        m for m in metadata["tokenizer.ggml.merges"] if m.replace(" ", "") in tokens
+    ]
+    assert _tokenizer({"tokenizer.ggml.pre": "llama-bpe"}, base=metadata).encode(
+        "zqx", add_special_tokens=False
+    ).ids == [511]
+    assert len(_tokenizer(base=metadata).encode("zqx", add_special_tokens=False).ids) == 3
+
+
+def test_pieces_merge_by_score_not_by_order() -> None:
+    tokenizer = _tokenizer(
+        {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False}, base=_spm()
+    )
+    assert _spell(tokenizer, "abc") == ["a", "bc"]  # "bc" scores higher than "ab"
+    assert _spell(tokenizer, "ab") == ["ab"]
+    assert _spell(tokenizer, "é") == ["<0xC3>", "<0xA9>"]
+
+
+def test_a_space_is_put_before_text_and_after_special_tokens_if_the_file_says_so() -> None:
+    base = _spm(add_bos_token=False)
+    with_prefix = _tokenizer(base=base)
+    assert _spell(with_prefix, "ab</s>ab") == ["▁ab", "</s>", "▁ab"]
+    assert with_prefix.decode(with_prefix.encode("ab").ids) == "ab"
+    without = _tokenizer({"tokenizer.ggml.add_space_prefix": False}, base=base)
+    assert _spell(without, "ab</s>ab") == ["ab", "</s>", "ab"]
+    assert without.decode(without.encode(" ab").ids) == " ab"
+
+
+def test_byte_tokens_are_not_found_in_text_but_user_defined_ones_are() -> None:
+    tokenizer = _tokenizer(
+        {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False}, base=_spm()
+    )
+    assert "<0x41>" not in _spell(tokenizer, "<0x41>")[:1]
+    assert _spell(tokenizer, "atoolb") == ["a", "tool", "b"]
+    ids = tokenizer.encode("atoolb</s>").ids
+    assert tokenizer.decode(ids) == "atoolb"  # special tokens are left out, user-defined ones are text
+
+
+def test_sampling_values_of_the_file_are_read() -> None:
+    changes: dict[str, object] = {
+        "general.sampling.temp": 0.5,
+        "general.sampling.top_k": 20,
+        "general.sampling.penalty_repeat": 1.25,
+    }
+    assert _assets(changes).generation == GenerationDefaults(
+        temperature=0.5, top_k=20, repetition_penalty=1.25
+    )
+
+
+def _changed(key: str, change: Any) -> dict[str, object]:
+    metadata: dict[str, Any] = gguf_tokenizer_metadata()
+    change(metadata[f"tokenizer.ggml.{key}"])
+    return metadata
+
+
+def _assign(index: int, value: object) -> Any:
+    return lambda items: items.__setitem__(index, value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        ({}, r"tokenizer.ggml.model is None; supported are gpt2 and llama"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.model": "t5"}, r"tokenizer.ggml.model is 't5'"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "qwen2"}, r"pre-tokenizer 'qwen2' is not supported; supported are"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": []}, r"has 0 tokens"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [str(i) for i in range(600)]}, r"has 600 tokens, expected 1 to 512"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [1, 2]}, r"tokens is \[1, 2\], expected a list of str"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.token_type": [1]}, r"token_type has 1 items, expected 512"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.eos_token_id": 512}, r"eos_token_id is 512, expected an integer from 0 to 511"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.bos_token_id": None}, r"asks for a bos token around text but names none"),
+        (gguf_tokenizer_metadata() | {"tokenizer.chat_template": 5}, r"chat_template is int"),
+        (_changed("tokens", _assign(300, "a")), r"tokens \d+ and 300 are both 'a'"),
+        (_changed("tokens", _assign(0, "b os:1")), r"bos token is 'b os:1'"),
+        (_changed("token_type", _assign(5, 99)), r"token_type holds 99"),
+        (_changed("merges", _assign(0, "nospace")), r"merge 0 is 'nospace'"),
+        (_changed("merges", _assign(0, "zzzz y")), r"merge \('zzzz', 'y'\) uses a token that the vocabulary lacks"),
+        (_spm(scores=[1.0]), r"scores has 1 items, expected 268"),
+        (_spm(scores=None), r"lacks scores"),
+    ],
+)  # fmt: skip
+def test_unusable_tokenizers_are_refused_by_name(metadata: dict[str, object], found: str) -> None:
+    with pytest.raises(ArtifactError, match=found) as caught:
+        tokenizer_from_gguf(
+            {k: v for k, v in metadata.items() if v is not None}, vocab_size=VOCAB_SIZE, origin="m.gguf"
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_without_text_does_no_harm() -> None:
+    tokenizer = _tokenizer(base=_changed("tokens", _assign(511, "")) | {"tokenizer.ggml.merges": []})
+    assert tokenizer.encode("ab", add_special_tokens=False).tokens == ["a", "b"]
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
