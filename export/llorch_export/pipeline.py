@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-
-from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.source import fingerprint, open_checkpoint
-from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
-from llorch_export.graph.weights import DATA_FILE
-from llorch_export.options import ExportOptions
-from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -30,6 +26,14 @@ from llorch_serve.artifact import (
     load_artifact,
 )
 from llorch_serve.errors import ArtifactError, UsageError
+
+from llorch_export.checkpoint.base import Checkpoint, LazyTensor
+from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
+from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.weights import DATA_FILE
+from llorch_export.options import ExportOptions
+from llorch_export.write import ArtifactWriter, check_output
 
 GRAPH_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
@@ -78,6 +82,35 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         load_artifact(writer.folder)
         writer.commit()
     return ExportResult(load_artifact(options.output), changed=True)
+
+
+def preview(options: ExportOptions) -> dict[str, object]:
+    """Describe the export without reading a weight: tensors and shapes of the checkpoint, graph inputs, sizes.
+
+    Needs only the GGUF header or config.json. Raises as :func:`export` does.
+    """
+    recipe = options.recipe()
+    config = open_config(options.source)
+    context_length = resolve_context(config, options.max_context)
+    shapes = expected_tensors(config)
+    tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
+    graph = build_decoder(config, recipe, tensors, context_length=context_length)
+    return {
+        "config": config,
+        "recipe": recipe,
+        "context_length": context_length,
+        "parameters": sum(math.prod(shape) for shape in shapes.values()),
+        "data_bytes": graph.data_bytes,
+        "kv_bytes_per_token": graph.kv.bytes_per_token,
+        "tensors": [{"name": name, "shape": list(shape)} for name, shape in shapes.items()],
+        "inputs": [
+            {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in graph.inputs
+        ],
+    }
+
+
+def _unread() -> npt.NDArray[np.float32]:
+    raise AssertionError("a preview reads no weights")
 
 
 def resolve_context(config: LlamaConfig, max_context: int | None) -> int:

@@ -6,6 +6,8 @@ are first written, so memory follows use, not capacity.
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,17 +71,11 @@ class KvCache:
     def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
         self.capacity = capacity
         shape = (capacity.slots, kv.kv_heads, capacity.context, kv.head_dim)
-        try:
-            self._buffers = {
-                (layer, kind): np.zeros(shape, np.float32)
-                for layer in range(kv.layers)
-                for kind in ("key", "value")
-            }
-        except MemoryError as error:
-            raise ResourceError(
-                f"the system refuses {capacity.total_bytes / 2**20:.0f} MiB of address space for the KV cache; "
-                "choose fewer --slots or a smaller --max-context"
-            ) from error
+        self._buffers = {
+            (layer, kind): _lazy_zeros(shape, capacity)
+            for layer in range(kv.layers)
+            for kind in ("key", "value")
+        }
 
     def rows(self, layer: int, kind: str, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return the view [count, kv_heads, capacity, head_dim] of neighbouring slots."""
@@ -89,3 +85,21 @@ class KvCache:
         """Copy the first ``tokens`` positions of one slot to another."""
         for buffer in self._buffers.values():
             buffer[target, :, :tokens] = buffer[source, :, :tokens]
+
+
+def _lazy_zeros(shape: tuple[int, int, int, int], capacity: KvCapacity) -> npt.NDArray[np.float32]:
+    """Return zeros whose memory is committed page by page as it is written.
+
+    numpy's own allocation asks the kernel for huge pages of 2 MiB, which commits a head's whole row of positions
+    with its first token. Raises ResourceError if the system refuses the address space.
+    """
+    try:
+        memory = mmap.mmap(-1, math.prod(shape) * 4)
+    except OSError as error:
+        raise ResourceError(
+            f"the system refuses {capacity.total_bytes / 2**20:.0f} MiB of address space for the KV cache "
+            f"({error.strerror}); choose fewer --slots or a smaller --max-context"
+        ) from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.float32).reshape(shape)

@@ -68,7 +68,7 @@ class StepPlan:
 class Scheduler:
     """Owns the waiting queue and the slots.
 
-    kv_cache: False makes every token a prefill of the whole sequence.
+    kv_cache: False forgets the cache after every token and computes the whole sequence anew.
     """
 
     def __init__(self, *, slots: int, prefill_chunk: int, max_waiting: int, kv_cache: bool = True) -> None:
@@ -162,9 +162,12 @@ class Scheduler:
 
     def _chunk(self, sequence: Sequence) -> PrefillChunk:
         assert sequence.slot is not None
-        count = min(self._prefill_chunk, sequence.pending)
-        if sequence.pending - count == 1 and count > 2:
-            count -= 1  # a last chunk of one row would take another kernel, with other last bits
+        # A row's last bits depend on whether it runs alone or beside other rows of its sequence. So that a
+        # recomputed answer repeats the first one exactly, its tokens go one by one here too.
+        rest = sequence.prompt_length - sequence.computed
+        count = min(self._prefill_chunk, rest) if rest > 0 else 1
+        if rest - count == 1 and count > 2:
+            count -= 1  # a last chunk of one row would take the single-row kernel
         start = sequence.computed
         return PrefillChunk(
             sequence=sequence,

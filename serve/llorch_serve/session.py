@@ -80,7 +80,7 @@ class DecoderSession:
     def _run(self, binding: _Binding) -> Logits:
         try:
             self._session.run_with_iobinding(binding.io)
-        except Exception as error:  # noqa: BLE001 - the runtime has no error class of its own
+        except Exception as error:
             raise ProviderError(
                 f"the runtime failed in a step: {str(error).strip().splitlines()[0]}"
             ) from error
@@ -195,7 +195,7 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
         return runtime.InferenceSession(
             str(artifact.graph_path), sess_options=options, providers=[CPU], enable_fallback=False
         )
-    except Exception as error:  # noqa: BLE001 - the runtime has no error class of its own
+    except Exception as error:
         text = " ".join(str(error).split())[:500]
         raise ArtifactError(
             f"{artifact.graph_path} cannot be loaded: {text}. Export the model again."

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-
 from llorch_serve.artifact import RopeConfig
 
 

@@ -1,0 +1,1 @@
+"""Measuring a model's speed: the work, the measurement, the report."""

@@ -1,0 +1,55 @@
+"""The result of a benchmark, as a document for scripts and as a table for people."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import psutil
+
+from llorch_serve.bench.measure import Figures
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``llorch bench --json`` prints.
+
+    recipe: precisions of the artifact. load_s, peak_rss_mib: of this process; None for a worker behind gRPC.
+    """
+
+    schema_version: int
+    recipe: dict[str, object]
+    provider: str
+    load_s: float | None
+    peak_rss_mib: float | None
+    results: list[Figures]
+
+
+def table(report: Report) -> str:
+    """Return the report as lines of text."""
+    precision = ", ".join(f"{key} {value}" for key, value in report.recipe.items() if value is not None)
+    lines = [f"{precision} on {report.provider}"]
+    if report.load_s is not None and report.peak_rss_mib is not None:
+        lines[0] += f"; loaded in {report.load_s:.2f} s; peak memory {report.peak_rss_mib:.0f} MiB"
+    lines.append(
+        f"{'streams':>7} {'prefill tok/s':>14} {'decode tok/s':>13} {'ttft p50/p99 ms':>18} {'itl p50/p99 ms':>18}"
+    )
+    for row in report.results:
+        ttft, itl = row.ttft_ms, row.itl_ms
+        lines.append(
+            f"{row.streams:>7} {row.prefill_tokens_per_s:>14.1f} {row.decode_tokens_per_s:>13.1f} "
+            f"{f'{ttft.p50:.0f} / {ttft.p99:.0f}':>18} {f'{itl.p50:.2f} / {itl.p99:.2f}':>18}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def peak_rss_mib() -> float:
+    """Return the most memory this process has held, in MiB."""
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().peak_wset) / 2**20
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak) / 2**20 if sys.platform == "darwin" else float(peak) / 2**10

@@ -1,0 +1,104 @@
+"""The ``llorch`` front door: finds the command, runs it, and turns every refusal into one line and an exit code.
+
+A command's module is imported only when it is named or listed, and imports what is heavy only when it runs, so
+``llorch serve --help`` loads neither a runtime nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from llorch_serve.errors import LlorchError
+from llorch_serve.terminal.console import fail
+
+# Command name -> module with a function ``command``. The order is the one of ``llorch --help``.
+COMMANDS: Final = {
+    "export": "llorch_export.terminal.export",
+    "verify": "llorch_export.terminal.verify",
+    "serve": "llorch_serve.terminal.serve",
+    "generate": "llorch_serve.terminal.generate",
+    "bench": "llorch_serve.terminal.bench",
+}
+
+
+class _LazyCommands(TyperGroup):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name])
+        app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        app.command(name=cmd_name, no_args_is_help=cmd_name in ("export", "verify"))(module.command)
+        return get_command(app)
+
+
+app = typer.Typer(
+    cls=_LazyCommands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"llorch {version('llorch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def front_door(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks of errors.", envvar="LLORCH_DEBUG")
+    ] = False,
+) -> None:
+    """Export Llama-family models to ONNX Runtime, and serve them.
+
+    Exit codes: 0 done, 1 failed or an unexpected error, 2 usage, 3 artifact or checkpoint, 4 runtime or provider,
+    5 port, 6 memory or disk, 7 worker unreachable, 130 interrupted.
+    """
+    if debug:
+        os.environ["LLORCH_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line and exit with the code of its outcome."""
+    try:
+        app()
+    except LlorchError as error:
+        _show_traceback()
+        sys.exit(fail(str(error), error.exit_code))
+    except BrokenPipeError:
+        # The reader of our output has gone, as in ``llorch generate ... | head``: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(fail("interrupted", 130))
+    except Exception as error:  # noqa: BLE001 - the last resort: no traceback unless asked for
+        _show_traceback()
+        what = f"unexpected {type(error).__name__}: {error}"
+        sys.exit(fail(f"{what}. Run again with 'llorch --debug ...' and report what it shows.", 1))
+
+
+def _show_traceback() -> None:
+    if os.environ.get("LLORCH_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()

@@ -1,0 +1,72 @@
+"""One step of generation at a time: schedule, run, sample, update. Synchronous; everything it needs is injected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from llorch_serve.errors import ProviderError
+from llorch_serve.runner import Session, run
+from llorch_serve.sampling import SamplingRow, sample_batch
+from llorch_serve.scheduler import Scheduler, StepPlan
+from llorch_serve.sequence import Sequence, SequenceStatus, TokenEvent
+
+
+class Engine:
+    """Owns a session, a scheduler and the sampling state of every live sequence. Not thread-safe."""
+
+    def __init__(
+        self, session: Session, scheduler: Scheduler, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._session = session
+        self._scheduler = scheduler
+        self._clock = clock
+        self._rows: dict[Sequence, SamplingRow] = {}
+
+    def add(self, sequence: Sequence, row: SamplingRow) -> None:
+        """Queue a sequence and its sampling state. Raises QueueFullError."""
+        self._scheduler.add(sequence)
+        self._rows[sequence] = row
+
+    def abort(self, sequence: Sequence) -> None:
+        """Forget a sequence; its slot is free for the next step. Does nothing if it has ended."""
+        if self._rows.pop(sequence, None) is not None:
+            self._scheduler.remove(sequence)
+
+    def step(self) -> list[TokenEvent]:
+        """Run one model call and return its tokens; an empty list if nothing was due or no token resulted.
+
+        A failure of the runtime ends the sequences of this step with that error, and no others.
+        """
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return []
+        self._stamp_start(plan)
+        try:
+            logits = run(self._session, plan)
+        except ProviderError as error:
+            return self._fail(plan, error)
+        sampled = plan.sampled()
+        results = sample_batch(logits, [self._rows[sequence] for sequence in sampled])
+        events = self._scheduler.update(plan, results)
+        now = self._clock()
+        for event in events:
+            sequence = event.sequence
+            if sequence.first_token_at is None:
+                sequence.first_token_at = now
+            sequence.last_token_at = now
+            if sequence.status is SequenceStatus.FINISHED:
+                del self._rows[sequence]
+            elif event.token_id is not None:
+                self._rows[sequence].append(event.token_id)
+        return events
+
+    def _stamp_start(self, plan: StepPlan) -> None:
+        if plan.prefill is not None and plan.prefill.sequence.started_at is None:
+            plan.prefill.sequence.started_at = self._clock()
+
+    def _fail(self, plan: StepPlan, error: ProviderError) -> list[TokenEvent]:
+        failed = [plan.prefill.sequence] if plan.prefill is not None else plan.sampled()
+        for sequence in failed:
+            self.abort(sequence)
+        return [TokenEvent(sequence, None, error=error) for sequence in failed]

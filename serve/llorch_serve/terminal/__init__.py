@@ -1,0 +1,1 @@
+"""What a person at a terminal sees: the commands, their progress and their errors."""

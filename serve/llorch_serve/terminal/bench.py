@@ -1,0 +1,188 @@
+"""``llorch bench``: tokens per second of an artifact in this process, or of a running worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.errors import UsageError
+from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.terminal.target import (
+    MODEL_HELP,
+    find_target,
+    find_tokenizer,
+    refuse_local_flags,
+    resolve_artifact,
+)
+
+if TYPE_CHECKING:
+    from llorch_serve.bench.measure import Backend, Figures
+    from llorch_serve.bench.workload import Workload
+    from llorch_serve.requests import Prompt
+
+
+def command(
+    model_dir: Annotated[
+        str | None, typer.Argument(metavar="DIR", help=MODEL_HELP, show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The same as DIR.", show_default=False)] = None,
+    connect: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Measure a running worker instead.", show_default=False),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="With --connect: seconds to wait for a starting worker.")
+    ] = 0.0,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each stream's prompt.")] = 512,
+    prompt_ids: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A JSON array of token ids to use as prompt.", show_default=False),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens that each stream generates.")] = 128,
+    streams: Annotated[
+        str, typer.Option(metavar="1,8", help="Numbers of streams that start together.")
+    ] = "1,8",
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Counted runs after one warm-up; medians are shown.")
+    ] = 3,
+    max_context: Annotated[int | None, typer.Option(help="Tokens per sequence.", show_default=False)] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of a table.")
+    ] = False,
+) -> None:
+    """Measure prefill and decode speed, greedy, with stop tokens ignored.
+
+    Prefill: all prompt tokens over the time until every stream has its first token. Decode: all later tokens over
+    the time from there. Speed says nothing about fidelity: see llorch verify.
+
+    Examples:
+        llorch bench artifacts/smollm2
+
+        llorch bench --connect 127.0.0.1:50051 --streams 1,8,32 --json
+
+    """
+    counts = _read_streams(streams)
+    source = _Prompt(prompt_tokens, prompt_ids)
+    if connect is not None:
+        refuse_local_flags(
+            connect, {"DIR": model_dir, "--model": model, "--max-context": max_context, "--threads": threads}
+        )
+        _remote(connect, wait, counts, source, max_tokens, repeat, as_json)
+        return
+    folder = resolve_artifact(find_target(model_dir, model))
+    session = SessionConfig(threads=threads, slots=max(counts), max_context=max_context)
+    _local(folder, EngineConfig(session=session), counts, source, max_tokens, repeat, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    tokens: int
+    file: Path | None
+
+    def workload(
+        self, max_tokens: int, tokenize: Callable[[Prompt], tuple[tuple[int, ...], str]]
+    ) -> Workload:
+        from llorch_serve.bench.workload import Workload, read_prompt, text_prompt
+
+        ids = text_prompt(self.tokens, tokenize) if self.file is None else read_prompt(self.file)
+        return Workload(ids, max_tokens)
+
+
+def _read_streams(value: str) -> list[int]:
+    try:
+        counts = [int(part) for part in value.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--streams is {value!r}; expected numbers separated by commas, like 1,8") from error
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--streams is {value!r}; every number must be at least 1")
+    return counts
+
+
+def _local(
+    folder: Path,
+    config: EngineConfig,
+    counts: list[int],
+    source: _Prompt,
+    max_tokens: int,
+    repeat: int,
+    as_json: bool,
+) -> None:
+    from llorch_serve.bench.measure import LocalBackend
+    from llorch_serve.bench.report import SCHEMA_VERSION, Report, peak_rss_mib
+    from llorch_serve.terminal.opening import open_worker
+
+    started = time.perf_counter()
+    worker = open_worker(folder, config, tokenizer=find_tokenizer())
+    load_s = time.perf_counter() - started
+    try:
+        work = source.workload(max_tokens, worker.tokenize)
+        _check_context(work, worker.model_info().context_length)
+        results = _measure_all(LocalBackend(worker), work, counts, repeat)
+    finally:
+        worker.close()
+    recipe = worker.artifact.manifest.recipe
+    described = {
+        "precision": recipe.precision,
+        "head_precision": recipe.head_precision,
+        "block_size": recipe.block_size,
+    }
+    report = Report(SCHEMA_VERSION, described, worker.model_info().provider, load_s, peak_rss_mib(), results)
+    _show(report, as_json)
+
+
+def _remote(
+    address: str, wait: float, counts: list[int], source: _Prompt, max_tokens: int, repeat: int, as_json: bool
+) -> None:
+    from llorch_serve.bench.measure import RemoteBackend
+    from llorch_serve.bench.report import SCHEMA_VERSION, Report
+    from llorch_serve.client import WorkerClient
+
+    with WorkerClient(address) as client:
+        if wait:
+            client.wait_until_ready(wait)
+        info = client.model_info()
+        if max(counts) > info.slots:
+            say(
+                f"note: the worker has {info.slots} slots; of {max(counts)} streams the others wait their turn"
+            )
+        work = source.workload(max_tokens, client.tokenize)
+        _check_context(work, info.context_length)
+        results = _measure_all(RemoteBackend(client.generate), work, counts, repeat)
+    described: dict[str, object] = {"precision": info.precision, "head_precision": info.head_precision}
+    _show(Report(SCHEMA_VERSION, described, info.provider, None, None, results), as_json)
+
+
+def _check_context(work: Workload, context: int) -> None:
+    needed = len(work.prompt_ids) + work.max_tokens
+    if needed > context:
+        raise UsageError(
+            f"{len(work.prompt_ids)} prompt tokens and {work.max_tokens} generated ones need a context of {needed}; "
+            f"this one has {context}. Choose fewer tokens."
+        )
+
+
+def _measure_all(backend: Backend, work: Workload, counts: list[int], repeat: int) -> list[Figures]:
+    from llorch_serve.bench.measure import measure
+    from llorch_serve.terminal.console import step_progress
+
+    with step_progress("measuring", len(counts) * (repeat + 1)) as advance:
+        return [measure(backend, work, count, repeat=repeat, progress=advance) for count in counts]
+
+
+def _show(report: object, as_json: bool) -> None:
+    from llorch_serve.bench.report import Report, table
+
+    assert isinstance(report, Report)
+    if as_json:
+        write_json(report)
+    else:
+        write(table(report))

@@ -1,0 +1,73 @@
+"""Printing: results to stdout, everything else to stderr, colour and progress bars only on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+
+def say(message: str) -> None:
+    """Print a line for people on stderr."""
+    print(message, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
+
+
+def fail(message: str, code: int) -> int:
+    """Print an error on stderr in one line; return ``code``."""
+    label = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
+    say(f"{label} {' '.join(message.split())}")
+    return code
+
+
+def write(text: str) -> None:
+    """Print text on stdout as it is, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write_json(document: object) -> None:
+    """Print one JSON document on stdout."""
+    write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+@contextlib.contextmanager
+def byte_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar with bytes on stderr, one for each phase; nothing where stderr is not a terminal.
+
+    Yields a function that takes (phase, bytes since the last call, total bytes of the phase).
+    """
+    if not sys.stderr.isatty():
+        yield lambda _phase, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def advance(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = progress.add_task(phase, total=total)
+            progress.advance(tasks[phase], done)
+
+        yield advance
+
+
+@contextlib.contextmanager
+def step_progress(phase: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar of ``total`` steps on stderr; nothing where stderr is not a terminal.
+
+    Yields a function that counts one step.
+    """
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(phase, total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,86 @@
+"""``llorch serve``: a gRPC worker for one artifact."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.errors import UsageError
+from llorch_serve.terminal.console import say
+from llorch_serve.terminal.target import MODEL_HELP, find_target, find_tokenizer, resolve_artifact
+
+
+def command(
+    model_dir: Annotated[
+        str | None, typer.Argument(metavar="DIR", help=MODEL_HELP, show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The same as DIR.", show_default=False)] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="0 takes any free one, which is printed.")
+    ] = 50051,
+    slots: Annotated[int, typer.Option(help="Sequences that run at once; others wait.")] = 8,
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens per sequence. Default: the model's, or less if memory is short.", show_default=False
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
+    ] = 30.0,
+) -> None:
+    """Serve an artifact over gRPC (llorch.v1.GenerationService, health, reflection) until SIGTERM.
+
+    Examples:
+        llorch serve artifacts/smollm2
+
+        llorch serve artifacts/smollm2 --port 0 --slots 16 --max-context 4096
+
+        grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051 llorch.v1.GenerationService/Generate
+
+    """
+    from llorch_serve.rpc.server import ServerConfig, serve
+    from llorch_serve.terminal.opening import open_worker
+    from llorch_serve.worker import Worker
+
+    if slots < 1:
+        raise UsageError(f"--slots is {slots}; at least 1 is needed")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    folder = resolve_artifact(find_target(model_dir, model))
+    config = EngineConfig(session=SessionConfig(threads=threads, slots=slots, max_context=max_context))
+    server = ServerConfig(host=host, port=port, drain_timeout_s=drain_timeout)
+    opened: list[Worker] = []
+
+    def load() -> Worker:
+        worker = open_worker(folder, config, tokenizer=find_tokenizer())
+        worker.warm_up()
+        opened.append(worker)
+        return worker
+
+    def ready(address: str) -> None:
+        say(f"serving {_describe(opened[0], folder)} at {address}")
+
+    asyncio.run(
+        serve(load, server, on_bound=lambda address: say(f"listening at {address}, loading"), on_ready=ready)
+    )
+
+
+def _describe(worker: object, folder: Path) -> str:
+    from llorch_serve.bench.report import peak_rss_mib
+    from llorch_serve.worker import Worker
+
+    assert isinstance(worker, Worker)
+    info = worker.model_info()
+    return (
+        f"{info.model_id} ({folder}, {info.precision}) on {info.provider} with {info.slots} slots of "
+        f"{info.context_length} tokens, {peak_rss_mib():.0f} MiB"
+    )

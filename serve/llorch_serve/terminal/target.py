@@ -1,0 +1,93 @@
+"""From what the user points at to an artifact folder: an artifact as it is, a checkpoint exported once into a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from llorch_serve.artifact import is_artifact
+from llorch_serve.errors import UsageError
+from llorch_serve.terminal.console import say
+
+MODEL_HELP = "Artifact folder, or a source (GGUF file, Hugging Face folder, hub id) that is exported once into a cache."
+
+
+def find_target(argument: str | None, option: str | None) -> str:
+    """Return what DIR, --model or MODEL_PATH name, in this order. Raises UsageError for none or two different ones."""
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"DIR is {argument} and --model is {option}; give one of them")
+    target = argument or option or os.environ.get("MODEL_PATH")
+    if not target:
+        raise UsageError("no model given; name an artifact folder or a source, or set MODEL_PATH")
+    return target
+
+
+def find_tokenizer() -> Path | None:
+    """Return the tokenizer.json that TOKENIZER_PATH names (the file, or its folder), or None."""
+    value = os.environ.get("TOKENIZER_PATH")
+    if not value:
+        return None
+    path = Path(value)
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
+def resolve_artifact(target: str) -> Path:
+    """Return the artifact folder for a target, exporting a source into the cache first if need be.
+
+    Exits with the exporter's code if it fails; it has then said why.
+    """
+    path = Path(target)
+    if is_artifact(path):
+        return path
+    if path.is_dir() and not (path / "config.json").is_file():
+        return path  # not a checkpoint either: loading it as an artifact says what is missing
+    folder = cache_folder() / _cache_name(target)
+    say(f"{target} is a source, not an artifact; its default export is kept in {folder}")
+    # The exporter runs in a process of its own: its libraries and buffers never weigh on the worker.
+    command = [
+        sys.executable,
+        "-m",
+        "llorch_serve",
+        "export",
+        target,
+        "--output",
+        str(folder),
+        "--if-changed",
+        "--json",
+    ]
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if result.returncode != 0:
+        raise SystemExit(result.returncode)
+    if msgspec.json.decode(result.stdout)["changed"]:
+        say(f"exported to {folder}")
+    return folder
+
+
+def cache_folder() -> Path:
+    """Return the folder of cached exports: LLORCH_CACHE, else the user's cache folder."""
+    if value := os.environ.get("LLORCH_CACHE"):
+        return Path(value)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "llorch"
+
+
+def _cache_name(target: str) -> str:
+    """Return a folder name that people recognise and that differs for sources of the same file name."""
+    path = Path(target)
+    identity = str(path.resolve()) if path.exists() else target
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem if path.is_file() else path.name) or "model"
+    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+
+def refuse_local_flags(address: str, flags: Mapping[str, object]) -> None:
+    """Raise UsageError for any flag that is set and means nothing to a worker that runs elsewhere."""
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            raise UsageError(f"{name} has no effect on the worker at {address}; leave it out")

@@ -1,0 +1,307 @@
+"""A loaded artifact that answers requests: text in, text out, around the engine's token ids.
+
+The command line and the gRPC servicer both use it. Requests are checked and tokenised on the caller's thread;
+detokenising and stop strings run on the engine's thread between steps, so an answer ends at its stop string
+exactly.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llorch_serve.artifact import Artifact, load_artifact
+from llorch_serve.chat import ChatTemplate, encode_chat
+from llorch_serve.config import EngineConfig
+from llorch_serve.engine import Engine
+from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError
+from llorch_serve.local import stream
+from llorch_serve.loop import EngineLoop
+from llorch_serve.requests import (
+    ChatPrompt,
+    Completion,
+    GenerationRequest,
+    GenerationUpdate,
+    ModelInfo,
+    Prompt,
+    TextPrompt,
+    Timings,
+    TokenPrompt,
+    UpdateSink,
+)
+from llorch_serve.sampling import SamplingParams, SamplingRow, check_defaults, resolve
+from llorch_serve.scheduler import Scheduler
+from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
+from llorch_serve.session import DecoderSession, LoadReport, open_session
+from llorch_serve.text import TextStream, Tokenizer
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request between submission and its last update."""
+
+    request: GenerationRequest
+    sequence: Sequence
+    sink: UpdateSink
+    stream: TextStream
+    seed: int
+
+
+class Worker:
+    """Implements :class:`llorch_serve.requests.TextGenerator` on an artifact. Make one with :meth:`open`."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        session: DecoderSession,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        config: EngineConfig,
+    ) -> None:
+        self.artifact = artifact
+        self._session = session
+        self._tokenizer = tokenizer
+        self._template = template
+        self._config = config
+        self._live: dict[Sequence, _Live] = {}
+        self._by_id: dict[str, Sequence] = {}
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._closed = False
+        scheduler = Scheduler(
+            slots=session.capacity.slots,
+            prefill_chunk=config.prefill_chunk,
+            max_waiting=config.max_waiting,
+            kv_cache=config.kv_cache,
+        )
+        self._loop = EngineLoop(Engine(session, scheduler), self._on_events, self._on_death)
+        self._loop.start()
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        config: EngineConfig,
+        report: Callable[[LoadReport], None],
+        *,
+        tokenizer: Path | None = None,
+    ) -> Worker:
+        """Load an artifact and start its engine.
+
+        tokenizer: a tokenizer.json to use instead of the artifact's.
+        Raises ArtifactError, ProviderError, ResourceError or UsageError.
+        """
+        artifact = load_artifact(folder)
+        check_defaults(artifact.manifest.generation)
+        text = Tokenizer.load(tokenizer or artifact.tokenizer_path)
+        template = _load_template(artifact, text)
+        session = open_session(artifact, config.session, report)
+        return cls(artifact, session, text, template, config)
+
+    def close(self) -> None:
+        """Cancel what is live and stop the engine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._loop.stop()
+
+    def warm_up(self) -> None:
+        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready."""
+        sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=2, ignore_eos=True)
+        prompt = TokenPrompt((0,) * min(8, self._session.capacity.context - 1))
+        for _ in stream(self, GenerationRequest("warm-up", prompt, sampling)):
+            pass
+
+    def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
+        """Check, tokenise and queue a request.
+
+        Raises InvalidRequestError with every bad field, or UnavailableError once the engine has stopped.
+        """
+        info = self.artifact.manifest
+        bad = request.sampling.violations(vocab_size=info.model.vocab_size)
+        ids: tuple[int, ...] = ()
+        try:
+            ids, _ = self.tokenize(request.prompt)
+        except InvalidRequestError as error:
+            bad += error.violations
+        else:
+            bad += self._prompt_violations(ids)
+        if bad:
+            raise InvalidRequestError(bad)
+        resolved = resolve(request.sampling, info.generation, lambda: secrets.randbits(63))
+        stop_ids = set(request.sampling.stop_token_ids)
+        if not request.sampling.ignore_eos:
+            stop_ids.update(info.stop_token_ids)
+        room = self._session.capacity.context - len(ids)
+        wanted = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
+        sequence = Sequence(
+            request_id=request.request_id,
+            token_ids=list(ids),
+            prompt_length=len(ids),
+            max_new_tokens=wanted,
+            stop_ids=frozenset(stop_ids),
+            submitted_at=time.perf_counter(),
+        )
+        text = TextStream(self._tokenizer, request.sampling.stop)
+        live = _Live(request, sequence, sink, text, resolved.seed)
+        if wanted == 0:
+            self._check_open()
+            sink.deliver([_update(live, "", (), self._completion(live, FinishReason.LENGTH, None))])
+            return
+        row = SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=stop_ids, vocab_size=info.model.vocab_size)
+        with self._lock:
+            self._check_open()
+            if request.request_id in self._by_id:
+                found = f"found {request.request_id!r}, which a live request already has; expected a new one"
+                raise InvalidRequestError([FieldViolation("request_id", found)])
+            self._live[sequence] = live
+            self._by_id[request.request_id] = sequence
+        self._loop.add(sequence, row)
+
+    def abort(self, request_id: str) -> None:
+        """End a live request; its last update has reason CANCELLED. Idempotent."""
+        with self._lock:
+            sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            self._loop.abort(sequence)
+
+    def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
+        """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
+        if isinstance(prompt, TokenPrompt):
+            vocab_size = self.artifact.manifest.model.vocab_size
+            bad = [i for i in prompt.token_ids if not 0 <= i < vocab_size]
+            if bad:
+                found = f"found {bad[0]}, expected ids of the vocabulary, 0 to {vocab_size - 1}"
+                raise InvalidRequestError([FieldViolation("input.tokens", found)])
+            known = tuple(i for i in prompt.token_ids if i < self._tokenizer.vocab_size)
+            return prompt.token_ids, self._tokenizer.decode(known, keep_special_tokens=True)
+        if isinstance(prompt, TextPrompt):
+            return self._tokenizer.encode(prompt.text, add_special_tokens=True), prompt.text
+        assert isinstance(prompt, ChatPrompt)
+        if self._template is None:
+            found = f"{self.artifact.manifest.model_id} has no chat template; send text or tokens instead"
+            raise InvalidRequestError([FieldViolation("input.chat", found)])
+        return encode_chat(self._tokenizer, self._template, prompt.messages)
+
+    def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
+        """Return the text of token ids. Raises InvalidRequestError for ids outside the vocabulary."""
+        return self._tokenizer.decode(token_ids, keep_special_tokens=keep_special_tokens)
+
+    def model_info(self) -> ModelInfo:
+        """Describe what is served."""
+        manifest = self.artifact.manifest
+        recipe = manifest.recipe
+        return ModelInfo(
+            model_id=manifest.model_id,
+            fingerprint=manifest.fingerprint,
+            context_length=self._session.capacity.context,
+            vocab_size=manifest.model.vocab_size,
+            precision=recipe.precision,
+            head_precision=recipe.head_precision,
+            provider=self._session.placement.provider,
+            provider_node_share=self._session.placement.node_share,
+            slots=self._session.capacity.slots,
+            has_chat_template=self._template is not None,
+            stop_token_ids=manifest.stop_token_ids,
+            version=importlib.metadata.version("llorch"),
+            # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
+            batch_invariant="int4" not in (recipe.precision, recipe.head_precision),
+        )
+
+    def _prompt_violations(self, ids: tuple[int, ...]) -> list[FieldViolation]:
+        context = self._session.capacity.context
+        if not ids:
+            return [FieldViolation("input", "found an empty prompt, expected at least one token")]
+        if len(ids) >= context:
+            found = f"found a prompt of {len(ids)} tokens; the context holds {context}, prompt and answer together"
+            return [FieldViolation("input", found)]
+        return []
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise UnavailableError(f"the engine has stopped after an error: {self._failure}")
+        if self._closed:
+            raise UnavailableError("the worker is shutting down")
+
+    def _on_events(self, events: list[TokenEvent]) -> list[Sequence]:
+        """Turn a step's events into updates, one delivery a sink; return what a stop string has ended."""
+        by_sink: dict[int, tuple[UpdateSink, list[GenerationUpdate]]] = {}
+        ended_early = []
+        for event in events:
+            live = self._live.get(event.sequence)
+            if live is None:
+                continue
+            update, stopped = self._translate(live, event)
+            if stopped and event.finish is None:
+                ended_early.append(event.sequence)
+            if update.is_last:
+                with self._lock:
+                    del self._live[event.sequence]
+                    del self._by_id[live.request.request_id]
+            by_sink.setdefault(id(live.sink), (live.sink, []))[1].append(update)
+        for sink, updates in by_sink.values():
+            sink.deliver(updates)
+        return ended_early
+
+    def _translate(self, live: _Live, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
+        """Return the update of one event, and whether a stop string ended the answer."""
+        if event.error is not None:
+            return GenerationUpdate(live.request.request_id, "", (), error=event.error), False
+        text, matched, ids = "", None, ()
+        if event.token_id is not None and not event.is_stop_token:
+            text, matched = live.stream.push(event.token_id)
+            ids = (event.token_id,)
+        if matched is not None:
+            return _update(live, text, ids, self._completion(live, FinishReason.STOP, matched)), True
+        if event.finish is None:
+            return _update(live, text, ids, None), False
+        text += live.stream.finish()
+        stop_text = None
+        if event.is_stop_token and event.token_id is not None:
+            stop_text = self._tokenizer.token_text(event.token_id)
+        return _update(live, text, ids, self._completion(live, event.finish, stop_text)), False
+
+    def _completion(self, live: _Live, reason: FinishReason, stop_matched: str | None) -> Completion:
+        s = live.sequence
+        started = s.submitted_at if s.started_at is None else s.started_at
+        first = started if s.first_token_at is None else s.first_token_at
+        last = first if s.last_token_at is None else s.last_token_at
+        return Completion(
+            reason=reason,
+            stop_matched=stop_matched,
+            prompt_tokens=s.prompt_length,
+            generated_tokens=s.generated,
+            seed=live.seed,
+            timings=Timings(
+                queue_s=started - s.submitted_at, prefill_s=first - started, decode_s=last - first
+            ),
+        )
+
+    def _on_death(self, error: BaseException) -> None:
+        """Tell every caller that the engine is gone; nothing is answered after this."""
+        with self._lock:
+            self._failure = error
+            live, self._live, self._by_id = list(self._live.values()), {}, {}
+        failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
+        for entry in live:
+            entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
+
+
+def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:
+    return GenerationUpdate(live.request.request_id, text, ids, completion)
+
+
+def _load_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = artifact.chat_template()
+    if source is None:
+        return None
+    manifest = artifact.manifest
+    bos = None if manifest.bos_token_id is None else tokenizer.token_text(manifest.bos_token_id)
+    eos = tokenizer.token_text(manifest.stop_token_ids[0]) if manifest.stop_token_ids else None
+    return ChatTemplate(source, bos_token=bos, eos_token=eos)
