@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from llorch_serve.errors import ArtifactError
 
-MANIFEST_NAME = "llorch.json"
-SCHEMA_VERSION = 1
+MANIFEST_NAME: Final = "llorch.json"
+SCHEMA_VERSION: Final = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Precision = Literal["fp32", "int8", "int4"]
@@ -27,7 +27,7 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the manifest's parts: immutable, and strict about unknown fields."""
 
 
-class RopeConfig(_Struct, kw_only=True):
+class RopeConfig(_Struct, frozen=True, kw_only=True):
     """Rotary position embedding.
 
     theta: base of the frequencies.
@@ -44,7 +44,7 @@ class RopeConfig(_Struct, kw_only=True):
     frequency_factors: tuple[float, ...] | None = None
 
 
-class LlamaConfig(_Struct, kw_only=True):
+class LlamaConfig(_Struct, frozen=True, kw_only=True):
     """The architecture of a Llama-family decoder, in the terms of Hugging Face's ``config.json``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
@@ -66,7 +66,7 @@ class LlamaConfig(_Struct, kw_only=True):
     mlp_bias: bool = False
 
 
-class TensorSpec(_Struct, kw_only=True):
+class TensorSpec(_Struct, frozen=True, kw_only=True):
     """A graph input or output. A string in ``shape`` is a symbolic dimension."""
 
     name: str
@@ -74,7 +74,7 @@ class TensorSpec(_Struct, kw_only=True):
     shape: tuple[int | str, ...]
 
 
-class KvLayout(_Struct, kw_only=True):
+class KvLayout(_Struct, frozen=True, kw_only=True):
     """The KV cache's tensors: one key and one value buffer a layer, shape ``axes``.
 
     ``past_name`` and ``present_name`` hold ``{layer}`` and ``{kind}`` (``key`` or ``value``). Past and present
@@ -95,7 +95,7 @@ class KvLayout(_Struct, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
-class Recipe(_Struct, kw_only=True):
+class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
     block_size: elements along the input dimension that share one scale (quantised precisions only).
@@ -111,7 +111,7 @@ class Recipe(_Struct, kw_only=True):
     kl_limit: float
 
 
-class GenerationDefaults(_Struct, kw_only=True):
+class GenerationDefaults(_Struct, frozen=True, kw_only=True):
     """Sampling values that the model's authors recommend; used where a request does not say otherwise."""
 
     temperature: float | None = None
@@ -121,7 +121,7 @@ class GenerationDefaults(_Struct, kw_only=True):
     repetition_penalty: float | None = None
 
 
-class SourceInfo(_Struct, kw_only=True):
+class SourceInfo(_Struct, frozen=True, kw_only=True):
     """Where the weights came from. ``fingerprint`` is a SHA-256 over the source's content."""
 
     kind: Literal["gguf", "safetensors"]
@@ -129,7 +129,7 @@ class SourceInfo(_Struct, kw_only=True):
     fingerprint: str
 
 
-class FileEntry(_Struct, kw_only=True):
+class FileEntry(_Struct, frozen=True, kw_only=True):
     """A file of the artifact: POSIX path relative to the folder, size in bytes, SHA-256 in hex."""
 
     path: str
@@ -137,7 +137,7 @@ class FileEntry(_Struct, kw_only=True):
     sha256: str
 
 
-class Manifest(_Struct, kw_only=True):
+class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
     graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).

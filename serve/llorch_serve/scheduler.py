@@ -179,7 +179,7 @@ class Scheduler:
 
     def _compact(self) -> tuple[SlotMove, ...]:
         """Move the highest running sequences into free slots below them."""
-        moves = []
+        moves: list[SlotMove] = []
         while True:
             top = max(
                 i for i, s in enumerate(self._slots) if s is not None and s.status is SequenceStatus.DECODE

@@ -253,7 +253,8 @@ class Worker:
         """Return the update of one event, and whether a stop string ended the answer."""
         if event.error is not None:
             return GenerationUpdate(live.request.request_id, "", (), error=event.error), False
-        text, matched, ids = "", None, ()
+        text, matched = "", None
+        ids: tuple[int, ...] = ()
         if event.token_id is not None and not event.is_stop_token:
             text, matched = live.stream.push(event.token_id)
             ids = (event.token_id,)

@@ -130,7 +130,7 @@ def _local(
     finally:
         worker.close()
     recipe = worker.artifact.manifest.recipe
-    described = {
+    described: dict[str, object] = {
         "precision": recipe.precision,
         "head_precision": recipe.head_precision,
         "block_size": recipe.block_size,

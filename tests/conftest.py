@@ -1,0 +1,39 @@
+"""Fixtures shared by all tiers: the real model, exported once a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as GGUF: where LLORCH_TEST_MODEL says, else fetched and checked by ci/fetch-model."""
+    if value := os.environ.get("LLORCH_TEST_MODEL"):
+        return Path(value)
+    result = subprocess.run([REPOSITORY / "ci" / "fetch-model"], check=True, stdout=subprocess.PIPE, text=True)
+    return Path(result.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that exports the real model: ``smollm2("int4", "--block-size", "64")`` -> artifact folder."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def export(precision: str, *flags: str) -> Path:
+        key = (precision, *flags)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("smollm2") / "-".join(key).replace("--", "")
+            command = [sys.executable, "-m", "llorch_serve", "export", str(smollm2_gguf), "--output", str(folder)]
+            subprocess.run([*command, "--precision", precision, *flags], check=True)
+            made[key] = folder
+        return made[key]
+
+    return export
