@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import MAX_JSON_BYTES, MAX_TEXT_BYTES, ModelFolder
 from llorch_export.fields import Fields
+from llorch_export.sampling_defaults import defaults_from_folder, defaults_from_gguf
 from llorch_export.sentencepiece_model import read_sentencepiece
 from llorch_export.vocabulary import TokenKind, Vocabulary, byte_level_bpe, sentencepiece_bpe
-from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError
 
 # Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are control tokens.
@@ -30,7 +30,6 @@ FOLDER_FILES: Final = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-_MAX_TOP_K: Final = 2**31 - 1
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, origin: str) -> TokenizerAssets:
@@ -89,7 +88,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         chat_template=_template_text(template, f"{origin}: tokenizer.chat_template"),
         bos_token_id=bos,
         stop_token_ids=tuple(sorted(stop for stop in stops if stop is not None)),
-        generation=_gguf_defaults(metadata, origin),
+        generation=defaults_from_gguf(metadata, origin),
     )
 
 
@@ -122,7 +121,7 @@ def tokenizer_from_folder(
         chat_template=_folder_template(folder, settings),
         bos_token_id=next(iter(starts), None),
         stop_token_ids=tuple(sorted(stops)),
-        generation=_folder_defaults(generation, f"{folder.path / 'generation_config.json'}"),
+        generation=defaults_from_folder(generation, f"{folder.path / 'generation_config.json'}"),
     )
 
 
@@ -244,42 +243,6 @@ def _template_text(value: object, origin: str) -> str | None:
             f"{origin} is {type(value).__name__}, expected text of at most {MAX_TEXT_BYTES} characters"
         )
     return value or None
-
-
-def _folder_defaults(data: Mapping[str, object], origin: str) -> GenerationDefaults:
-    """Return the recommended sampling values.
-
-    ``do_sample: false`` recommends greedy decoding, which is temperature 0, and makes temperature, top-k, top-p and
-    min-p void. Where it is absent the values are taken as they are.
-    """
-    fields = Fields(data, origin=origin)
-    if fields.boolean("do_sample", True):
-        return _defaults(fields, "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return GenerationDefaults(temperature=0.0, repetition_penalty=_penalty(fields, "repetition_penalty"))
-
-
-def _gguf_defaults(metadata: Mapping[str, object], origin: str) -> GenerationDefaults:
-    prefix = "general.sampling."
-    sampling = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    fields = Fields(sampling, origin=f"{origin}: general.sampling")
-    return _defaults(fields, "temp", "top_k", "top_p", "min_p", "penalty_repeat")
-
-
-def _defaults(
-    fields: Fields, temperature: str, top_k: str, top_p: str, min_p: str, penalty: str
-) -> GenerationDefaults:
-    """Read sampling values under the given keys, within the limits of SamplingParams."""
-    return GenerationDefaults(
-        temperature=fields.number(temperature, at_least=0, high=2) if temperature in fields else None,
-        top_k=fields.integer(top_k, low=0, high=_MAX_TOP_K) if top_k in fields else None,
-        top_p=fields.number(top_p, above=0, high=1) if top_p in fields else None,
-        min_p=fields.number(min_p, at_least=0, high=1) if min_p in fields else None,
-        repetition_penalty=_penalty(fields, penalty),
-    )
-
-
-def _penalty(fields: Fields, key: str) -> float | None:
-    return fields.number(key, above=0, high=2) if key in fields else None
 
 
 def _kinds(fields: Fields, count: int, origin: str) -> list[TokenKind]:

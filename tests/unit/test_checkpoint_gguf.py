@@ -190,6 +190,15 @@ def test_rotary_factors_in_the_file_reach_the_config(tmp_path: Path) -> None:
     assert open_config(str(write_gguf(tmp_path / "plain.gguf"))).rope.frequency_factors is None
 
 
+@pytest.mark.parametrize("shape", [(4, 2), (2000,)])
+def test_rotary_factors_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = write_gguf(tmp_path / "m.gguf", extra={"rope_freqs.weight": np.ones(shape, dtype=np.float32)})
+    with pytest.raises(
+        ArtifactError, match=r"rope_freqs.weight has shape .*expected one number a rotary pair"
+    ):
+        open_config(str(path))
+
+
 def test_old_rotary_buffers_are_no_surplus(tmp_path: Path) -> None:
     extra = {"blk.0.attn_rot_embd": np.ones(8, dtype=np.float32)}
     assert len(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", extra=extra))).tensors) == 21

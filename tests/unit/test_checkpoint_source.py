@@ -78,10 +78,13 @@ def test_the_config_of_a_hub_id_needs_no_weights(tmp_path: Path, hub_cache: Path
     assert open_config(REPO) == tiny_llama_config()
 
 
-@pytest.mark.parametrize("missing", ["model.safetensors", "model-00001-of-00002.safetensors", None])
+@pytest.mark.parametrize(
+    "missing",
+    ["model.safetensors", "model-00001-of-00002.safetensors", "tokenizer.json", "config.json", None],
+)
 def test_a_hub_id_that_cannot_be_had_says_why(tmp_path: Path, hub_cache: Path, missing: str | None) -> None:
     if missing is not None:
-        folder = write_hf_folder(tmp_path / "m", shards=1 if missing == "model.safetensors" else 2)
+        folder = write_hf_folder(tmp_path / "m", shards=2 if missing.startswith("model-") else 1)
         (folder / missing).unlink()
         _cache_snapshot(hub_cache, folder)
     with pytest.raises(ArtifactError) as caught:

@@ -39,6 +39,7 @@ SUPPORTED_TYPES: Final = (
 )
 
 _ROPE_FACTORS: Final = "rope_freqs.weight"
+_MAX_ROPE_FACTORS: Final = 1024
 # Rotary frequencies that old conversions stored beside each layer; they follow from the metadata.
 _IGNORABLE: Final = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
 _QUANTISATION_SUFFIX: Final = re.compile(r"[.-](F32|F16|BF16|I?Q\d\w*)$", re.IGNORECASE)
@@ -54,9 +55,14 @@ def gguf_config(header: GgufHeader) -> LlamaConfig:
         )
     shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
     factors = None
-    if _ROPE_FACTORS in header.tensors:
-        values = read_float32(_tensor_range(header, header.tensors[_ROPE_FACTORS]))
-        factors = [float(value) for value in values.reshape(-1)]
+    if (tensor := header.tensors.get(_ROPE_FACTORS)) is not None:
+        # Read before any config exists that could tell its size, so it is bounded here.
+        if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROPE_FACTORS:
+            raise ArtifactError(
+                f"{header.path}: {_ROPE_FACTORS} has shape {list(tensor.shape)}, expected one number a rotary pair; "
+                "convert the model again"
+            )
+        factors = [float(value) for value in read_float32(_tensor_range(header, tensor))]
     return config_from_gguf(header.metadata, shapes, frequency_factors=factors, origin=str(header.path))
 
 

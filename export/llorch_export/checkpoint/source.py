@@ -123,13 +123,16 @@ def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
 
 def _is_complete(path: Path, *, config_only: bool) -> bool:
     """Tell whether a cached snapshot holds what is needed: a partial download is no reason to fail, but to fetch."""
+    folder = ModelFolder(path)
     try:
-        found = _in_folder(ModelFolder(path), config_only=config_only)
+        found = _in_folder(folder, config_only=config_only)
         if found.is_dir() and not config_only:
-            _content_files(ModelFolder(found))
+            weight_files(folder)
+            if not (folder.find("tokenizer.json") or folder.find("tokenizer.model")):
+                return False
     except ArtifactError:
         return False
-    return found.is_file() or (found / _CONFIG).is_file()
+    return found.is_file() or folder.find(_CONFIG) is not None
 
 
 def _open_gguf(path: Path) -> Checkpoint:
