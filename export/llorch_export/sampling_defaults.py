@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from llorch_export.fields import Fields
 from llorch_serve.artifact import GenerationDefaults
+
+from llorch_export.fields import Fields
 
 _MAX_TOP_K: Final = 2**31 - 1
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from llorch_serve.errors import ArtifactError
 from tokenizers import (
     AddedToken,
     Regex,
@@ -21,8 +22,6 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-
-from llorch_serve.errors import ArtifactError
 
 SPACE: Final = "\u2581"  # SentencePiece's visible space
 

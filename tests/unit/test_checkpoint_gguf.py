@@ -7,7 +7,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-
 from checkpoints import (
     Weights,
     llama3_frequency_factors,
