@@ -73,6 +73,12 @@ class Tokenizer:
             raise ArtifactError(f"{origin} has an empty vocabulary; expected tokens. Export the model again.")
         return tokenizer
 
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The id that stands for text the vocabulary lacks, or None if there is no such id."""
+        token = msgspec.json.decode(self._inner.to_str()).get("model", {}).get("unk_token")
+        return None if token is None else self._inner.token_to_id(token)
+
     @property
     def special_tokens(self) -> Mapping[int, str]:
         """The tokens that control the model instead of standing for text, by id."""
