@@ -17,10 +17,11 @@ import gguf
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from llorch_export.config import config_from_hf
-from llorch_serve.artifact import LlamaConfig
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from llorch_export.config import config_from_hf
+from llorch_serve.artifact import LlamaConfig
 
 Weights = dict[str, npt.NDArray[np.float32]]
 

@@ -18,7 +18,9 @@ def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as GGUF: where LLORCH_TEST_MODEL says, else fetched and checked by ci/fetch-model."""
     if value := os.environ.get("LLORCH_TEST_MODEL"):
         return Path(value)
-    result = subprocess.run([REPOSITORY / "ci" / "fetch-model"], check=True, stdout=subprocess.PIPE, text=True)
+    result = subprocess.run(
+        [REPOSITORY / "ci" / "fetch-model"], check=True, stdout=subprocess.PIPE, text=True
+    )
     return Path(result.stdout.strip())
 
 
@@ -31,7 +33,15 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
         key = (precision, *flags)
         if key not in made:
             folder = tmp_path_factory.mktemp("smollm2") / "-".join(key).replace("--", "")
-            command = [sys.executable, "-m", "llorch_serve", "export", str(smollm2_gguf), "--output", str(folder)]
+            command = [
+                sys.executable,
+                "-m",
+                "llorch_serve",
+                "export",
+                str(smollm2_gguf),
+                "--output",
+                str(folder),
+            ]
             subprocess.run([*command, "--precision", precision, *flags], check=True)
             made[key] = folder
         return made[key]

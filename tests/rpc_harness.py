@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+
 from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc import worker_pb2_grpc

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from llorch_serve.artifact import LlamaConfig, RopeConfig
-from llorch_serve.errors import ArtifactError
-
 from llorch_export.fields import Fields
 from llorch_export.inert_keys import INERT_GGUF_KEYS, INERT_HF_KEYS
+from llorch_serve.artifact import LlamaConfig, RopeConfig
+from llorch_serve.errors import ArtifactError
 
 SUPPORTED: Final = (
     "supported is the Llama architecture (model_type llama, LlamaForCausalLM; GGUF architecture llama)"

@@ -13,6 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
+
+from llorch_export.checkpoint.base import Checkpoint, LazyTensor
+from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
+from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.weights import DATA_FILE
+from llorch_export.options import ExportOptions
+from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -26,14 +34,6 @@ from llorch_serve.artifact import (
     load_artifact,
 )
 from llorch_serve.errors import ArtifactError, UsageError
-
-from llorch_export.checkpoint.base import Checkpoint, LazyTensor
-from llorch_export.checkpoint.names import expected_tensors
-from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
-from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
-from llorch_export.graph.weights import DATA_FILE
-from llorch_export.options import ExportOptions
-from llorch_export.write import ArtifactWriter, check_output
 
 GRAPH_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"

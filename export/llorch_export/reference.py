@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llorch_serve.errors import ArtifactError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_serve.errors import ArtifactError
 
 
 class Reference:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from llorch_serve.artifact import GenerationDefaults
-
 from llorch_export.fields import Fields
+from llorch_serve.artifact import GenerationDefaults
 
 _MAX_TOP_K: Final = 2**31 - 1
 

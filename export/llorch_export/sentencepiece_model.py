@@ -10,9 +10,9 @@ import functools
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
-from llorch_serve.errors import ArtifactError
 
 from llorch_export.vocabulary import TokenKind, Vocabulary
+from llorch_serve.errors import ArtifactError
 
 _BPE: Final = 2
 _MODEL_TYPES: Final = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}

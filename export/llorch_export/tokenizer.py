@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from llorch_serve.errors import ArtifactError
 from tokenizers import AddedToken, Tokenizer
 
 from llorch_export.checkpoint.base import TokenizerAssets
@@ -17,6 +16,7 @@ from llorch_export.fields import Fields
 from llorch_export.sampling_defaults import defaults_from_folder, defaults_from_gguf
 from llorch_export.sentencepiece_model import read_sentencepiece
 from llorch_export.vocabulary import TokenKind, Vocabulary, byte_level_bpe, sentencepiece_bpe
+from llorch_serve.errors import ArtifactError
 
 # Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are control tokens.
 _END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>"})

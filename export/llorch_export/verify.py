@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+
+from llorch_export.checkpoint.source import fingerprint, open_checkpoint
+from llorch_export.reference import Reference
 from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity import DivergenceSum
 from llorch_serve.session import open_session
 from llorch_serve.text import Tokenizer
-
-from llorch_export.checkpoint.source import fingerprint, open_checkpoint
-from llorch_export.reference import Reference
 
 WINDOW: Final = 2048
 """Most tokens that one context holds; a shorter artifact context shortens it."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_serve.errors import ArtifactError
 from tokenizers import (
     AddedToken,
     Regex,
@@ -22,6 +21,8 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
+
+from llorch_serve.errors import ArtifactError
 
 SPACE: Final = "\u2581"  # SentencePiece's visible space
 

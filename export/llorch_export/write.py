@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 
 import numpy as np
-from llorch_serve.artifact import FileEntry, is_artifact
-from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 
 from llorch_export.graph.weights import WeightJob
+from llorch_serve.artifact import FileEntry, is_artifact
+from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 
 _PIECE = 2**24  # bytes given to hash and disk at once
 

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from fake_generator import INFO, FakeGenerator
 from llorch_serve.client import WorkerClient
 from llorch_serve.errors import (

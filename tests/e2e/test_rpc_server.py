@@ -12,12 +12,13 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-import fake_generator
 import grpc
 import pytest
-from fake_generator import PATIENCE_S, FakeGenerator
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+import fake_generator
+from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.errors import ArtifactError, PortError, UnavailableError
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import server as rpc_server

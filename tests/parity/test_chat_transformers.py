@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+
 from chat_templates import CONVERSATIONS, TEMPLATES
 from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.requests import ChatMessage

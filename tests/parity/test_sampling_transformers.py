@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from llorch_serve.sampling import ResolvedSampling, SamplingRow, distribution
 
 torch = pytest.importorskip("torch")

@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+
 from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.tokenizer import tokenizer_from_gguf
-from tokenizers import Tokenizer
 
 MODELS = os.environ.get("LLORCH_LLAMA_CPP_MODELS")
 

@@ -7,9 +7,10 @@ import random
 
 import pytest
 import sentencepiece
+from tokenizers import Tokenizer
+
 from llorch_export.sentencepiece_model import read_sentencepiece
 from llorch_export.vocabulary import sentencepiece_bpe
-from tokenizers import Tokenizer
 
 CORPUS = (
     "Whether the weather is fine or whether the weather is not, we weather the weather whatever the weather.",

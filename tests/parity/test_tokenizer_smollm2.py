@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, pre_tokenizers
+
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.source import open_checkpoint
-from tokenizers import Tokenizer, pre_tokenizers
 
 pytestmark = [pytest.mark.real_model, pytest.mark.reference]
 

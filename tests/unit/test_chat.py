@@ -7,9 +7,10 @@ from datetime import datetime
 
 import pytest
 import tokenizers
-from chat_templates import CONVERSATIONS, JSON, LLAMA2, LLAMA3, SMOLLM2, conversation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from chat_templates import CONVERSATIONS, JSON, LLAMA2, LLAMA3, SMOLLM2, conversation
 from llorch_serve import chat as chat_module
 from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.errors import ArtifactError, InvalidRequestError

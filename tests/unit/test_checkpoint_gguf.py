@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
 from checkpoints import (
     Weights,
     llama3_frequency_factors,

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from checkpoints import write_gguf
 from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_serve.errors import ArtifactError

@@ -9,10 +9,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
 from checkpoints import Weights, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_serve.errors import ArtifactError
-from safetensors.numpy import save_file
 
 INDEX = "model.safetensors.index.json"
 SHARD_2 = "model-00002-of-00003.safetensors"

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from huggingface_hub import constants
+
+from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from llorch_export.checkpoint.source import (
     fingerprint,
     fingerprint_files,

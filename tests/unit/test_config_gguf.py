@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from checkpoints import gguf_metadata, gguf_tensor_name, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config import config_from_gguf

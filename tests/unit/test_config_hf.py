@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from checkpoints import tiny_config
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import open_config

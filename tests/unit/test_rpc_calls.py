@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from llorch_serve.errors import CancelledError, InvalidRequestError, QueueFullError, UnavailableError
 from llorch_serve.requests import Completion, GenerationUpdate, Timings
 from llorch_serve.rpc import calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from fake_generator import INFO
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import (

@@ -6,6 +6,7 @@ import logging
 
 import grpc
 import pytest
+
 from llorch_serve.errors import (
     CancelledError,
     FieldViolation,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError, InvalidRequestError, NonFiniteLogitsError
 from llorch_serve.sampling import (

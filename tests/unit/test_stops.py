@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from llorch_serve.stops import StopMatcher
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llorch_serve import text as text_module
 from llorch_serve.errors import ArtifactError, InvalidRequestError
 from llorch_serve.text import TextStream, Tokenizer

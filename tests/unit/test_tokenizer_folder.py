@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from tokenizers import Tokenizer
+
 from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json, write_hf_folder
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError
-from tokenizers import Tokenizer
 
 TEXT = ("weather whether", "the weather is fine, the bandwidth is not", "tokens and more tokens and weights")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+
 from checkpoints import (
     BOS_ID,
     CHAT_TEMPLATE,
@@ -17,7 +19,6 @@ from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.tokenizer import tokenizer_from_gguf
 from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError
-from tokenizers import Tokenizer
 
 TEXTS = (
     "The quick brown fox",

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
 from llorch_serve.artifact import GenerationDefaults, LlamaConfig
 
 

@@ -15,14 +15,14 @@ from typing import Final
 import gguf
 import numpy as np
 import numpy.typing as npt
-from llorch_serve.artifact import LlamaConfig
-from llorch_serve.errors import ArtifactError
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_float32
 from llorch_export.config import config_from_gguf
+from llorch_serve.artifact import LlamaConfig
+from llorch_serve.errors import ArtifactError
 
 SUPPORTED_TYPES: Final = (
     "F32",

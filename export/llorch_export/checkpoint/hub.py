@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from llorch_serve.errors import ArtifactError
-
 from llorch_export.checkpoint.folder import LICENCE_FILE
 from llorch_export.checkpoint.safetensors import CONVERT_PICKLE, INDEX, SINGLE
 from llorch_export.tokenizer import FOLDER_FILES
+from llorch_serve.errors import ArtifactError
 
 _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TIMEOUT_S: Final = 10.0

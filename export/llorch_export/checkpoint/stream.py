@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
 from llorch_serve.errors import ArtifactError
 
 # Large enough to make numpy's overhead vanish, small enough for the decoder's temporaries to stay in cache.

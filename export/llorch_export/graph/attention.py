@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from llorch_serve.artifact import KvLayout
 
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.linear import linear
+from llorch_serve.artifact import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

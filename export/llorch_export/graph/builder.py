@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from llorch_serve.artifact import LlamaConfig, Recipe
 from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph.weights import WeightPlan
+from llorch_serve.artifact import LlamaConfig, Recipe
 
 CONTRIB = "com.microsoft"
 FLOAT = ir.DataType.FLOAT

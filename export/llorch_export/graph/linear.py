@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from llorch_serve.artifact import Precision
 
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.options import BITS
 from llorch_export.quantize import block_count, quantize_blocks
+from llorch_serve.artifact import Precision
 
 
 def linear(

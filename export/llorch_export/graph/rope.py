@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+
 from llorch_serve.artifact import RopeConfig
 
 

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+
 from llorch_serve.errors import ArtifactError
 
 DATA_FILE: Final = "model.onnx.data"

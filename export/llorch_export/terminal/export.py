@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+
+from llorch_export.terminal.requirements import required
 from llorch_serve.artifact import Precision
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
-
-from llorch_export.terminal.requirements import required
 
 
 def command(

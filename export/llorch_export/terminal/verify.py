@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 from llorch_export.terminal.requirements import required
+from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 
 def command(

@@ -1,0 +1,396 @@
+"""The scheduler under random arrivals, aborts and ends: whatever it plans, every sequence gets exactly its own answer.
+
+Plans are carried out on the fake session, whose answers change with any wrong position, slot or move.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence as Seq
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fake_session import FakeSession, continuation, sequence_of
+from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
+from llorch_serve.runner import run
+from llorch_serve.scheduler import Scheduler, StepPlan
+from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+
+VOCAB = 24
+CONTEXT = 64
+
+
+@functools.cache
+def answer(prompt: tuple[int, ...], count: int, stop_ids: frozenset[int]) -> list[int]:
+    return continuation(prompt, count, VOCAB, stop_ids=sorted(stop_ids))
+
+
+class Simulation:
+    """Steps a scheduler on a fake session, greedily, and checks every plan and every event."""
+
+    def __init__(self, *, slots: int, chunk: int, kv_cache: bool = True, max_waiting: int = 1000) -> None:
+        self.slots = slots
+        self.chunk = chunk
+        self.scheduler = Scheduler(
+            slots=slots, prefill_chunk=chunk, max_waiting=max_waiting, kv_cache=kv_cache
+        )
+        self.session = FakeSession(slots=slots, context=CONTEXT, vocab_size=VOCAB)
+        self.kv_cache = kv_cache
+        self.added: list[Sequence] = []
+        self.started: list[Sequence] = []
+        self.ended: dict[Sequence, TokenEvent] = {}
+        self.removed: set[Sequence] = set()
+        self.last_kind = ""
+        self.steps = 0
+        self.token_steps: dict[Sequence, list[int]] = {}
+
+    def add(self, prompt: Seq[int], count: int, stop_ids: Seq[int] = ()) -> Sequence:
+        sequence = sequence_of(f"r{len(self.added)}", prompt, count, stop_ids=stop_ids)
+        self.scheduler.add(sequence)
+        self.added.append(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self.removed.add(sequence)
+        assert sequence.slot is None
+        assert sequence.status is SequenceStatus.FINISHED
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [s for s in self.added if s not in self.ended and s not in self.removed]
+
+    def step(self) -> bool:
+        before = {s: s.status for s in self.live}
+        plan = self.scheduler.schedule()
+        if plan is None:
+            assert not self.live, "nothing is due and sequences are waiting"
+            return False
+        self.steps += 1
+        self._check(plan, before)
+        logits = run(self.session, plan)
+        assert len(logits) == len(plan.sampled())
+        for event in self.scheduler.update(plan, [int(row.argmax()) for row in logits]):
+            self._take(event)
+        self._check_counts()
+        return True
+
+    def drain(self) -> None:
+        while self.step():
+            pass
+        assert self.scheduler.waiting == self.scheduler.running == 0
+
+    def _check(self, plan: StepPlan, before: dict[Sequence, SequenceStatus]) -> None:
+        running = [s for s in self.live if s.slot is not None]
+        assert len({s.slot for s in running}) == len(running), "two sequences in one slot"
+        assert all(0 <= s.slot < self.slots for s in running if s.slot is not None)
+        decoding = [s for s in self.live if before[s] is SequenceStatus.DECODE]
+        if plan.prefill is None:
+            self._check_decode(plan, decoding)
+            kind = "decode"
+        else:
+            assert not plan.decode
+            assert not plan.moves
+            self._check_prefill(plan, before)
+            kind = "prefill"
+        if self.last_kind == "prefill" and decoding:
+            assert kind == "decode", "a prompt took two turns in a row while streams were running"
+        due = SequenceStatus.PREFILL in before.values() or (
+            SequenceStatus.WAITING in before.values() and sum(s is not None for s in decoding) < self.slots
+        )
+        if self.last_kind == "decode" and due:
+            assert kind == "prefill", "running streams took two turns in a row while a prompt was due"
+        self.last_kind = kind
+
+    def _check_decode(self, plan: StepPlan, decoding: list[Sequence]) -> None:
+        rows = [row.sequence for row in plan.decode]
+        assert rows[-1] is not None, "the last row serves nobody"
+        assert {s for s in rows if s is not None} == set(decoding), "a running sequence got no row"
+        for slot, row in enumerate(plan.decode):
+            if row.sequence is not None:
+                assert row.sequence.slot == slot
+                assert row.token_id == row.sequence.token_ids[-1]
+                assert row.length == len(row.sequence.token_ids) == row.sequence.computed + 1
+
+    def _check_prefill(self, plan: StepPlan, before: dict[Sequence, SequenceStatus]) -> None:
+        chunk = plan.prefill
+        assert chunk is not None
+        sequence = chunk.sequence
+        assert chunk.slot == sequence.slot
+        assert chunk.start == sequence.computed
+        end = chunk.start + len(chunk.token_ids)
+        assert list(chunk.token_ids) == sequence.token_ids[chunk.start : end]
+        assert 1 <= len(chunk.token_ids) <= self.chunk
+        assert chunk.samples == (end == len(sequence.token_ids))
+        if end == sequence.prompt_length >= 2 and self.chunk >= 3:
+            assert len(chunk.token_ids) >= 2, "the prompt's last row runs alone"
+        if sequence not in self.started:
+            assert chunk.start == 0
+            self.started.append(sequence)
+            earlier = self.added[: self.added.index(sequence)]
+            assert all(s in self.started or s in self.removed for s in earlier), "overtaken"
+
+    def _take(self, event: TokenEvent) -> None:
+        sequence = event.sequence
+        assert sequence not in self.ended, "an event after the last one"
+        self.token_steps.setdefault(sequence, []).append(self.steps)
+        if event.finish is not None:
+            self.ended[sequence] = event
+            assert sequence.slot is None
+        prompt = tuple(sequence.token_ids[: sequence.prompt_length])
+        wanted = answer(prompt, sequence.max_new_tokens, sequence.stop_ids)
+        got = sequence.token_ids[sequence.prompt_length :]
+        assert got == wanted[: len(got)]
+        if event.finish is None:
+            assert len(got) < sequence.max_new_tokens
+            assert event.token_id == got[-1]
+        elif event.finish is FinishReason.STOP:
+            assert event.is_stop_token
+            assert event.token_id in sequence.stop_ids
+            assert got == wanted
+        else:
+            assert event.finish is FinishReason.LENGTH
+            assert len(got) == sequence.max_new_tokens
+            assert not event.is_stop_token
+
+    def _check_counts(self) -> None:
+        assert self.scheduler.running == sum(s.slot is not None for s in self.live)
+        assert self.scheduler.waiting == sum(s.status is SequenceStatus.WAITING for s in self.live)
+
+
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
+adds = st.tuples(
+    st.just("add"), prompts, st.integers(1, 12), st.frozensets(st.integers(0, VOCAB - 1), max_size=3)
+)
+removes = st.tuples(st.just("remove"), st.integers(0, 100))
+steps = st.tuples(st.just("step"), st.integers(1, 8))
+scripts = st.lists(st.one_of(adds, steps, removes), max_size=25)
+
+
+def play(simulation: Simulation, script: list[tuple[object, ...]]) -> None:
+    for command in script:
+        match command:
+            case ("add", prompt, count, stop_ids):
+                simulation.add(prompt, count, sorted(stop_ids))
+            case ("remove", pick) if simulation.live:
+                simulation.remove(simulation.live[pick % len(simulation.live)])
+            case ("step", count):
+                for _ in range(count):
+                    simulation.step()
+    simulation.drain()
+
+
+@settings(deadline=None, max_examples=200)
+@given(script=scripts, slots=st.integers(1, 5), chunk=st.integers(1, 9))
+def test_every_sequence_gets_its_own_answer_whatever_comes_and_goes(
+    script: list[tuple[object, ...]], slots: int, chunk: int
+) -> None:
+    simulation = Simulation(slots=slots, chunk=chunk)
+    play(simulation, script)
+    assert set(simulation.ended) | simulation.removed == set(simulation.added)
+
+
+@settings(deadline=None, max_examples=40)
+@given(script=scripts, slots=st.integers(1, 3), chunk=st.integers(1, 9))
+def test_without_cache_every_token_is_the_same(
+    script: list[tuple[object, ...]], slots: int, chunk: int
+) -> None:
+    # The oracle is the same, so equality with it is equality with the cached run.
+    simulation = Simulation(slots=slots, chunk=chunk, kv_cache=False)
+    play(simulation, script)
+    assert {call.kind for call in simulation.session.calls} <= {"prefill"}
+    assert set(simulation.ended) | simulation.removed == set(simulation.added)
+
+
+def test_without_cache_every_token_recomputes_the_whole_sequence() -> None:
+    simulation = Simulation(slots=1, chunk=8, kv_cache=False)
+    sequence = simulation.add((1, 2, 3), 3)
+    simulation.drain()
+    first, second, _third = sequence.token_ids[3:]
+    computed = [call.token_ids for call in simulation.session.calls]
+    assert computed == [(1, 2, 3), (1, 2, 3), (first,), (1, 2, 3), (first,), (second,)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=12),
+    slots=st.integers(1, 5),
+    chunk=st.integers(3, 9),
+)
+def test_nobody_starves(lengths: list[tuple[int, int]], slots: int, chunk: int) -> None:
+    simulation = Simulation(slots=slots, chunk=chunk)
+    for index, (prompt, count) in enumerate(lengths):
+        simulation.add([(index + i) % VOCAB for i in range(prompt)], count)
+    simulation.drain()
+    assert simulation.started == simulation.added, "not started in the order of arrival"
+    # Each step either runs a chunk or brings every running sequence one token further.
+    assert simulation.steps <= sum(prompt // chunk + 2 + count for prompt, count in lengths)
+    for steps_of_one in simulation.token_steps.values():
+        gaps = [later - earlier for earlier, later in zip(steps_of_one, steps_of_one[1:], strict=False)]
+        assert all(gap <= 2 for gap in gaps), "a stream waited for more than one chunk"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chunk", "expected"),
+    [
+        (1, 4, [1]),
+        (2, 4, [2]),
+        (4, 4, [4]),
+        (5, 4, [3, 2]),
+        (8, 4, [4, 4]),
+        (9, 4, [4, 3, 2]),
+        (513, 256, [256, 255, 2]),
+        (257, 256, [255, 2]),
+    ],
+)
+def test_chunks_never_leave_one_row_for_the_end(prompt: int, chunk: int, expected: list[int]) -> None:
+    scheduler = Scheduler(slots=1, prefill_chunk=chunk, max_waiting=1)
+    sequence = sequence_of("a", [0] * prompt, 1)
+    scheduler.add(sequence)
+    sizes = []
+    while (plan := scheduler.schedule()) is not None:
+        assert plan.prefill is not None
+        sizes.append(len(plan.prefill.token_ids))
+        scheduler.update(plan, [1] if plan.prefill.samples else [])
+    assert sizes == expected
+
+
+def test_a_long_prompt_and_a_running_stream_take_turns() -> None:
+    simulation = Simulation(slots=2, chunk=4)
+    simulation.add((1, 2), 12)
+    simulation.step()
+    simulation.add(tuple(range(16)), 2)
+    for _ in range(9):
+        simulation.step()
+    kinds = [call.kind for call in simulation.session.calls]
+    assert kinds == [
+        "prefill",
+        "decode",
+        "prefill",
+        "decode",
+        "prefill",
+        "decode",
+        "prefill",
+        "decode",
+        "prefill",
+        "decode",
+    ]
+
+
+def test_the_first_of_several_slots_ending_moves_the_last_one_down() -> None:
+    simulation = Simulation(slots=4, chunk=8)
+    first = simulation.add((1, 2), 30)
+    second = simulation.add((3, 4, 5), 10)
+    third = simulation.add((6, 7), 10)
+    while third.generated < 2:
+        simulation.step()
+    simulation.remove(first)
+    slot, held = third.slot, third.computed
+    simulation.step()
+    assert simulation.session.moves == [(slot, 0, held)]
+    assert (third.slot, second.slot) == (0, 1)
+    assert len(simulation.session.calls[-1].slots) == 2, "the call still spans the freed slot"
+    simulation.drain()
+
+
+def test_a_move_takes_the_lowest_slot_and_leaves_a_prompt_under_way_where_it_is() -> None:
+    simulation = Simulation(slots=3, chunk=4)
+    first = simulation.add((1, 2), 30)
+    second = simulation.add((3, 4), 10)
+    while second.generated < 1:
+        simulation.step()
+    long = simulation.add(tuple(range(16)), 2)
+    while long.computed < 4:
+        simulation.step()
+    simulation.remove(first)
+    simulation.step()
+    assert second.slot == 0
+    assert long.slot == 2
+    assert long.status is SequenceStatus.PREFILL
+    simulation.drain()
+
+
+def test_a_prompt_under_way_below_running_streams_survives_their_steps() -> None:
+    simulation = Simulation(slots=2, chunk=4)
+    first = simulation.add((1, 2), 1)
+    second = simulation.add((3, 4), 20)
+    while second.generated < 1:
+        simulation.step()
+    assert first in simulation.ended
+    long = simulation.add(tuple(range(16)), 3)  # takes the free slot 0 unless second was moved there
+    simulation.drain()
+    assert long in simulation.ended
+
+
+def test_the_queue_refuses_beyond_its_bound_and_takes_again_after() -> None:
+    simulation = Simulation(slots=1, chunk=8, max_waiting=2)
+    simulation.add((1,), 2)
+    simulation.add((2,), 2)
+    with pytest.raises(QueueFullError, match="2 requests are waiting") as caught:
+        simulation.scheduler.add(sequence_of("late", (3,), 2))
+    assert caught.value.retry_after_s > 0
+    simulation.step()
+    simulation.add((3,), 2)
+    simulation.drain()
+    assert len(simulation.ended) == 3
+
+
+def test_no_queue_at_all_refuses_everything() -> None:
+    with pytest.raises(QueueFullError):
+        Simulation(slots=1, chunk=8, max_waiting=0).add((1,), 1)
+
+
+@pytest.mark.parametrize("status", list(SequenceStatus))
+def test_remove_frees_a_sequence_in_any_status(status: SequenceStatus) -> None:
+    simulation = Simulation(slots=1, chunk=4)
+    sequence = simulation.add(tuple(range(12)), 3)
+    while sequence.status is not status:
+        simulation.step()
+    simulation.remove(sequence)
+    assert simulation.scheduler.running == simulation.scheduler.waiting == 0
+    assert simulation.scheduler.schedule() is None
+    follower = simulation.add((5, 6), 3)
+    simulation.drain()
+    assert follower in simulation.ended
+
+
+def test_an_error_ends_its_row_and_no_other() -> None:
+    simulation = Simulation(slots=2, chunk=4)
+    first, second = simulation.add((1, 2), 9), simulation.add((3, 4), 9)
+    while not second.generated:
+        simulation.step()
+    plan = simulation.scheduler.schedule()
+    assert plan is not None
+    run(simulation.session, plan)
+    failure = NonFiniteLogitsError("nan")
+    events = simulation.scheduler.update(plan, [failure, 3])
+    assert [(event.sequence, event.error) for event in events] == [(first, failure), (second, None)]
+    assert events[0].finish is None
+    assert first.slot is None
+    assert simulation.scheduler.running == 1
+
+
+def test_exactly_max_new_tokens_are_generated() -> None:
+    for count in (1, 2, 7):
+        simulation = Simulation(slots=1, chunk=4)
+        sequence = simulation.add((1, 2, 3), count)
+        simulation.drain()
+        assert sequence.generated == count
+        assert simulation.ended[sequence].finish is FinishReason.LENGTH
+
+
+def test_a_stop_token_is_not_part_of_the_sequence() -> None:
+    full = answer((1, 2, 3), 8, frozenset())
+    stop = full[4]
+    expected = full[: full.index(stop)]
+    simulation = Simulation(slots=1, chunk=4)
+    sequence = simulation.add((1, 2, 3), 8, [stop])
+    simulation.drain()
+    assert sequence.token_ids[3:] == expected
+    assert simulation.ended[sequence].token_id == stop
+
+
+def test_nothing_to_do_is_no_plan() -> None:
+    assert Scheduler(slots=2, prefill_chunk=4, max_waiting=1).schedule() is None
