@@ -288,6 +288,9 @@ def test_cancelling_while_the_prompt_is_tokenised_aborts_it_afterwards(generator
     call = stream(stub, request_id="a", max_tokens=None)
     generator.wait_for(lambda g: g.submitted)
     call.cancel()
+    for _ in range(3):  # answered after the cancellation, which went ahead on the same connection
+        stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=PATIENCE_S)
+    assert generator.aborted == []
     generator.submit_gate.set()
     generator.wait_for(lambda g: g.aborted == ["a"] and not g.live_ids)
 

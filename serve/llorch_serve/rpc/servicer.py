@@ -109,8 +109,8 @@ class GenerationServicer:
                 if self._refusal is not None:
                     raise UnavailableError(self._refusal)
                 return await body(raw, context)
-            except grpc.aio.BaseError:
-                # A write to a client that is gone. No status can reach it, and its call is being cancelled.
+            except grpc.aio.InternalError:
+                # A write that met a connection just closed. No status can reach the client, the cancellation is due.
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
                 code, text, trailers = write_status(error, method=name)
