@@ -6,6 +6,7 @@ Plans are carried out on the fake session, whose answers change with any wrong p
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence as Seq
 
 import pytest
@@ -228,7 +229,7 @@ def test_nobody_starves(lengths: list[tuple[int, int]], slots: int, chunk: int) 
     # Each step either runs a chunk or brings every running sequence one token further.
     assert simulation.steps <= sum(prompt // chunk + 2 + count for prompt, count in lengths)
     for steps_of_one in simulation.token_steps.values():
-        gaps = [later - earlier for earlier, later in zip(steps_of_one, steps_of_one[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(steps_of_one)]
         assert all(gap <= 2 for gap in gaps), "a stream waited for more than one chunk"
 
 

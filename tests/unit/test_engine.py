@@ -1,0 +1,213 @@
+"""The engine: one step's failure stays in that step, one row's stays in that row, and every stamp is taken once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fake_session import Call, FakeSession, continuation, greedy_row, sequence_of
+from llorch_serve.engine import Engine
+from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError
+from llorch_serve.sampling import ResolvedSampling
+from llorch_serve.scheduler import Scheduler
+from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+
+VOCAB = 32
+
+
+def ticking() -> Callable[[], float]:
+    """A clock that shows 0, 1, 2, ..."""
+    return itertools.count().__next__
+
+
+class Bench:
+    """An engine on a fake session, and what it said of every sequence."""
+
+    def __init__(
+        self, session: FakeSession, *, slots: int = 4, chunk: int = 4, max_waiting: int = 10
+    ) -> None:
+        self.session = session
+        scheduler = Scheduler(slots=slots, prefill_chunk=chunk, max_waiting=max_waiting)
+        self.engine = Engine(session, scheduler, ticking())
+        self.events: dict[Sequence, list[TokenEvent]] = {}
+
+    def add(self, name: str, prompt: tuple[int, ...], count: int, **params: object) -> Sequence:
+        sequence = sequence_of(name, prompt, count)
+        self.engine.add(sequence, greedy_row(sequence, VOCAB, **params))
+        self.events[sequence] = []
+        return sequence
+
+    def step(self) -> list[TokenEvent]:
+        events = self.engine.step()
+        for event in events:
+            self.events[event.sequence].append(event)
+        return events
+
+    def drain(self) -> None:
+        live = {s for s in self.events if s.status is not SequenceStatus.FINISHED}
+        while live:
+            live -= {event.sequence for event in self.step() if event.finish or event.error}
+        assert self.step() == []
+
+    def tokens(self, sequence: Sequence) -> list[int | None]:
+        return [event.token_id for event in self.events[sequence] if event.token_id is not None]
+
+
+def fail_once(kind: str, number: int = 1) -> Callable[[Call], None]:
+    """Raise ProviderError at the ``number``-th call of a kind."""
+    seen = itertools.count(1)
+
+    def before(call: Call) -> None:
+        if call.kind == kind and next(seen) == number:
+            raise ProviderError("out of luck")
+
+    return before
+
+
+def test_answers_are_the_models_own() -> None:
+    bench = Bench(FakeSession())
+    prompts = [(1, 2, 3, 4, 5, 6, 7), (9,), (8, 8), (3, 1, 4, 1, 5), (2, 7, 1, 8)]
+    sequences = [bench.add(f"r{i}", prompt, 5 + i) for i, prompt in enumerate(prompts)]
+    bench.drain()
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert bench.tokens(sequence) == continuation(prompt, sequence.max_new_tokens, VOCAB)
+        assert bench.events[sequence][-1].finish is FinishReason.LENGTH
+
+
+def test_seeded_answers_do_not_depend_on_neighbours() -> None:
+    params = ResolvedSampling(
+        temperature=1.5, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.2, min_tokens=0, seed=0
+    )
+    fields = {name: getattr(params, name) for name in ResolvedSampling.__dataclass_fields__}
+    bench = Bench(FakeSession(), slots=3)
+    pairs = []
+    for seed in range(6):
+        prompt = tuple(range(1 + 3 * seed))
+        pairs.append((bench.add(f"r{seed}", prompt, 6, **{**fields, "seed": seed}), prompt, seed))
+    bench.drain()
+    for sequence, prompt, seed in pairs:
+        alone = continuation(prompt, 6, VOCAB, params=ResolvedSampling(**{**fields, "seed": seed}))
+        assert bench.tokens(sequence) == alone
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_a_failed_prefill_ends_that_prompt_and_no_other(chunk: int) -> None:
+    bench = Bench(FakeSession(before_call=fail_once("prefill", 1 + chunk)))
+    first = bench.add("first", (1, 2), 6)
+    failing = bench.add("failing", tuple(range(12)), 6)  # three chunks
+    third = bench.add("third", (5, 6), 6)
+    bench.drain()
+    (event,) = bench.events[failing]
+    assert isinstance(event.error, ProviderError)
+    assert event.token_id is event.finish is None
+    assert failing.slot is None
+    assert bench.tokens(first) == continuation((1, 2), 6, VOCAB)
+    assert bench.tokens(third) == continuation((5, 6), 6, VOCAB)
+
+
+def test_a_failed_decode_ends_the_running_ones_and_what_waits_goes_on() -> None:
+    bench = Bench(FakeSession(before_call=fail_once("decode", 3)), slots=2, chunk=4)
+    running = bench.add("running", (1, 2), 9)
+    while len(bench.tokens(running)) < 3:
+        bench.step()
+    prompt = tuple(range(12))
+    prefilling = bench.add("prefilling", prompt, 5)
+    bench.step()
+    waiting = bench.add("waiting", (7, 7), 5)
+    assert (prefilling.status, waiting.status) == (SequenceStatus.PREFILL, SequenceStatus.WAITING)
+    bench.drain()
+    assert isinstance(bench.events[running][-1].error, ProviderError)
+    assert bench.tokens(running) == continuation((1, 2), 3, VOCAB)
+    assert bench.tokens(prefilling) == continuation(prompt, 5, VOCAB)
+    assert bench.tokens(waiting) == continuation((7, 7), 5, VOCAB)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
+def test_logits_that_are_no_numbers_end_their_row_only(value: float, params: dict[str, object]) -> None:
+    prompt = (9, 9, 9)
+
+    def spoil(call: Call, logits: npt.NDArray[np.float32]) -> None:
+        for row, tokens in zip(logits, call.tokens, strict=False):
+            if tokens[:3] == prompt and len(tokens) == 5:
+                row[17] = value
+
+    bench = Bench(FakeSession(edit=spoil))
+    before, bad, after = (
+        bench.add("before", (1, 2), 8),
+        bench.add("bad", prompt, 8, **params),
+        bench.add("after", (3,), 8),
+    )
+    bench.drain()
+    assert len(bench.tokens(bad)) == 2
+    assert isinstance(bench.events[bad][-1].error, NonFiniteLogitsError)
+    assert bench.tokens(before) == continuation((1, 2), 8, VOCAB)
+    assert bench.tokens(after) == continuation((3,), 8, VOCAB)
+
+
+def test_an_unexpected_error_is_not_hidden() -> None:
+    def explode(_call: Call) -> None:
+        raise ZeroDivisionError
+
+    bench = Bench(FakeSession(before_call=explode))
+    bench.add("a", (1,), 1)
+    with pytest.raises(ZeroDivisionError):
+        bench.step()
+
+
+def test_time_stamps_are_those_of_start_first_and_last_token() -> None:
+    bench = Bench(FakeSession(), chunk=4)
+    sequence = bench.add("a", tuple(range(10)), 3)  # chunks of 4, 4 and 2 rows
+    assert sequence.started_at is sequence.first_token_at is sequence.last_token_at is None
+    bench.step()  # the clock is read at the start ...
+    bench.step()
+    assert (sequence.started_at, sequence.first_token_at) == (0, None)
+    bench.drain()
+    assert (sequence.started_at, sequence.first_token_at, sequence.last_token_at) == (0, 3, 5)
+
+
+def test_a_sequence_that_waits_has_not_started() -> None:
+    bench = Bench(FakeSession(), slots=1)
+    first, second = bench.add("a", (1,), 3), bench.add("b", (2,), 1)
+    bench.step()
+    assert first.started_at is not None
+    assert second.started_at is None
+    bench.drain()
+    assert second.started_at is not None
+    assert first.last_token_at is not None
+    assert second.started_at > first.last_token_at
+
+
+def test_an_aborted_sequence_says_nothing_more_and_frees_its_slot() -> None:
+    bench = Bench(FakeSession(), slots=1)
+    first, second = bench.add("a", (1, 2), 9), bench.add("b", (3, 4), 2)
+    while len(bench.tokens(first)) < 2:
+        bench.step()
+    bench.engine.abort(first)
+    bench.engine.abort(first)
+    told = len(bench.events[first])
+    bench.drain()
+    assert len(bench.events[first]) == told
+    assert bench.tokens(second) == continuation((3, 4), 2, VOCAB)
+    bench.engine.abort(second)
+
+
+def test_what_the_queue_refuses_leaves_nothing_behind() -> None:
+    bench = Bench(FakeSession(), slots=1, max_waiting=1)
+    first = bench.add("a", (1,), 2)
+    refused = sequence_of("b", (2,), 2)
+    with pytest.raises(QueueFullError):
+        bench.engine.add(refused, greedy_row(refused, VOCAB))
+    bench.engine.abort(refused)
+    bench.drain()
+    assert bench.tokens(first) == continuation((1,), 2, VOCAB)
+
+
+def test_a_step_with_nothing_to_do_runs_no_model() -> None:
+    bench = Bench(FakeSession())
+    assert bench.step() == []
+    assert bench.session.calls == []
