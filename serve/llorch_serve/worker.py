@@ -162,7 +162,8 @@ class Worker:
                 raise InvalidRequestError([FieldViolation("request_id", found)])
             self._live[sequence] = live
             self._by_id[request.request_id] = sequence
-        self._loop.add(sequence, row)
+            # Inside the lock, so that no close or abort gets to the engine before what it is to end.
+            self._loop.add(sequence, row)
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
