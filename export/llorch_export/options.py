@@ -65,7 +65,7 @@ class ExportOptions:
                 accuracy_level=None,
                 kl_limit=KL_LIMIT["fp32"],
             )
-        block_size = self.block_size or DEFAULT_BLOCK_SIZE[quantised[0]]
+        block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
         if block_size not in BLOCK_SIZES:
             raise UsageError(
                 f"--block-size is {block_size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"

@@ -57,6 +57,8 @@ def _quantize_rows(
     extreme = np.where(-low >= high, low, high)
     half = 2 ** (bits - 1)
     scales = (extreme / np.float32(-half)).astype(np.float32)
+    # Below the smallest normal number a scale has no finite reciprocal; such a block adds nothing to any sum.
+    scales[np.abs(scales) < np.finfo(np.float32).tiny] = 0
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     codes = grouped * inverse[:, :, None]
     np.rint(codes, out=codes)

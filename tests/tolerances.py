@@ -1,0 +1,51 @@
+"""The one table of tolerances, by precision, with the reason beside each.
+
+Tiny models have logits of magnitude 4 to 5, random weights and 2 layers; "logits" bounds are largest absolute
+differences over all positions and the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FP32_LOGITS: Final = 1e-4
+"""fp32 graph against transformers or numpy: same arithmetic, sums in another order (measured: 1e-5 at most)."""
+
+SAME_GRAPH_LOGITS: Final = 1e-5
+"""One graph and the same weights out of another file format: the rows of q and k only move."""
+
+STEPWISE_LOGITS: Final = 5e-5
+"""One graph in other chunks, or step by step: kernels for one row sum in another order (measured: 1.2e-5 at logits of 8)."""
+
+NUMPY_LOGITS: Final = 1e-4
+"""transformers in float32 against numpy in float64: what float32 rounding costs (measured: 2e-5)."""
+
+QUANTISED_LOGITS_LEVEL_0: Final = 1e-4
+"""Quantised graph at accuracy level 0 against the fp32 forward on dequantised weights: sums in another order."""
+
+MATMUL_RELATIVE_LEVEL_0: Final = 1e-5
+"""One MatMulNBits at level 0 against numpy in float64, relative to the largest output."""
+
+MATMUL_STEP_LEVEL_4: Final = 0.5
+"""Level 4 rounds activations to int8 with one scale a block and row: each is off by at most half of its scale.
+
+The error of an output is then at most the sum over blocks of ``0.5 * scale * sum(|w|)``, see the test."""
+
+KL_FP32: Final = 1e-6
+"""Nats; the limit that ``llorch verify`` sets for fp32. Tiny models measure below 1e-10."""
+
+KL_LEVEL_4_INT8: Final = 2e-3
+"""Nats, tiny models, int8 weights and level 4 against level 0 of the same weights (measured: 1e-4)."""
+
+KL_LEVEL_4_INT4: Final = 2e-3
+"""As above with int4 weights: rounding activations costs the same, whatever the weights."""
+
+GATHERED_ROWS: Final = 1e-6
+"""GatherBlockQuantized: one product of an integer and a float32 scale, so only the last bit may differ."""
+
+ROTARY_TABLE: Final = 2e-5
+"""Cosines at positions below 128 against float64: a float32 angle of 100 is off by 4e-6."""
+
+EXPORT_MEMORY_SHARE: Final = 1.75
+"""Peak growth of an export over the bytes of its largest fp32 tensor: the tensor itself, its packed quarter,
+scales, and room for chunked temporaries. A second whole fp32 copy would exceed it."""

@@ -1,0 +1,69 @@
+"""Options become a recipe, or are refused with the values that would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llorch_export.options import BLOCK_SIZES, KL_LIMIT, ExportOptions
+from llorch_serve.artifact import Recipe
+from llorch_serve.errors import UsageError
+
+
+def recipe(**options: Any) -> Recipe:
+    return ExportOptions(source="model", output=Path("artifact"), **options).recipe()
+
+
+def test_int8_in_blocks_of_32_is_the_default() -> None:
+    assert recipe() == Recipe(
+        precision="int8", head_precision="int8", block_size=32, accuracy_level=4, kl_limit=KL_LIMIT["int8"]
+    )
+
+
+def test_int4_keeps_an_8_bit_head_unless_asked() -> None:
+    assert recipe(precision="int4").head_precision == "int8"
+    assert recipe(precision="int4", head_precision="int4").head_precision == "int4"
+    assert recipe(precision="int4", head_precision="fp32").head_precision == "fp32"
+
+
+def test_fp32_has_nothing_to_quantise() -> None:
+    assert recipe(precision="fp32") == Recipe(
+        precision="fp32", head_precision="fp32", block_size=None, accuracy_level=None, kl_limit=1e-6
+    )
+
+
+def test_an_fp32_body_with_a_quantised_head_has_blocks() -> None:
+    found = recipe(precision="fp32", head_precision="int8", block_size=64)
+    assert (found.precision, found.head_precision, found.block_size) == ("fp32", "int8", 64)
+    assert found.kl_limit == KL_LIMIT["int8"]
+
+
+def test_the_worse_of_the_two_precisions_sets_the_limit() -> None:
+    assert recipe(precision="int8", head_precision="int4").kl_limit == KL_LIMIT["int4"]
+    assert recipe(precision="int4", head_precision="fp32").kl_limit == KL_LIMIT["int4"]
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_supported_blocks_are_taken(block_size: int) -> None:
+    assert recipe(block_size=block_size).block_size == block_size
+
+
+@pytest.mark.parametrize("block_size", [-32, 0, 1, 8, 24, 48, 100, 512, 1024])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_other_blocks_are_refused_by_value(precision: str, block_size: int) -> None:
+    with pytest.raises(UsageError, match=rf"--block-size is {block_size}; .*16, 32, 64, 128, 256"):
+        recipe(precision=precision, block_size=block_size)
+
+
+@pytest.mark.parametrize("options", [{"block_size": 32}, {"accuracy_level": 0}, {"accuracy_level": 4}])
+def test_an_option_without_effect_is_refused(options: dict[str, int]) -> None:
+    (flag,) = options
+    with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} .* has no effect at precision fp32"):
+        recipe(precision="fp32", **options)
+
+
+@pytest.mark.parametrize("level", [0, 4])
+def test_accuracy_level_lands_in_the_recipe(level: int) -> None:
+    assert recipe(accuracy_level=level).accuracy_level == level
