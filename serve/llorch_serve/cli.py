@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from llorch_serve.errors import LlorchError
-from llorch_serve.terminal.console import fail
+from llorch_serve.terminal.console import fail, say
 
 # Command name -> module with a function ``command``. The order is the one of ``llorch --help``.
 COMMANDS: Final = {
@@ -26,6 +26,8 @@ COMMANDS: Final = {
     "generate": "llorch_serve.terminal.generate",
     "bench": "llorch_serve.terminal.bench",
 }
+
+INTERRUPTED: Final = 130
 
 
 class _LazyCommands(TyperGroup):
@@ -85,12 +87,10 @@ def main() -> None:
     except LlorchError as error:
         _show_traceback()
         sys.exit(fail(str(error), error.exit_code))
-    except BrokenPipeError:
-        # The reader of our output has gone, as in ``llorch generate ... | head``: nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except KeyboardInterrupt:
-        sys.exit(fail("interrupted", 130))
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # Typer's answer to Ctrl-C, without a word
+            say("interrupted")
+        raise
     except Exception as error:  # noqa: BLE001 - the last resort: no traceback unless asked for
         _show_traceback()
         what = f"unexpected {type(error).__name__}: {error}"

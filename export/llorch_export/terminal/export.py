@@ -93,8 +93,8 @@ def command(
     if output is None:
         raise UsageError("--output is missing; it names the folder that the artifact becomes")
     started = time.perf_counter()
-    # A terminated export must clean up like an interrupted one.
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     with byte_progress() as progress:
         result = export(options, progress)
     seconds = time.perf_counter() - started
@@ -121,7 +121,10 @@ def command(
         say("note: the checkpoint names no end-of-sequence token; answers end at max_tokens or a stop string")
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Unwind, so that what was written is removed. A second signal must not cut that short."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +18,7 @@ from llorch_serve.terminal.target import (
     find_target,
     find_tokenizer,
     refuse_local_flags,
+    refuse_wait,
     resolve_artifact,
 )
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from llorch_serve.bench.measure import Backend, Figures
     from llorch_serve.bench.workload import Workload
     from llorch_serve.requests import Prompt
+
+_PROMPT_TOKENS: Final = 512
 
 
 def command(
@@ -37,9 +40,14 @@ def command(
         typer.Option(metavar="HOST:PORT", help="Measure a running worker instead.", show_default=False),
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="With --connect: seconds to wait for a starting worker.")
-    ] = 0.0,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each stream's prompt.")] = 512,
+        float | None,
+        typer.Option(
+            min=0, help="With --connect: seconds to wait for a starting worker.", show_default=False
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of each stream's prompt. Default: 512.", show_default=False)
+    ] = None,
     prompt_ids: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A JSON array of token ids to use as prompt.", show_default=False),
@@ -71,13 +79,16 @@ def command(
 
     """
     counts = _read_streams(streams)
-    source = _Prompt(prompt_tokens, prompt_ids)
+    if prompt_tokens is not None and prompt_ids is not None:
+        raise UsageError("--prompt-ids and --prompt-tokens both name the prompt; give one of them")
+    source = _Prompt(_PROMPT_TOKENS if prompt_tokens is None else prompt_tokens, prompt_ids)
     if connect is not None:
         refuse_local_flags(
             connect, {"DIR": model_dir, "--model": model, "--max-context": max_context, "--threads": threads}
         )
         _remote(connect, wait, counts, source, max_tokens, repeat, as_json)
         return
+    refuse_wait(wait)
     folder = resolve_artifact(find_target(model_dir, model))
     session = SessionConfig(threads=threads, slots=max(counts), max_context=max_context)
     _local(folder, EngineConfig(session=session), counts, source, max_tokens, repeat, as_json)
@@ -140,7 +151,13 @@ def _local(
 
 
 def _remote(
-    address: str, wait: float, counts: list[int], source: _Prompt, max_tokens: int, repeat: int, as_json: bool
+    address: str,
+    wait: float | None,
+    counts: list[int],
+    source: _Prompt,
+    max_tokens: int,
+    repeat: int,
+    as_json: bool,
 ) -> None:
     from llorch_serve.bench.measure import RemoteBackend
     from llorch_serve.bench.report import SCHEMA_VERSION, Report

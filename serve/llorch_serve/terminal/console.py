@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -22,9 +23,14 @@ def fail(message: str, code: int) -> int:
 
 
 def write(text: str) -> None:
-    """Print text on stdout as it is, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Print text on stdout as it is, at once. Ends the process with 0 if the reader has gone, as in ``| head``."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would fail once more when the interpreter closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
 
 
 def write_json(document: object) -> None:

@@ -28,6 +28,7 @@ from llorch_serve.terminal.target import (
     find_target,
     find_tokenizer,
     refuse_local_flags,
+    refuse_wait,
     resolve_artifact,
 )
 
@@ -42,8 +43,11 @@ def command(
         typer.Option(metavar="HOST:PORT", help="Ask a running worker instead.", show_default=False),
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="With --connect: seconds to wait for a starting worker.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            min=0, help="With --connect: seconds to wait for a starting worker.", show_default=False
+        ),
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default=False)] = None,
     chat: Annotated[
         str | None,
@@ -119,6 +123,7 @@ def command(
         refuse_local_flags(connect, {**local, "--max-context": max_context, "--threads": threads})
         _print_answer(_remote(connect, wait, request), as_json)
         return
+    refuse_wait(wait)
     target = resolve_artifact(find_target(model_dir, model))
     session = SessionConfig(threads=threads, slots=1, max_context=max_context)
     _print_answer(_local(target, EngineConfig(session=session, kv_cache=not no_kv_cache), request), as_json)
@@ -159,7 +164,7 @@ def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> It
         worker.close()
 
 
-def _remote(address: str, wait: float, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+def _remote(address: str, wait: float | None, request: GenerationRequest) -> Iterator[GenerationUpdate]:
     from llorch_serve.client import WorkerClient
 
     with WorkerClient(address) as client:

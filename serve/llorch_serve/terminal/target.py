@@ -9,12 +9,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from llorch_serve.artifact import is_artifact
-from llorch_serve.errors import UsageError
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.terminal.console import say
+
+# ORG/NAME; what it may contain is for the hub to say.
+_HUB_ID: Final = re.compile(r"[^/\\\s]+/[^/\\\s]+")
 
 MODEL_HELP = "Artifact folder, or a source (GGUF file, Hugging Face folder, hub id) that is exported once into a cache."
 
@@ -41,11 +45,15 @@ def find_tokenizer() -> Path | None:
 def resolve_artifact(target: str) -> Path:
     """Return the artifact folder for a target, exporting a source into the cache first if need be.
 
-    Exits with the exporter's code if it fails; it has then said why.
+    Raises ArtifactError if there is no such thing. Exits with the exporter's code if it fails; it has then said why.
     """
     path = Path(target)
     if is_artifact(path):
         return path
+    if not path.exists() and not _HUB_ID.fullmatch(target):
+        raise ArtifactError(
+            f"{target!r} does not exist; expected an artifact folder, a GGUF file, a Hugging Face folder or a hub id"
+        )
     if path.is_dir() and not (path / "config.json").is_file():
         return path  # not a checkpoint either: loading it as an artifact says what is missing
     folder = cache_folder() / _cache_name(target)
@@ -62,10 +70,17 @@ def resolve_artifact(target: str) -> Path:
         "--if-changed",
         "--json",
     ]
-    result = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    if result.returncode != 0:
-        raise SystemExit(result.returncode)
-    if msgspec.json.decode(result.stdout)["changed"]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as exporter:
+        try:
+            document, _ = exporter.communicate()
+        except KeyboardInterrupt:
+            # Nobody but a terminal tells the exporter too, and it must be given the time to clean up.
+            exporter.terminate()
+            exporter.wait()
+            raise
+    if exporter.returncode != 0:
+        raise SystemExit(exporter.returncode)
+    if msgspec.json.decode(document)["changed"]:
         say(f"exported to {folder}")
     return folder
 
@@ -91,3 +106,9 @@ def refuse_local_flags(address: str, flags: Mapping[str, object]) -> None:
     for name, value in flags.items():
         if value is not None and value is not False:
             raise UsageError(f"{name} has no effect on the worker at {address}; leave it out")
+
+
+def refuse_wait(wait: float | None) -> None:
+    """Raise UsageError if ``--wait`` is given where there is no worker to wait for."""
+    if wait is not None:
+        raise UsageError("--wait has no effect without --connect; leave it out")

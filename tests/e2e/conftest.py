@@ -1,0 +1,71 @@
+"""Artifacts and workers that the end-to-end tests share: made once a run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checkpoints import write_gguf, write_hf_folder
+from processes import WorkerProcess, llorch_here, serving
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model as a Hugging Face folder; 128 positions, 512 tokens."""
+    return write_hf_folder(tmp_path_factory.mktemp("tiny") / "source")
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as a GGUF file."""
+    return write_gguf(tmp_path_factory.mktemp("tiny-gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def export_here() -> Callable[..., Path]:
+    """Return a function that exports a source to a folder, and returns that folder."""
+
+    def export(source: Path, output: Path, *flags: str) -> Path:
+        outcome = llorch_here("export", source, "--output", output, *flags)
+        assert outcome.code == 0, outcome
+        return output
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_source: Path, export_here: Callable[..., Path]) -> Path:
+    """The tiny model's default artifact."""
+    return export_here(tiny_source, tiny_source.parent / "artifact")
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory, export_here: Callable[..., Path]) -> Path:
+    """A tiny artifact whose context is so long that an answer does not end during a test."""
+    folder = tmp_path_factory.mktemp("long")
+    source = write_hf_folder(folder / "source", {"max_position_embeddings": 200_000})
+    return export_here(source, folder / "artifact")
+
+
+@pytest.fixture(scope="session")
+def tiny_worker(tiny: Path) -> Iterator[WorkerProcess]:
+    """A worker process that serves the tiny model."""
+    with serving(tiny) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="session")
+def smollm2_worker(smollm2: Callable[..., Path]) -> Iterator[Callable[[str], WorkerProcess]]:
+    """Return a function that serves the real model at a precision, one worker process for each."""
+    started: dict[str, WorkerProcess] = {}
+    with contextlib.ExitStack() as stack:
+
+        def serve(precision: str) -> WorkerProcess:
+            if precision not in started:
+                started[precision] = stack.enter_context(serving(smollm2(precision), "--max-context", "2048"))
+            return started[precision]
+
+        yield serve
