@@ -7,6 +7,7 @@ import importlib.metadata
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -30,7 +31,6 @@ from llorch_serve.artifact import (
     Recipe,
     SourceInfo,
     encode_manifest,
-    is_artifact,
     load_artifact,
 )
 from llorch_serve.errors import ArtifactError, UsageError
@@ -61,18 +61,17 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     output is as it was.
     """
     recipe = options.recipe()
-    if not options.if_changed:
-        check_output(options.output, force=options.force)
+    replace = options.force or options.if_changed
+    check_output(options.output, force=replace)
     checkpoint = open_checkpoint(options.source)
     context_length = resolve_context(checkpoint.config, options.max_context)
     source_print = _fingerprint(checkpoint, progress)
     export_print = export_fingerprint(source_print, recipe, context_length)
-    if options.if_changed and is_artifact(options.output):
-        existing = load_artifact(options.output)
-        if existing.manifest.fingerprint == export_print:
-            return ExportResult(existing, changed=False)
+    existing = _loadable(options.output) if options.if_changed else None
+    if existing is not None and existing.manifest.fingerprint == export_print:
+        return ExportResult(existing, changed=False)
     graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
-    with ArtifactWriter(options.output, force=options.force or options.if_changed) as writer:
+    with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
         writer.add_bytes(GRAPH_FILE, _serialise(graph))
@@ -82,6 +81,14 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         load_artifact(writer.folder)
         writer.commit()
     return ExportResult(load_artifact(options.output), changed=True)
+
+
+def _loadable(output: Path) -> Artifact | None:
+    """Return the artifact at ``output``; None if there is none, or a damaged one, which is then made anew."""
+    try:
+        return load_artifact(output)
+    except ArtifactError:
+        return None
 
 
 def preview(options: ExportOptions) -> dict[str, object]:

@@ -36,6 +36,9 @@ class ArtifactWriter:
         check_output(output, force=force)
         self.output = output
         self.entries: list[FileEntry] = []
+        with _disk_errors(output):
+            # Innermost first: removed again, if empty, when the export fails.
+            self._new_parents = [parent for parent in output.parents if not parent.exists()]
 
     def __enter__(self) -> ArtifactWriter:
         """Make the temporary folder."""
@@ -52,6 +55,9 @@ class ArtifactWriter:
     ) -> None:
         """Remove what was not committed."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        for parent in self._new_parents:
+            with contextlib.suppress(OSError):  # not empty: the artifact is there
+                parent.rmdir()
 
     def require_space(self, nbytes: int) -> None:
         """Raise ResourceError if the disk has less than ``nbytes`` free."""
@@ -98,40 +104,42 @@ class ArtifactWriter:
         self.entries.append(_entry(name, position, digest.hexdigest()))
 
     def commit(self) -> None:
-        """Move the folder into place; an artifact already there is replaced."""
+        """Move the folder into place; an artifact already there is replaced, or put back if that fails."""
         with _disk_errors(self.output):
-            if self.output.exists():
-                old = Path(
-                    tempfile.mkdtemp(prefix=f".{self.output.name}.", suffix=".old", dir=self.output.parent)
-                )
-                self.output.rename(old / "artifact")
-                try:
-                    self.folder.rename(self.output)
-                except OSError:
-                    (old / "artifact").rename(self.output)
-                    raise
-                finally:
-                    shutil.rmtree(old, ignore_errors=True)
-            else:
+            if not self.output.exists():
                 self.folder.rename(self.output)
+                return
+            aside = Path(
+                tempfile.mkdtemp(prefix=f".{self.output.name}.", suffix=".old", dir=self.output.parent)
+            )
+            old = aside / "artifact"
+            try:
+                self.output.rename(old)
+                self.folder.rename(self.output)
+            except BaseException:  # an interrupt between the two must not cost the old artifact either
+                if os.path.lexists(old) and not os.path.lexists(self.output):
+                    old.rename(self.output)
+                raise
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 def check_output(output: Path, *, force: bool) -> None:
-    """Raise UsageError if an artifact may not be written to ``output``."""
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise UsageError(f"{output} is a file; --output names the artifact's folder")
-    if is_artifact(output):
-        if not force:
+    """Raise UsageError if an artifact may not be written to ``output``, ArtifactError if that cannot be told."""
+    with _disk_errors(output):
+        if not output.exists():
+            return
+        if not output.is_dir():
+            raise UsageError(f"{output} is a file; --output names the artifact's folder")
+        if is_artifact(output):
+            if not force:
+                raise UsageError(
+                    f"{output} already holds an artifact; replace it with --force, or use --if-changed"
+                )
+        elif any(output.iterdir()):
             raise UsageError(
-                f"{output} already holds an artifact; replace it with --force, or use --if-changed"
+                f"{output} is a folder that llorch did not make; choose a new --output, it would be replaced as a whole"
             )
-        return
-    if any(output.iterdir()):
-        raise UsageError(
-            f"{output} is a folder that llorch did not make; choose a new --output, it would be replaced as a whole"
-        )
 
 
 def _entry(name: str, nbytes: int, sha256: str) -> FileEntry:

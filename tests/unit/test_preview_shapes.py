@@ -1,0 +1,27 @@
+"""Shapes that the runtime's kernels cannot run are refused by name, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checkpoints import tiny_config
+from llorch_export.options import ExportOptions
+from llorch_export.pipeline import preview
+from llorch_serve.errors import ArtifactError
+
+
+@pytest.mark.parametrize("head_dim", [2, 8, 24, 40])
+def test_head_dim_must_be_a_multiple_of_16(tmp_path: Path, head_dim: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(head_dim=head_dim)))
+    with pytest.raises(ArtifactError, match=rf"head_dim is {head_dim}; .*multiple of 16"):
+        preview(ExportOptions(source=str(tmp_path), output=Path("nowhere")))
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 48, 80, 128])
+def test_other_sizes_are_taken(tmp_path: Path, head_dim: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(head_dim=head_dim)))
+    found = preview(ExportOptions(source=str(tmp_path), output=Path("nowhere")))
+    assert found["kv_bytes_per_token"] == 2 * 2 * 2 * head_dim * 4
