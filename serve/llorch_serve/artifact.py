@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,11 @@ SCHEMA_VERSION: Final = 1
 MAX_MANIFEST_BYTES = 16 * 2**20
 
 Precision = Literal["fp32", "int8", "int4"]
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# Formatted with layer and kind, so nothing else may stand in braces.
+CacheName = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*\{layer\}[\w.]*\{kind\}[\w.]*$", max_length=200)]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,15 +56,15 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     """
 
     architecture: Literal["llama"] = "llama"
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
     rms_norm_eps: float
-    max_position_embeddings: int
+    max_position_embeddings: Count
     rope: RopeConfig
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -81,13 +86,13 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     may be bound to one buffer of ``position`` capacity; the graph then appends in place.
     """
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    layers: Count
+    kv_heads: Count
+    head_dim: Count
     dtype: Literal["float32"] = "float32"
     axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
-    past_name: str = "past_key_values.{layer}.{kind}"
-    present_name: str = "present.{layer}.{kind}"
+    past_name: CacheName = "past_key_values.{layer}.{kind}"
+    present_name: CacheName = "present.{layer}.{kind}"
 
     @property
     def bytes_per_token(self) -> int:
@@ -133,8 +138,8 @@ class FileEntry(_Struct, frozen=True, kw_only=True):
     """A file of the artifact: POSIX path relative to the folder, size in bytes, SHA-256 in hex."""
 
     path: str
-    bytes: int
-    sha256: str
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Sha256
 
 
 class Manifest(_Struct, frozen=True, kw_only=True):
@@ -159,14 +164,14 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     kv: KvLayout
-    context_length: int
-    bos_token_id: int | None
-    stop_token_ids: tuple[int, ...]
+    context_length: Annotated[int, msgspec.Meta(ge=2, lt=2**31)]
+    bos_token_id: TokenId | None
+    stop_token_ids: tuple[TokenId, ...]
     generation: GenerationDefaults
     source: SourceInfo
     files: tuple[FileEntry, ...]
     versions: dict[str, str]
-    min_onnxruntime: str
+    min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -186,10 +191,16 @@ class Artifact(msgspec.Struct, frozen=True):
         return self.folder / self.manifest.tokenizer
 
     def chat_template(self) -> str | None:
-        """Return the chat template's source, or None where the model has none."""
+        """Return the chat template's source, or None where the model has none. Raises ArtifactError."""
         if self.manifest.chat_template is None:
             return None
-        return (self.folder / self.manifest.chat_template).read_text(encoding="utf-8")
+        path = self.folder / self.manifest.chat_template
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(
+                f"{path} cannot be read as UTF-8 text ({error}); export the model again"
+            ) from error
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -204,7 +215,7 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
     """
     try:
         version = msgspec.json.decode(data, type=_VersionOnly).schema_version
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ArtifactError(f"{origin} is not a llorch manifest: {error}") from error
     if version > SCHEMA_VERSION:
         raise ArtifactError(
@@ -212,11 +223,30 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
             "Upgrade with: pip install -U llorch"
         )
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
         raise ArtifactError(
             f"{origin} does not fit the manifest schema: {error}. Export the model again."
         ) from error
+    _check_consistent(manifest, origin)
+    return manifest
+
+
+def _check_consistent(manifest: Manifest, origin: str) -> None:
+    """Check what a schema cannot say. Raises ArtifactError."""
+    vocab_size, kv = manifest.model.vocab_size, manifest.kv
+    for token in manifest.stop_token_ids:
+        if token >= vocab_size:
+            raise ArtifactError(
+                f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
+            )
+    for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
+        names = {spec.name for spec in specs}
+        for layer in range(kv.layers):
+            for kind in ("key", "value"):
+                name = pattern.format(layer=layer, kind=kind)
+                if name not in names:
+                    raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
 
 
 class _VersionOnly(msgspec.Struct):
@@ -264,14 +294,20 @@ def load_artifact(
 
 def _check_file(folder: Path, entry: FileEntry) -> None:
     path = folder / entry.path
-    root = folder.resolve()
-    if Path(entry.path).is_absolute() or not path.resolve().is_relative_to(root):
+    try:
+        inside = not Path(entry.path).is_absolute() and path.resolve().is_relative_to(folder.resolve())
+        size = path.stat().st_size if inside and path.is_file() else None
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL, a name that is too long
+        raise ArtifactError(
+            f"{folder / MANIFEST_NAME} lists {entry.path[:100]!r}, which is not a usable file name "
+            f"({type(error).__name__}); export the model again"
+        ) from error
+    if not inside:
         raise ArtifactError(
             f"{folder / MANIFEST_NAME} lists {entry.path!r}, which is outside the artifact's folder"
         )
-    if not path.is_file():
+    if size is None:
         raise ArtifactError(f"{path} is missing; export the model again, or copy the whole folder")
-    size = path.stat().st_size
     if size != entry.bytes:
         raise ArtifactError(
             f"{path} has {size} bytes where the manifest says {entry.bytes}; it is damaged, copy it again"

@@ -236,7 +236,8 @@ def test_a_sink_gets_one_delivery_a_step(tmp_path: Path) -> None:
 def test_eight_streams_at_once_equal_each_alone(
     tmp_path: Path, sampling: dict[str, float], kv_cache: bool
 ) -> None:
-    worker = make_worker(tmp_path, config=EngineConfig(prefill_chunk=4, kv_cache=kv_cache))
+    session = make_session()
+    worker = make_worker(tmp_path, session, config=EngineConfig(prefill_chunk=4, kv_cache=kv_cache))
     prompts = {f"r{i}": tuple(range(50 + i, 50 + i + 1 + 3 * i)) for i in range(8)}
     seeds = {name: {"seed": index} for index, name in enumerate(prompts)}
     try:
@@ -250,6 +251,7 @@ def test_eight_streams_at_once_equal_each_alone(
         together = sink.answers(*prompts)
     finally:
         worker.close()
+    assert any(call.kind == "decode" for call in session.calls) is kv_cache
     for name, prompt in prompts.items():
         params = resolved(**{**sampling, **seeds[name]})
         stops = (EOS_ID, 3)

@@ -110,14 +110,17 @@ def test_a_stop_string_of_several_bytes_ends_inside_no_character(model: Scripted
     assert answer.completion.stop_matched == "🚀"
 
 
-def test_what_follows_a_stop_string_costs_neighbours_nothing(model: Scripted) -> None:
+def test_nothing_is_computed_after_a_stop_string_and_neighbours_go_on(model: Scripted) -> None:
     model.will_say("aaSTOPbb")
+    model.session.calls.clear()
     sink = Sink()
     model.worker.submit(request("stopping", PROMPT, stop=("STOP",)), sink)
     model.worker.submit(request("neighbour", (7, 8), max_tokens=30, ignore_eos=True), sink)
     answers = sink.answers("stopping", "neighbour")
     assert answers["stopping"].text == "aa"
     assert answers["neighbour"].ids == continuation((7, 8), 30, VOCAB)
+    seen = [tokens for call in model.session.calls for tokens in call.tokens if tokens[:3] == PROMPT]
+    assert max(map(len, seen)) == len(PROMPT) + len("aaSTO")
 
 
 @pytest.mark.parametrize(("end", "text"), [(EOS_ID, "<|eos|>"), (TURN_END_ID, "<|turn_end|>")])
