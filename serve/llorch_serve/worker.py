@@ -222,6 +222,11 @@ class Worker:
         if len(ids) >= context:
             found = f"found a prompt of {len(ids)} tokens; the context holds {context}, prompt and answer together"
             return [FieldViolation("input", found)]
+        # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their bounds.
+        vocab_size = self.artifact.manifest.model.vocab_size
+        if max(ids) >= vocab_size:
+            found = f"found a prompt with token {max(ids)}; this model knows ids 0 to {vocab_size - 1}"
+            return [FieldViolation("input", found)]
         return []
 
     def _check_open(self) -> None:

@@ -472,6 +472,22 @@ def test_tokens_beyond_the_tokenizer_are_the_models_own(tmp_path: Path) -> None:
         worker.close()
 
 
+def test_a_tokenizer_larger_than_the_model_never_sends_it_unknown_ids(tmp_path: Path) -> None:
+    ids = TOKENIZER.encode("Paris", add_special_tokens=True)
+    size = max(ids)  # the first id that this model lacks
+    model = msgspec.structs.replace(tiny_manifest().model, vocab_size=size)
+    session = make_session(vocab_size=size)
+    worker = make_worker(tmp_path, session, model=model)
+    try:
+        for prompt in (TextPrompt("Paris"), ChatPrompt((ChatMessage("user", "Paris"),))):
+            (description,) = violations(worker, prompt).values()
+            assert str(size) in description
+            assert str(size - 1) in description
+        assert session.calls == []
+    finally:
+        worker.close()
+
+
 def test_text_and_ids_convert_both_ways(worker: Worker) -> None:
     ids, text = worker.tokenize(TextPrompt("Paris is"))
     assert text == "Paris is"
