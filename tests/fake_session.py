@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from llorch_serve.kv_cache import KvCapacity
 from llorch_serve.providers import Placement
-from llorch_serve.sampling import ResolvedSampling, SamplingRow, sample
+from llorch_serve.sampler import SamplingRow, sample
+from llorch_serve.sampling import ResolvedSampling
 from llorch_serve.sequence import Sequence as TokenSequence
 
 Logits = npt.NDArray[np.float32]

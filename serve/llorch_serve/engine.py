@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from llorch_serve.errors import ProviderError
 from llorch_serve.runner import Session, run
-from llorch_serve.sampling import SamplingRow, sample_batch
+from llorch_serve.sampler import SamplingRow, sample_batch
 from llorch_serve.scheduler import Scheduler, StepPlan
 from llorch_serve.sequence import Sequence, SequenceStatus, TokenEvent
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llorch_serve.engine import Engine
 from llorch_serve.errors import QueueFullError
-from llorch_serve.sampling import SamplingRow
+from llorch_serve.sampler import SamplingRow
 from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
 
 

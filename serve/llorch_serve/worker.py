@@ -34,7 +34,8 @@ from llorch_serve.requests import (
     TokenPrompt,
     UpdateSink,
 )
-from llorch_serve.sampling import SamplingParams, SamplingRow, check_defaults, resolve
+from llorch_serve.sampler import SamplingRow
+from llorch_serve.sampling import SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.session import DecoderSession, LoadReport, open_session

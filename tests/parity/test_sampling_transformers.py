@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llorch_serve.sampling import ResolvedSampling, SamplingRow, distribution
+from llorch_serve.sampler import SamplingRow, distribution
+from llorch_serve.sampling import ResolvedSampling
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

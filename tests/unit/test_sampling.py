@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 
 from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError, InvalidRequestError, NonFiniteLogitsError
-from llorch_serve.sampling import (
-    MAX_SEED,
-    ResolvedSampling,
-    SamplingParams,
-    SamplingRow,
-    check_defaults,
-    distribution,
-    resolve,
-    sample,
-    sample_batch,
-    uniform,
-)
+from llorch_serve.sampler import SamplingRow, distribution, sample, sample_batch, uniform
+from llorch_serve.sampling import MAX_SEED, ResolvedSampling, SamplingParams, check_defaults, resolve
 
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,
