@@ -1,0 +1,218 @@
+"""Figures of a benchmark, from arrival times that were chosen so that every number can be worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from llorch_serve.bench.measure import (
+    Figures,
+    LocalBackend,
+    Percentiles,
+    RemoteBackend,
+    StreamRecord,
+    figures,
+    measure,
+)
+from llorch_serve.bench.report import Report, peak_rss_mib, table
+from llorch_serve.bench.workload import MAX_PROMPT_FILE_BYTES, Workload, read_prompt, sample_text, text_prompt
+from llorch_serve.errors import InvalidRequestError, ProviderError, UsageError
+from llorch_serve.local import stream
+from llorch_serve.requests import GenerationRequest, GenerationUpdate, Prompt, TextPrompt, TokenPrompt
+from worker_harness import make_session, make_worker
+
+
+def test_one_stream() -> None:
+    found = figures([StreamRecord([0.5, 0.6, 0.7, 0.9])], prompt_tokens=100)
+    assert found.streams == 1
+    assert found.prefill_tokens_per_s == pytest.approx(200)
+    assert found.decode_tokens_per_s == pytest.approx(3 / 0.4)
+    assert found.ttft_ms == Percentiles(pytest.approx(500), pytest.approx(500))
+    assert found.itl_ms.p50 == pytest.approx(100)
+    assert found.itl_ms.p99 == pytest.approx(198)  # 98 % of the way from 100 to 200
+
+
+def test_several_streams_count_from_when_the_last_has_started() -> None:
+    records = [StreamRecord([1.0, 1.5, 2.0, 2.5]), StreamRecord([2.0, 2.5, 3.0]), StreamRecord([1.5, 4.0])]
+    found = figures(records, prompt_tokens=10)
+    assert found.prefill_tokens_per_s == pytest.approx(30 / 2.0)
+    # After 2.0 s: one token of the first stream, two of the second, one of the third, until 4.0 s.
+    assert found.decode_tokens_per_s == pytest.approx(4 / 2.0)
+    assert found.ttft_ms.p50 == pytest.approx(1500)
+    assert found.ttft_ms.p99 == pytest.approx(1990)
+    assert found.itl_ms.p50 == pytest.approx(500)
+
+
+def test_tokens_of_one_message_share_a_time() -> None:
+    found = figures([StreamRecord([1.0, 1.0, 2.0, 2.0])], prompt_tokens=8)
+    assert found.decode_tokens_per_s == pytest.approx(2 / 1.0)
+    assert found.itl_ms.p50 == 0
+
+
+def test_nothing_after_the_first_token_is_no_speed_and_no_division_by_zero() -> None:
+    found = figures([StreamRecord([1.0])], prompt_tokens=8)
+    assert (found.decode_tokens_per_s, found.itl_ms) == (0.0, Percentiles(0.0, 0.0))
+
+
+class Recorded:
+    """A backend that plays back arrivals and keeps the requests."""
+
+    def __init__(self, runs: Sequence[list[float]]) -> None:
+        self._runs = iter(runs)
+        self.requests: list[GenerationRequest] = []
+
+    def run(self, requests: Sequence[GenerationRequest]) -> list[StreamRecord]:
+        self.requests += requests
+        arrivals = next(self._runs)
+        return [StreamRecord(arrivals) for _ in requests]
+
+
+def test_the_first_run_warms_up_and_medians_of_the_others_are_shown() -> None:
+    backend = Recorded([[9.0, 99.0], [1.0, 2.0], [2.0, 2.1], [4.0, 4.5]])
+    progress = itertools.count()
+    found = measure(backend, Workload((1, 2, 3), 2), 2, repeat=3, progress=lambda: next(progress) and None)
+    assert found.prefill_tokens_per_s == pytest.approx(2 * 3 / 2.0)
+    assert found.decode_tokens_per_s == pytest.approx(2 / 0.5)
+    assert found.ttft_ms.p50 == pytest.approx(4000)  # of the run whose decode speed is the median
+    assert next(progress) == 4
+    assert len({request.request_id for request in backend.requests}) == 2 * 4
+
+
+def test_the_work_is_greedy_and_of_fixed_length() -> None:
+    request = Workload((4, 5, 6), 7).request("r")
+    assert request.prompt == TokenPrompt((4, 5, 6))
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.repetition_penalty) == (0, 1)
+    assert (sampling.max_tokens, sampling.ignore_eos) == (7, True)
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_backends_record_every_token_of_every_stream(tmp_path: Path, kind: str) -> None:
+    session = make_session()
+    worker = make_worker(tmp_path, session)
+    work = Workload((40, 41, 42), 6)
+    try:
+        backend = LocalBackend(worker) if kind == "local" else RemoteBackend(lambda r: stream(worker, r))
+        records = backend.run([work.request(f"r{i}") for i in range(5)])
+    finally:
+        worker.close()
+    for record in records:
+        assert len(record.arrivals) == 6
+        assert record.arrivals == sorted(record.arrivals)
+        assert record.arrivals[0] > 0
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_streams_error_is_the_runs(tmp_path: Path, kind: str) -> None:
+    def fail(_call: object) -> None:
+        raise ProviderError("no luck")
+
+    worker = make_worker(tmp_path, make_session(before_call=fail))
+    try:
+        backend = LocalBackend(worker) if kind == "local" else RemoteBackend(lambda r: stream(worker, r))
+        with pytest.raises(ProviderError, match="no luck"):
+            backend.run([Workload((1,), 2).request(f"r{i}") for i in range(2)])
+        with pytest.raises(InvalidRequestError):
+            backend.run([Workload((), 2).request("r")])
+    finally:
+        worker.close()
+
+
+def test_remote_streams_start_together() -> None:
+    started = threading.Barrier(4)
+
+    def generate(request: GenerationRequest) -> Iterator[GenerationUpdate]:
+        started.wait(20)  # passes only if all streams run at once
+        yield GenerationUpdate(request.request_id, "", (1, 2))
+        yield GenerationUpdate(request.request_id, "", (3,))
+
+    records = RemoteBackend(generate).run([Workload((1,), 3).request(f"r{i}") for i in range(4)])
+    for record in records:
+        first, second, third = record.arrivals
+        assert first == second <= third
+
+
+def tokenize(prompt: Prompt) -> tuple[tuple[int, ...], str]:
+    assert isinstance(prompt, TextPrompt)
+    return (1, 2, 3), prompt.text
+
+
+def test_a_prompt_of_any_length_is_made_from_the_sample_text() -> None:
+    assert text_prompt(2, tokenize) == (1, 2)
+    assert text_prompt(7, tokenize) == (1, 2, 3, 1, 2, 3, 1)
+    assert len(sample_text()) > 5000
+    with pytest.raises(UsageError, match="--prompt-tokens is 0"):
+        text_prompt(0, tokenize)
+
+
+def test_a_prompt_file_is_an_array_of_ids(tmp_path: Path) -> None:
+    path = tmp_path / "ids.json"
+    path.write_text("[5, 6, 7]\n")
+    assert read_prompt(path) == (5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "5", '["5"]', "[1, null]", "[1.5]", "{}", "[true]", "[" * 100_000]
+)
+def test_other_prompt_files_are_refused_by_name(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "ids.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"ids\.json") as caught:
+        read_prompt(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_huge_prompt_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_prompt(tmp_path / "absent")
+    huge = tmp_path / "huge"
+    with huge.open("wb") as file:
+        file.truncate(MAX_PROMPT_FILE_BYTES + 1)
+    with pytest.raises(UsageError, match=str(MAX_PROMPT_FILE_BYTES)):
+        read_prompt(huge)
+
+
+ROW = Figures(8, 1234.56, 78.9, Percentiles(12.3, 45.6), Percentiles(1.234, 9.876))
+
+
+def test_the_table_shows_recipe_memory_and_a_line_for_each_count() -> None:
+    recipe: dict[str, object] = {"precision": "int8", "head_precision": "int8", "block_size": None}
+    text = table(Report(1, recipe, "CPUExecutionProvider", 1.5, 300.0, [ROW, ROW]))
+    head, names, *rows = text.splitlines()
+    assert head == (
+        "precision int8, head_precision int8 on CPUExecutionProvider; loaded in 1.50 s; peak memory 300 MiB"
+    )
+    assert len(rows) == 2
+    assert rows[0].split() == ["8", "1234.6", "78.9", "12", "/", "46", "1.23", "/", "9.88"]
+    assert len(names) == len(rows[0])
+
+
+def test_a_remote_report_has_no_load_and_memory() -> None:
+    text = table(Report(1, {"precision": "int4"}, "P", None, None, [ROW]))
+    assert text.splitlines()[0] == "precision int4 on P"
+
+
+def test_a_report_is_json_by_its_documented_names(capsys: pytest.CaptureFixture[str]) -> None:
+    from llorch_serve.terminal.console import write_json
+
+    write_json(Report(1, {"precision": "int4"}, "P", None, None, [ROW]))
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"schema_version", "recipe", "provider", "load_s", "peak_rss_mib", "results"}
+    assert document["results"] == [
+        {
+            "streams": 8,
+            "prefill_tokens_per_s": 1234.56,
+            "decode_tokens_per_s": 78.9,
+            "ttft_ms": {"p50": 12.3, "p99": 45.6},
+            "itl_ms": {"p50": 1.234, "p99": 9.876},
+        }
+    ]
+
+
+def test_peak_memory_is_in_mib() -> None:
+    assert 10 < peak_rss_mib() < 100_000
