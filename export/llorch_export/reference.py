@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_serve.artifact import RopeConfig
 from llorch_serve.errors import ArtifactError
 
 
 class Reference:
     """A model loaded by transformers from the same files the exporter read.
 
-    Independent of the exporter: transformers reads the weights, the names and the config by itself. Only GGUF's
-    ``rope_freqs.weight``, which transformers leaves out, is applied here.
+    Independent of the exporter: transformers reads the weights, the names and the config by itself. Only what its
+    GGUF loader leaves out is added here: whether there are biases, linear rotary scaling and ``rope_freqs.weight``.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -27,10 +29,8 @@ class Reference:
         transformers.utils.logging.disable_progress_bar()
         self._torch = torch
         self._model = _load(transformers, torch, checkpoint)
-        factors = checkpoint.config.rope.frequency_factors
-        if factors is not None:
-            rotary = self._model.model.rotary_emb
-            rotary.inv_freq /= torch.tensor(factors, dtype=rotary.inv_freq.dtype)
+        if checkpoint.kind == "gguf":
+            _scale_frequencies(torch, self._model.model.rotary_emb, checkpoint.config.rope)
         self.description = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
 
     def logits(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
@@ -45,14 +45,26 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
     path: Path = checkpoint.path
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     if checkpoint.kind == "gguf":
-        place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        place = {
+            "pretrained_model_name_or_path": str(path.parent),
+            "gguf_file": path.name,
+            "attention_bias": checkpoint.config.attention_bias,
+            "mlp_bias": checkpoint.config.mlp_bias,
+        }
     try:
         # Weights of a pickle are refused, and so is code that comes with a checkpoint.
         model = transformers.AutoModelForCausalLM.from_pretrained(
             **place, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
         raise ArtifactError(
             f"transformers cannot load {path} as a reference: {' '.join(str(error).split())[:300]}"
         ) from error
     return model.eval()
+
+
+def _scale_frequencies(torch: Any, rotary: Any, rope: RopeConfig) -> None:
+    if rope.frequency_factors is not None:
+        rotary.inv_freq /= torch.tensor(rope.frequency_factors, dtype=rotary.inv_freq.dtype)
+    elif rope.kind == "linear" and rotary.rope_type == "default":
+        rotary.inv_freq /= rope.factor

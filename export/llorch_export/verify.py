@@ -14,6 +14,7 @@ from llorch_export.reference import Reference
 from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
+from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity import DivergenceSum
 from llorch_serve.session import open_session
 from llorch_serve.text import Tokenizer
@@ -54,6 +55,12 @@ def verify(folder: Path, source: str, progress: Callable[[str, int, int], None])
     """
     artifact = load_artifact(folder)
     checkpoint = open_checkpoint(source)
+    vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
+    if vocabularies[0] != vocabularies[1]:
+        raise ArtifactError(
+            f"{folder} has a vocabulary of {vocabularies[0]} tokens and {source} one of {vocabularies[1]}; "
+            "verify against the checkpoint that the artifact was made from"
+        )
     ids, kind = _token_ids(artifact)
     window = min(WINDOW, artifact.manifest.context_length)
     session = open_session(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)

@@ -93,12 +93,15 @@ class ArtifactWriter:
                 position += len(data)
                 progress(len(data))
 
-            for job in jobs:
+            def write(job: WeightJob) -> None:  # a function, so that no array outlives its job
                 for tensor, array in zip(job.tensors, job.arrays(), strict=True):
                     put(bytes(tensor.offset - position))
                     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                     for start in range(0, len(flat), _PIECE):
                         put(flat[start : start + _PIECE])
+
+            for job in jobs:
+                write(job)
             file.flush()
             os.fsync(file.fileno())
         self.entries.append(_entry(name, position, digest.hexdigest()))

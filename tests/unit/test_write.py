@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +68,24 @@ def test_weights_lie_at_their_offsets_and_progress_adds_up(tmp_path: Path) -> No
     assert data == first.tobytes().ljust(64, b"\0") + second.T.tobytes()
     assert sum(told) == len(data) == plan.total_bytes == writer.entries[0].bytes
     assert writer.entries[0].sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_no_array_outlives_its_job(tmp_path: Path) -> None:
+    """Two jobs' arrays side by side would double the memory of an export."""
+    plan = WeightPlan()
+    alive: list[weakref.ref[Any]] = []
+
+    def produce() -> tuple[np.ndarray, np.ndarray]:
+        assert not [ref for ref in alive if ref() is not None]
+        pair = np.zeros(8, np.float32), np.zeros(8, np.float32)
+        alive.extend(weakref.ref(array) for array in pair)
+        return pair
+
+    for index in range(3):
+        plan.add([(f"a{index}", FLOAT, (8,)), (f"b{index}", FLOAT, (8,))], produce)
+    with ArtifactWriter(tmp_path / "out", force=False) as writer:
+        writer.add_weights("data", tuple(plan.jobs), lambda count: None)
+    assert len(alive) == 6
 
 
 def test_others_may_read_the_folder(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Exporting holds one tensor at a time, whatever the size of the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkpoints import tiny_config, tiny_tokenizer_json
+from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.config import config_from_hf
+from tolerances import EXPORT_MEMORY_SHARE
+
+VOCABULARY, HIDDEN = 32768, 1536
+TABLE_BYTES = VOCABULARY * HIDDEN * 4  # 192 MiB in fp32
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from llorch_export.options import ExportOptions
+from llorch_export.pipeline import export
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+export(ExportOptions(source=sys.argv[1], output=Path(sys.argv[2]), precision=sys.argv[3]), lambda *a: None)
+print(peak() - before)
+"""
+
+
+def sparse_model(folder: Path, *, tied: bool) -> Path:
+    """Write a model of zeros that takes next to nothing on the disk."""
+    folder.mkdir()
+    config = tiny_config(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        head_dim=16,
+        num_hidden_layers=1,
+        tie_word_embeddings=tied,
+    )
+    header, end = {}, 0
+    for name, shape in expected_tensors(config_from_hf(config)).items():
+        start, size = end, 4
+        for dimension in shape:
+            size *= dimension
+        end = start + size
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        file.truncate(8 + len(encoded) + end)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(tiny_tokenizer_json())
+    return folder
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+@pytest.mark.parametrize(("precision", "tied"), [("int8", True), ("int4", False)])
+def test_peak_memory_is_that_of_the_largest_tensor(tmp_path: Path, precision: str, tied: bool) -> None:
+    source = sparse_model(tmp_path / "model", tied=tied)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(source), str(tmp_path / "out"), precision],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    growth = int(result.stdout)
+    assert growth > TABLE_BYTES / 4  # else the measurement saw nothing
+    assert growth < EXPORT_MEMORY_SHARE * TABLE_BYTES
+    graph, data = (tmp_path / "out" / name for name in ("model.onnx", "model.onnx.data"))
+    assert graph.stat().st_size < 64 * 1024
+    assert data.stat().st_size < 0.75 * TABLE_BYTES  # two tables of 8 bits, at most
