@@ -83,7 +83,7 @@ def sequence_of(
 
 def greedy_row(sequence: TokenSequence, vocab_size: int, **params: object) -> SamplingRow:
     """Return the sampling state before the first token; greedy unless ``params`` say otherwise."""
-    resolved = ResolvedSampling(**{**{name: getattr(GREEDY, name) for name in _FIELDS}, **params})  # type: ignore[arg-type]
+    resolved = ResolvedSampling(**{**{name: getattr(GREEDY, name) for name in _FIELDS}, **params})
     prompt = sequence.token_ids[: sequence.prompt_length]
     return SamplingRow.begin(resolved, prompt_ids=prompt, stop_ids=sequence.stop_ids, vocab_size=vocab_size)
 

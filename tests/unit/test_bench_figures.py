@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -23,7 +23,18 @@ from llorch_serve.bench.report import Report, peak_rss_mib, table
 from llorch_serve.bench.workload import MAX_PROMPT_FILE_BYTES, Workload, read_prompt, sample_text, text_prompt
 from llorch_serve.errors import InvalidRequestError, ProviderError, UsageError
 from llorch_serve.local import stream
-from llorch_serve.requests import GenerationRequest, GenerationUpdate, Prompt, TextPrompt, TokenPrompt
+from llorch_serve.requests import (
+    Completion,
+    GenerationRequest,
+    GenerationUpdate,
+    Prompt,
+    TextGenerator,
+    TextPrompt,
+    Timings,
+    TokenPrompt,
+    UpdateSink,
+)
+from llorch_serve.sequence import FinishReason
 from worker_harness import make_session, make_worker
 
 
@@ -124,17 +135,34 @@ def test_a_streams_error_is_the_runs(tmp_path: Path, kind: str) -> None:
 
 
 def test_remote_streams_start_together() -> None:
-    started = threading.Barrier(4)
+    asked: list[str] = []
 
     def generate(request: GenerationRequest) -> Iterator[GenerationUpdate]:
-        started.wait(20)  # passes only if all streams run at once
-        yield GenerationUpdate(request.request_id, "", (1, 2))
-        yield GenerationUpdate(request.request_id, "", (3,))
+        asked.append(request.request_id)
+        return updates(request.request_id)
+
+    def updates(name: str) -> Iterator[GenerationUpdate]:
+        assert len(asked) == 4, "a stream began before all had been asked for"
+        yield GenerationUpdate(name, "", (1, 2))
+        yield GenerationUpdate(name, "", (3,))
 
     records = RemoteBackend(generate).run([Workload((1,), 3).request(f"r{i}") for i in range(4)])
     for record in records:
         first, second, third = record.arrivals
         assert first == second <= third
+
+
+def test_local_tokens_of_one_update_share_a_time() -> None:
+    class Generator:
+        def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
+            done = Completion(FinishReason.LENGTH, None, 1, 3, 0, Timings(0, 0, 0))
+            sink.deliver([GenerationUpdate(request.request_id, "", (1, 2))])
+            sink.deliver([GenerationUpdate(request.request_id, "", (3,), done)])
+
+    backend = LocalBackend(cast("TextGenerator", Generator()))
+    (record,) = backend.run([Workload((1,), 3).request("r")])
+    first, second, third = record.arrivals
+    assert first == second <= third
 
 
 def tokenize(prompt: Prompt) -> tuple[tuple[int, ...], str]:
