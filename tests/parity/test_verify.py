@@ -143,6 +143,15 @@ def test_windows_are_as_long_as_the_artifacts_context(tmp_path: Path) -> None:
     assert found.passed
 
 
+def test_long_windows_run_in_chunks_with_their_past(tmp_path: Path) -> None:
+    source = write_hf_folder(tmp_path / "model", {"max_position_embeddings": 640})
+    only_unknown_tokens(source)  # 512 random ids: one window, two chunks
+    export_tiny(source, tmp_path / "out")
+    found = check(tmp_path / "out", source)
+    assert (found.window, found.tokens) == (640, 512)
+    assert found.passed
+
+
 def test_another_vocabulary_is_refused_with_both_sizes(tmp_path: Path) -> None:
     export_tiny(write_hf_folder(tmp_path / "model"), tmp_path / "out")
     other = write_hf_folder(tmp_path / "other", {"vocab_size": 640})

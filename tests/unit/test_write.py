@@ -88,6 +88,13 @@ def test_no_array_outlives_its_job(tmp_path: Path) -> None:
     assert len(alive) == 6
 
 
+def test_the_temporary_folder_lies_beside_the_output(tmp_path: Path) -> None:
+    """Only within one file system is the last step a rename."""
+    with ArtifactWriter(tmp_path / "out", force=False) as writer:
+        assert writer.folder.parent == tmp_path
+        assert not (tmp_path / "out").exists()
+
+
 def test_others_may_read_the_folder(tmp_path: Path) -> None:
     write_new(tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
