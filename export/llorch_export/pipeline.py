@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
+from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
@@ -159,7 +160,9 @@ def _add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint) -> None:
     if checkpoint.tokenizer.chat_template is not None:
         writer.add_bytes(TEMPLATE_FILE, checkpoint.tokenizer.chat_template.encode())
     for path in checkpoint.licence_files:
-        writer.add_bytes(path.name, path.read_bytes())
+        terms = ModelFolder(path.parent).read_bytes(path.name, limit=MAX_TEXT_BYTES)
+        if terms is not None:
+            writer.add_bytes(path.name, terms)
 
 
 def _manifest(
@@ -186,6 +189,7 @@ def _manifest(
         kv=graph.kv,
         context_length=context_length,
         bos_token_id=text.bos_token_id,
+        eos_token_id=text.eos_token_id,
         stop_token_ids=text.stop_token_ids,
         generation=text.generation,
         source=SourceInfo(kind=checkpoint.kind, name=checkpoint.path.name, fingerprint=source_print),

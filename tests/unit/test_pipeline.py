@@ -74,6 +74,14 @@ def test_every_file_is_listed_with_its_hash_and_nothing_else_is_there(tmp_path: 
     load_artifact(tmp_path / "out", verify_hashes=True)
 
 
+def test_a_licence_file_of_absurd_size_is_refused(tmp_path: Path, model: Path) -> None:
+    with (model / "LICENSE").open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(ArtifactError, match=r"LICENSE has more than 1048576 bytes"):
+        export_tiny(model, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
 def test_the_manifest_fits_the_published_schema(tmp_path: Path, kind: str, precision: str) -> None:
