@@ -63,6 +63,7 @@ def tiny_manifest(**overrides: object) -> Manifest:
         kv=kv,
         context_length=config.max_position_embeddings,
         bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
         stop_token_ids=(EOS_ID, TURN_END_ID),
         generation=GenerationDefaults(),
         source=SourceInfo(kind="safetensors", name="tiny", fingerprint="0" * 64),

@@ -12,11 +12,12 @@ from checkpoints import tiny_tokenizer_json
 from fake_session import FakeSession, Rule
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import EngineConfig
+from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import Completion, GenerationRequest, GenerationUpdate, Prompt, TokenPrompt
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.session import DecoderSession
 from llorch_serve.text import Tokenizer
-from llorch_serve.worker import Worker, _load_template
+from llorch_serve.worker import Worker
 from tiny_artifact import tiny_manifest, write_tiny_artifact
 
 VOCAB = 512
@@ -105,9 +106,8 @@ def make_worker(
     """Start a worker on a tiny artifact; keywords replace fields of its manifest."""
     artifact = Artifact(folder=write_tiny_artifact(folder), manifest=tiny_manifest(**manifest))
     fake = session or make_session()
-    template = _load_template(artifact, TOKENIZER)
     options = config or EngineConfig(prefill_chunk=4)
-    return Worker(artifact, cast("DecoderSession", fake), TOKENIZER, template, options)
+    return Worker(artifact, cast("DecoderSession", fake), PromptEncoder(artifact, TOKENIZER), options)
 
 
 def make_session(**options: Any) -> FakeSession:

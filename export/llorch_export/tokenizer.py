@@ -87,6 +87,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         tokenizer_json=built.to_str().encode(),
         chat_template=_template_text(template, f"{origin}: tokenizer.chat_template"),
         bos_token_id=bos,
+        eos_token_id=eos,
         stop_token_ids=tuple(sorted(stop for stop in stops if stop is not None)),
         generation=defaults_from_gguf(metadata, origin),
     )
@@ -107,11 +108,11 @@ def tokenizer_from_folder(
     if data is None:
         data = _converted(folder, settings, vocab_size).to_str().encode()
     tokenizer = _parsed(data, folder)
-    stops = {
-        *_config_ids(generation, "eos_token_id", vocab_size, f"{folder.path / 'generation_config.json'}"),
-        *_config_ids(config, "eos_token_id", vocab_size, f"{folder.path / 'config.json'}"),
+    ends = (
         *_named_id(tokenizer, settings, "eos_token", vocab_size, folder),
-    }
+        *_config_ids(config, "eos_token_id", vocab_size, f"{folder.path / 'config.json'}"),
+        *_config_ids(generation, "eos_token_id", vocab_size, f"{folder.path / 'generation_config.json'}"),
+    )
     starts = (
         *_named_id(tokenizer, settings, "bos_token", vocab_size, folder),
         *_config_ids(config, "bos_token_id", vocab_size, f"{folder.path / 'config.json'}"),
@@ -120,7 +121,8 @@ def tokenizer_from_folder(
         tokenizer_json=data,
         chat_template=_folder_template(folder, settings),
         bos_token_id=next(iter(starts), None),
-        stop_token_ids=tuple(sorted(stops)),
+        eos_token_id=next(iter(ends), None),
+        stop_token_ids=tuple(sorted(set(ends))),
         generation=defaults_from_folder(generation, f"{folder.path / 'generation_config.json'}"),
     )
 

@@ -147,7 +147,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
 
     graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).
     context_length: most tokens, prompt and generated together, that a sequence may hold.
-    bos_token_id: begin-of-sequence token, for display; tokenizer.json's post-processor decides whether it is added.
+    bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added to plain
+        text is decided by tokenizer.json's post-processor.
     stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
@@ -166,6 +167,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     kv: KvLayout
     context_length: Annotated[int, msgspec.Meta(ge=2, lt=2**31)]
     bos_token_id: TokenId | None
+    eos_token_id: TokenId | None
     stop_token_ids: tuple[TokenId, ...]
     generation: GenerationDefaults
     source: SourceInfo

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -202,16 +202,24 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
         ) from error
 
 
+_ONNX_TYPES: Final = {"float32": "tensor(float)", "int32": "tensor(int32)", "int64": "tensor(int64)"}
+
+
 def _check_signature(artifact: Artifact, session: Any) -> None:
-    """Compare the graph's inputs and outputs with the manifest's, by name."""
+    """Compare the graph's inputs and outputs with the manifest's: names, types, and sizes where they are fixed."""
     manifest = artifact.manifest
-    for what, specs, found in (
+    for what, specs, nodes in (
         ("inputs", manifest.inputs, session.get_inputs()),
         ("outputs", manifest.outputs, session.get_outputs()),
     ):
-        expected, actual = {spec.name for spec in specs}, {node.name for node in found}
-        if expected != actual:
-            odd = ", ".join(sorted(expected ^ actual)[:5])
+        expected = {spec.name: (_ONNX_TYPES[spec.dtype], _fixed(spec.shape)) for spec in specs}
+        found = {node.name: (node.type, _fixed(node.shape)) for node in nodes}
+        odd = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+        if odd:
             raise ArtifactError(
-                f"{artifact.graph_path}: {what} differ from the manifest ({odd}); export the model again"
+                f"{artifact.graph_path}: {what} differ from the manifest ({', '.join(odd[:5])}); export the model again"
             )
+
+
+def _fixed(shape: Sequence[int | str | None]) -> tuple[int | None, ...]:
+    return tuple(size if isinstance(size, int) else None for size in shape)

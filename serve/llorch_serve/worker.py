@@ -16,20 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llorch_serve.artifact import Artifact, load_artifact
-from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
 from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError
 from llorch_serve.local import stream
 from llorch_serve.loop import EngineLoop
+from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
-    ChatPrompt,
     Completion,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
-    TextPrompt,
     Timings,
     TokenPrompt,
     UpdateSink,
@@ -60,15 +58,13 @@ class Worker:
         self,
         artifact: Artifact,
         session: DecoderSession,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        prompts: PromptEncoder,
         config: EngineConfig,
     ) -> None:
         self.artifact = artifact
         self._session = session
-        self._tokenizer = tokenizer
-        self._template = template
-        self._config = config
+        self._prompts = prompts
+        self._tokenizer = prompts.tokenizer
         self._live: dict[Sequence, _Live] = {}
         self._by_id: dict[str, Sequence] = {}
         self._lock = threading.Lock()
@@ -99,10 +95,9 @@ class Worker:
         """
         artifact = load_artifact(folder)
         check_defaults(artifact.manifest.generation)
-        text = Tokenizer.load(tokenizer or artifact.tokenizer_path)
-        template = _load_template(artifact, text)
+        prompts = PromptEncoder(artifact, Tokenizer.load(tokenizer or artifact.tokenizer_path))
         session = open_session(artifact, config.session, report)
-        return cls(artifact, session, text, template, config)
+        return cls(artifact, session, prompts, config)
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
@@ -128,11 +123,11 @@ class Worker:
         bad = request.sampling.violations(vocab_size=info.model.vocab_size)
         ids: tuple[int, ...] = ()
         try:
-            ids, _ = self.tokenize(request.prompt)
+            ids, _ = self._prompts.encode(request.prompt)
         except InvalidRequestError as error:
             bad += error.violations
         else:
-            bad += self._prompt_violations(ids)
+            bad += self._prompts.violations(ids, context=self._session.capacity.context)
         if bad:
             raise InvalidRequestError(bad)
         resolved = resolve(request.sampling, info.generation, lambda: secrets.randbits(63))
@@ -153,6 +148,7 @@ class Worker:
         live = _Live(request, sequence, sink, text, resolved.seed)
         if wanted == 0:
             self._check_open()
+            # Nothing for the engine to do: the one update comes on the caller's own thread.
             sink.deliver([_update(live, "", (), self._completion(live, FinishReason.LENGTH, None))])
             return
         row = SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=stop_ids, vocab_size=info.model.vocab_size)
@@ -175,21 +171,7 @@ class Worker:
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
-        if isinstance(prompt, TokenPrompt):
-            vocab_size = self.artifact.manifest.model.vocab_size
-            bad = [i for i in prompt.token_ids if not 0 <= i < vocab_size]
-            if bad:
-                found = f"found {bad[0]}, expected ids of the vocabulary, 0 to {vocab_size - 1}"
-                raise InvalidRequestError([FieldViolation("input.tokens", found)])
-            known = tuple(i for i in prompt.token_ids if i < self._tokenizer.vocab_size)
-            return prompt.token_ids, self._tokenizer.decode(known, keep_special_tokens=True)
-        if isinstance(prompt, TextPrompt):
-            return self._tokenizer.encode(prompt.text, add_special_tokens=True), prompt.text
-        assert isinstance(prompt, ChatPrompt)
-        if self._template is None:
-            found = f"{self.artifact.manifest.model_id} has no chat template; send text or tokens instead"
-            raise InvalidRequestError([FieldViolation("input.chat", found)])
-        return encode_chat(self._tokenizer, self._template, prompt.messages)
+        return self._prompts.encode(prompt)
 
     def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
         """Return the text of token ids. Raises InvalidRequestError for ids outside the vocabulary."""
@@ -209,26 +191,12 @@ class Worker:
             provider=self._session.placement.provider,
             provider_node_share=self._session.placement.node_share,
             slots=self._session.capacity.slots,
-            has_chat_template=self._template is not None,
+            has_chat_template=self._prompts.has_template,
             stop_token_ids=manifest.stop_token_ids,
             version=importlib.metadata.version("llorch"),
             # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
             batch_invariant="int4" not in (recipe.precision, recipe.head_precision),
         )
-
-    def _prompt_violations(self, ids: tuple[int, ...]) -> list[FieldViolation]:
-        context = self._session.capacity.context
-        if not ids:
-            return [FieldViolation("input", "found an empty prompt, expected at least one token")]
-        if len(ids) >= context:
-            found = f"found a prompt of {len(ids)} tokens; the context holds {context}, prompt and answer together"
-            return [FieldViolation("input", found)]
-        # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their bounds.
-        vocab_size = self.artifact.manifest.model.vocab_size
-        if max(ids) >= vocab_size:
-            found = f"found a prompt with token {max(ids)}; this model knows ids 0 to {vocab_size - 1}"
-            return [FieldViolation("input", found)]
-        return []
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -303,13 +271,3 @@ class Worker:
 
 def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:
     return GenerationUpdate(live.request.request_id, text, ids, completion)
-
-
-def _load_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = artifact.chat_template()
-    if source is None:
-        return None
-    manifest = artifact.manifest
-    bos = None if manifest.bos_token_id is None else tokenizer.token_text(manifest.bos_token_id)
-    eos = tokenizer.token_text(manifest.stop_token_ids[0]) if manifest.stop_token_ids else None
-    return ChatTemplate(source, bos_token=bos, eos_token=eos)

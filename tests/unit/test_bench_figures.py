@@ -152,6 +152,16 @@ def test_remote_streams_start_together() -> None:
         assert first == second <= third
 
 
+def test_a_stream_that_cannot_start_ends_the_others() -> None:
+    def generate(request: GenerationRequest) -> Iterator[GenerationUpdate]:
+        if request.request_id == "r2":
+            raise ProviderError("no luck")
+        return iter(())
+
+    with pytest.raises(ProviderError, match="no luck"):
+        RemoteBackend(generate).run([Workload((1,), 3).request(f"r{i}") for i in range(4)])
+
+
 def test_local_tokens_of_one_update_share_a_time() -> None:
     class Generator:
         def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:

@@ -1,4 +1,4 @@
-"""``llorch verify``: is the artifact the trained model?"""
+"""Answer ``llorch verify``: is the artifact the trained model, by how much is it not?"""
 
 from __future__ import annotations
 

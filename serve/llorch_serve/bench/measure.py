@@ -12,7 +12,6 @@ from typing import Protocol
 import numpy as np
 
 from llorch_serve.bench.workload import Workload
-from llorch_serve.errors import LlorchError
 from llorch_serve.requests import GenerationRequest, GenerationUpdate, TextGenerator
 
 
@@ -103,16 +102,19 @@ class RemoteBackend:
         together = threading.Barrier(len(requests))
 
         def follow(request: GenerationRequest, record: StreamRecord) -> None:
-            updates = self._generate(request)
-            together.wait()
-            start = time.perf_counter()
             try:
+                updates = self._generate(request)
+                together.wait()
+                start = time.perf_counter()
                 for update in updates:
                     if update.token_ids:
                         now = time.perf_counter() - start
                         record.arrivals += [now] * len(update.token_ids)
-            except LlorchError as error:
+            except threading.BrokenBarrierError:
+                pass  # another stream could not start, and has said why
+            except Exception as error:  # noqa: BLE001 - raised again on the caller's thread
                 errors.append(error)
+                together.abort()
 
         threads = [
             threading.Thread(target=follow, args=pair, daemon=True)
