@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from llorch_export.config import config_from_hf
-from llorch_serve.artifact import LlamaConfig
+from llorch_serve.manifest import LlamaConfig
 
 Weights = dict[str, npt.NDArray[np.float32]]
 

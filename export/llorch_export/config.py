@@ -12,8 +12,8 @@ from typing import Final
 
 from llorch_export.fields import Fields
 from llorch_export.inert_keys import INERT_GGUF_KEYS, INERT_HF_KEYS
-from llorch_serve.artifact import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig, RopeConfig
 
 SUPPORTED: Final = (
     "supported is the Llama architecture (model_type llama, LlamaForCausalLM; GGUF architecture llama)"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from llorch_serve.artifact import Precision, Recipe
 from llorch_serve.errors import UsageError
+from llorch_serve.manifest import Precision, Recipe
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)

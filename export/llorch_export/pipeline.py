@@ -23,18 +23,9 @@ from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_dec
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.write import ArtifactWriter, check_output
-from llorch_serve.artifact import (
-    MANIFEST_NAME,
-    SCHEMA_VERSION,
-    Artifact,
-    LlamaConfig,
-    Manifest,
-    Recipe,
-    SourceInfo,
-    encode_manifest,
-    load_artifact,
-)
+from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.manifest import SCHEMA_VERSION, LlamaConfig, Manifest, Recipe, SourceInfo, encode_manifest
 
 GRAPH_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"

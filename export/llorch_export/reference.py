@@ -10,8 +10,8 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_serve.artifact import RopeConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import RopeConfig
 
 
 class Reference:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from llorch_export.fields import Fields
-from llorch_serve.artifact import GenerationDefaults
+from llorch_serve.manifest import GenerationDefaults
 
 _MAX_TOP_K: Final = 2**31 - 1
 

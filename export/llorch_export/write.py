@@ -19,8 +19,9 @@ from types import TracebackType
 import numpy as np
 
 from llorch_export.graph.weights import WeightJob
-from llorch_serve.artifact import FileEntry, is_artifact
+from llorch_serve.artifact import is_artifact
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
+from llorch_serve.manifest import FileEntry
 
 _PIECE = 2**24  # bytes given to hash and disk at once
 

@@ -1,8 +1,7 @@
-"""The artifact folder: what the exporter writes and the worker reads, and nothing else passes between them.
+"""The artifact folder: all that passes from the exporter to the worker.
 
-``llorch.json`` is decoded into :class:`Manifest`; unknown fields, wrong types and newer schema versions are
-refused. :func:`load_artifact` also checks that every listed file is inside the folder and has its listed size,
-so that a worker never starts on half an artifact.
+:func:`load_artifact` reads the manifest and checks that every listed file is inside the folder and has its listed
+size, so that a worker never starts on half an artifact.
 """
 
 from __future__ import annotations
@@ -10,170 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final
 
 import msgspec
 
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import FileEntry, Manifest, decode_manifest
 
 MANIFEST_NAME: Final = "llorch.json"
-SCHEMA_VERSION: Final = 1
-MAX_MANIFEST_BYTES = 16 * 2**20
-
-Precision = Literal["fp32", "int8", "int4"]
-Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-# Formatted with layer and kind, so nothing else may stand in braces.
-CacheName = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*\{layer\}[\w.]*\{kind\}[\w.]*$", max_length=200)]
-
-
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the manifest's parts: immutable, and strict about unknown fields."""
-
-
-class RopeConfig(_Struct, frozen=True, kw_only=True):
-    """Rotary position embedding.
-
-    theta: base of the frequencies.
-    kind: ``default``; ``linear`` (all frequencies divided by ``factor``); ``llama3`` (Llama 3.1's scaling by
-        wavelength); ``factors`` (GGUF ``rope_freqs.weight``: frequency i divided by ``frequency_factors[i]``).
-    """
-
-    theta: float
-    kind: Literal["default", "linear", "llama3", "factors"] = "default"
-    factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
-    frequency_factors: tuple[float, ...] | None = None
-
-
-class LlamaConfig(_Struct, frozen=True, kw_only=True):
-    """The architecture of a Llama-family decoder, in the terms of Hugging Face's ``config.json``.
-
-    ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
-    """
-
-    architecture: Literal["llama"] = "llama"
-    vocab_size: Count
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count
-    head_dim: Count
-    rms_norm_eps: float
-    max_position_embeddings: Count
-    rope: RopeConfig
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-
-
-class TensorSpec(_Struct, frozen=True, kw_only=True):
-    """A graph input or output. A string in ``shape`` is a symbolic dimension."""
-
-    name: str
-    dtype: Literal["float32", "int32", "int64"]
-    shape: tuple[int | str, ...]
-
-
-class KvLayout(_Struct, frozen=True, kw_only=True):
-    """The KV cache's tensors: one key and one value buffer a layer, shape ``axes``.
-
-    ``past_name`` and ``present_name`` hold ``{layer}`` and ``{kind}`` (``key`` or ``value``). Past and present
-    may be bound to one buffer of ``position`` capacity; the graph then appends in place.
-    """
-
-    layers: Count
-    kv_heads: Count
-    head_dim: Count
-    dtype: Literal["float32"] = "float32"
-    axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
-    past_name: CacheName = "past_key_values.{layer}.{kind}"
-    present_name: CacheName = "present.{layer}.{kind}"
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes that one token occupies over all layers, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 4
-
-
-class Recipe(_Struct, frozen=True, kw_only=True):
-    """How the weights were brought into the graph.
-
-    block_size: elements along the input dimension that share one scale (quantised precisions only).
-    head_precision: precision of the output head, and of the embedding where the two are tied.
-    accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
-    kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
-    """
-
-    precision: Precision
-    head_precision: Precision
-    block_size: int | None
-    accuracy_level: Literal[0, 4] | None
-    kl_limit: float
-
-
-class GenerationDefaults(_Struct, frozen=True, kw_only=True):
-    """Sampling values that the model's authors recommend; used where a request does not say otherwise."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-class SourceInfo(_Struct, frozen=True, kw_only=True):
-    """Where the weights came from. ``fingerprint`` is a SHA-256 over the source's content."""
-
-    kind: Literal["gguf", "safetensors"]
-    name: str
-    fingerprint: str
-
-
-class FileEntry(_Struct, frozen=True, kw_only=True):
-    """A file of the artifact: POSIX path relative to the folder, size in bytes, SHA-256 in hex."""
-
-    path: str
-    bytes: Annotated[int, msgspec.Meta(ge=0)]
-    sha256: Sha256
-
-
-class Manifest(_Struct, frozen=True, kw_only=True):
-    """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
-
-    graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).
-    context_length: most tokens, prompt and generated together, that a sequence may hold.
-    bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added to plain
-        text is decided by tokenizer.json's post-processor.
-    stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
-    min_onnxruntime: the lowest onnxruntime version that loads the graph.
-    fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
-    """
-
-    schema_version: Literal[1]
-    model_id: str
-    fingerprint: str
-    model: LlamaConfig
-    recipe: Recipe
-    graph: str
-    tokenizer: str
-    chat_template: str | None
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    kv: KvLayout
-    context_length: Annotated[int, msgspec.Meta(ge=2, lt=2**31)]
-    bos_token_id: TokenId | None
-    eos_token_id: TokenId | None
-    stop_token_ids: tuple[TokenId, ...]
-    generation: GenerationDefaults
-    source: SourceInfo
-    files: tuple[FileEntry, ...]
-    versions: dict[str, str]
-    min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+MAX_MANIFEST_BYTES: Final = 16 * 2**20
 
 
 class Artifact(msgspec.Struct, frozen=True):
@@ -203,58 +47,6 @@ class Artifact(msgspec.Struct, frozen=True):
             raise ArtifactError(
                 f"{path} cannot be read as UTF-8 text ({error}); export the model again"
             ) from error
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as indented JSON with a final newline; the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-
-
-def decode_manifest(data: bytes, *, origin: str) -> Manifest:
-    """Decode and check a manifest; ``origin`` names it in errors.
-
-    Raises ArtifactError if it is not JSON, has a newer schema version, or does not fit the schema.
-    """
-    try:
-        version = msgspec.json.decode(data, type=_VersionOnly).schema_version
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ArtifactError(f"{origin} is not a llorch manifest: {error}") from error
-    if version > SCHEMA_VERSION:
-        raise ArtifactError(
-            f"{origin} has schema version {version}; this llorch reads up to {SCHEMA_VERSION}. "
-            "Upgrade with: pip install -U llorch"
-        )
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise ArtifactError(
-            f"{origin} does not fit the manifest schema: {error}. Export the model again."
-        ) from error
-    _check_consistent(manifest, origin)
-    return manifest
-
-
-def _check_consistent(manifest: Manifest, origin: str) -> None:
-    """Check what a schema cannot say. Raises ArtifactError."""
-    vocab_size, kv = manifest.model.vocab_size, manifest.kv
-    for token in manifest.stop_token_ids:
-        if token >= vocab_size:
-            raise ArtifactError(
-                f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
-            )
-    for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
-        names = {spec.name for spec in specs}
-        for layer in range(kv.layers):
-            for kind in ("key", "value"):
-                name = pattern.format(layer=layer, kind=kind)
-                if name not in names:
-                    raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
-
-
-class _VersionOnly(msgspec.Struct):
-    """Reads the version before anything else, since a newer manifest may have fields unknown here."""
-
-    schema_version: int
 
 
 def is_artifact(path: Path) -> bool:

@@ -83,7 +83,7 @@ def front_door(
 def main() -> None:
     """Run the command line and exit with the code of its outcome."""
     try:
-        app()
+        app(prog_name="llorch")
     except LlorchError as error:
         _show_traceback()
         sys.exit(fail(str(error), error.exit_code))

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.artifact import KvLayout
 from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.manifest import KvLayout
 
 MEMORY_SHARE: Final = 0.8
 """Part of the free memory that the KV cache may grow to; the rest is for activations and the system."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError, FieldViolation
+from llorch_serve.manifest import GenerationDefaults
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024

@@ -13,8 +13,9 @@ import pytest
 import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.options import BITS
-from llorch_serve.artifact import Artifact, Precision
+from llorch_serve.artifact import Artifact
 from llorch_serve.fidelity import DivergenceSum
+from llorch_serve.manifest import Precision
 from quantised_numpy import rounded
 from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
 from tolerances import (

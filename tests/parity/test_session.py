@@ -12,9 +12,10 @@ import pytest
 from checkpoints import VOCAB_SIZE, write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
-from llorch_serve.artifact import Artifact, Precision
+from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
+from llorch_serve.manifest import Precision
 from llorch_serve.providers import CPU
 from llorch_serve.session import DecoderSession, LoadReport, open_session
 

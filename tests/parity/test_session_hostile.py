@@ -15,17 +15,10 @@ import pytest
 from checkpoints import write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
-from llorch_serve.artifact import (
-    MANIFEST_NAME,
-    FileEntry,
-    Manifest,
-    TensorSpec,
-    decode_manifest,
-    encode_manifest,
-    load_artifact,
-)
+from llorch_serve.artifact import MANIFEST_NAME, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import FileEntry, Manifest, TensorSpec, decode_manifest, encode_manifest
 from llorch_serve.session import DecoderSession, open_session
 
 DATA = "model.onnx.data"

@@ -7,8 +7,8 @@ import pytest
 from checkpoints import gguf_metadata, gguf_tensor_name, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config import config_from_gguf
-from llorch_serve.artifact import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig, RopeConfig
 
 
 def _parse(config: LlamaConfig, changes: dict[str, object] | None = None, **arguments: object) -> LlamaConfig:

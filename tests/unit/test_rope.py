@@ -11,7 +11,7 @@ import pytest
 import numpy_llama
 from checkpoints import llama3_frequency_factors, tiny_llama_config
 from llorch_export.graph.rope import inverse_frequencies, rotary_tables
-from llorch_serve.artifact import RopeConfig
+from llorch_serve.manifest import RopeConfig
 from tolerances import ROTARY_TABLE
 
 LLAMA3 = {

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError, InvalidRequestError, NonFiniteLogitsError
+from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.sampler import SamplingRow, distribution, sample, sample_batch, uniform
 from llorch_serve.sampling import MAX_SEED, ResolvedSampling, SamplingParams, check_defaults, resolve
 

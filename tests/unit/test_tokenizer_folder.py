@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json, write_hf_folder
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.source import open_checkpoint
-from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import GenerationDefaults
 
 TEXT = ("weather whether", "the weather is fine, the bandwidth is not", "tokens and more tokens and weights")
 

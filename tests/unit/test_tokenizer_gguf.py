@@ -17,8 +17,8 @@ from checkpoints import (
 )
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.tokenizer import tokenizer_from_gguf
-from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import GenerationDefaults
 
 TEXTS = (
     "The quick brown fox",

@@ -13,7 +13,6 @@ import pytest
 
 from checkpoints import BOS_ID, EOS_ID
 from fake_session import GREEDY, Call, FakeSession, continuation, next_logits
-from llorch_serve.artifact import GenerationDefaults
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import (
     CancelledError,
@@ -25,6 +24,7 @@ from llorch_serve.errors import (
     UnavailableError,
 )
 from llorch_serve.local import stream
+from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, Timings, TokenPrompt
 from llorch_serve.sampling import MAX_SEED, ResolvedSampling
 from llorch_serve.sequence import FinishReason

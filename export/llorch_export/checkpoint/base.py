@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.artifact import GenerationDefaults, LlamaConfig
+from llorch_serve.manifest import GenerationDefaults, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_float32
 from llorch_export.config import config_from_gguf
-from llorch_serve.artifact import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig
 
 SUPPORTED_TYPES: Final = (
     "F32",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from llorch_serve.artifact import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

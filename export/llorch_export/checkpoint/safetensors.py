@@ -19,8 +19,8 @@ from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_float32, same_bytes
-from llorch_serve.artifact import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

@@ -18,8 +18,8 @@ from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
 from llorch_export.config import config_from_hf
 from llorch_export.tokenizer import FOLDER_FILES, tokenizer_from_folder, tokenizer_from_gguf
-from llorch_serve.artifact import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig
 
 _CONFIG: Final = "config.json"
 _ACCEPTED: Final = (

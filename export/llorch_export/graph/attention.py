@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.linear import linear
-from llorch_serve.artifact import KvLayout
+from llorch_serve.manifest import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph.weights import WeightPlan
-from llorch_serve.artifact import LlamaConfig, Recipe
+from llorch_serve.manifest import LlamaConfig, Recipe
 
 CONTRIB = "com.microsoft"
 FLOAT = ir.DataType.FLOAT

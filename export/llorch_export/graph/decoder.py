@@ -22,8 +22,8 @@ from llorch_export.graph.mlp import mlp
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.rope import rotary_tables
 from llorch_export.graph.weights import WeightJob
-from llorch_serve.artifact import KvLayout, LlamaConfig, Recipe, TensorSpec
 from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, TensorSpec
 
 OPSET = 23  # the first with RMSNormalization
 IR_VERSION = 11  # the one of opset 23

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.options import BITS
 from llorch_export.quantize import block_count, quantize_blocks
-from llorch_serve.artifact import Precision
+from llorch_serve.manifest import Precision
 
 
 def linear(

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.artifact import RopeConfig
+from llorch_serve.manifest import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32]:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from llorch_export.terminal.requirements import required
-from llorch_serve.artifact import Precision
 from llorch_serve.errors import UsageError
+from llorch_serve.manifest import Precision
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 

@@ -1,4 +1,4 @@
-"""Answer ``llorch verify``: is the artifact the trained model, by how much is it not?"""
+"""Answer ``llorch verify``: whether, and by how much, an artifact differs from the trained model."""
 
 from __future__ import annotations
 
