@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -50,7 +51,8 @@ def peak_rss_mib() -> float:
     """Return the most memory this process has held, in MiB."""
     system = platform.system()  # unlike sys.platform, not taken by the type checker for a constant
     if system == "Windows":
-        return float(psutil.Process().memory_info().peak_wset) / 2**20
+        info: Any = psutil.Process().memory_info()  # its type depends on the system
+        return float(info.peak_wset) / 2**20
     if system == "Linux":
         # getrusage would count what the parent process held when it started this one.
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
