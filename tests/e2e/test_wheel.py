@@ -1,0 +1,111 @@
+"""The built wheel in a bare virtual environment with the ``cpu`` extra only: what a worker's machine has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from processes import llorch, serving
+
+REPOSITORY = Path(__file__).parents[2]
+ABSENT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "ml_dtypes")
+
+
+def pip(python, *arguments):
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Python of the bare environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip(sys.executable, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, REPOSITORY)
+    (wheel,) = folder.glob("llorch-*.whl")
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    pip(python, "install", "--quiet", "--constraint", REPOSITORY / "ci" / "constraints.txt", f"{wheel}[cpu]")
+    return python
+
+
+def run(python, code):
+    result = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_environment_is_bare(bare):
+    code = f"import importlib.util as u; print([m for m in {ABSENT!r} if u.find_spec(m)])"
+    assert run(bare, code).strip() == "[]"
+
+
+def test_every_module_of_the_worker_imports(bare):
+    code = """
+import importlib, pkgutil, llorch_serve
+names = [m.name for m in pkgutil.walk_packages(llorch_serve.__path__, "llorch_serve.") if "__main__" not in m.name]
+for name in names:
+    importlib.import_module(name)
+print(llorch_serve.__file__, len(names))
+"""
+    where, count = run(bare, code).split()
+    assert where.startswith(str(bare.parents[1]))
+    assert int(count) > 30
+
+
+def test_the_wheel_brings_its_data(bare):
+    code = """
+from importlib.resources import files
+from llorch_serve.bench.workload import sample_text
+print(len(sample_text()), files("llorch_serve").joinpath("rpc/worker.proto").is_file(), files("llorch_serve").joinpath("py.typed").is_file(), files("llorch_export").joinpath("py.typed").is_file())
+"""
+    length, *present = run(bare, code).split()
+    assert int(length) > 5000
+    assert present == ["True"] * 3
+
+
+def test_it_generates_text(bare, tiny):
+    outcome = llorch("generate", tiny, "--prompt", "Paris", "--max-tokens", "8", "--json", python=bare)
+    assert len(outcome.document()["token_ids"]) == 8
+
+
+@pytest.mark.real_model
+def test_it_generates_text_of_the_real_model(bare, smollm2):
+    flags = ("--prompt", "The capital of France is", "--temperature", "0", "--max-tokens", "8", "--json")
+    assert "Paris" in llorch("generate", smollm2("int8"), *flags, python=bare).document()["text"]
+
+
+def test_it_serves(bare, tiny):
+    with serving(tiny, python=bare) as worker:
+        flags = ("--connect", worker.address, "--prompt", "Paris", "--max-tokens", "8", "--json")
+        assert len(llorch("generate", *flags, python=bare).document()["token_ids"]) == 8
+        script = bare.with_name("llorch")
+        result = subprocess.run([script, "generate", *flags], capture_output=True, text=True, check=True)
+        assert '"token_ids"' in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [("export", "--output"), ("verify", "--against")], ids=["export", "verify"]
+)
+def test_what_needs_more_says_how_to_get_it(bare, tiny_source, tmp_path, command):
+    name, flag = command
+    outcome = llorch(name, tiny_source, flag, tmp_path / "other", python=bare)
+    assert outcome.code == 4
+    assert "pip install 'llorch[export]'" in outcome.error()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_needs_the_exporter(bare, tiny_source, tmp_path):
+    outcome = llorch("generate", tiny_source, "--prompt", "a", python=bare, LLORCH_CACHE=tmp_path)
+    assert outcome.code == 4
+    assert "pip install 'llorch[export]'" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_of_every_command_works(bare):
+    for name in ("export", "verify", "serve", "generate", "bench"):
+        assert llorch(name, "--help", python=bare).code == 0
