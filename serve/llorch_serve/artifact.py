@@ -51,7 +51,10 @@ class Artifact(msgspec.Struct, frozen=True):
 
 def is_artifact(path: Path) -> bool:
     """Tell whether ``path`` is a folder that holds a manifest."""
-    return (path / MANIFEST_NAME).is_file()
+    try:
+        return (path / MANIFEST_NAME).is_file()
+    except OSError:  # a name that is too long for the file system
+        return False
 
 
 def load_artifact(

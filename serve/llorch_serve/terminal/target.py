@@ -34,12 +34,21 @@ def find_target(argument: str | None, option: str | None) -> str:
 
 
 def find_tokenizer() -> Path | None:
-    """Return the tokenizer.json that TOKENIZER_PATH names (the file, or its folder), or None."""
+    """Return the tokenizer.json that TOKENIZER_PATH names (the file, or its folder), or None.
+
+    Raises UsageError if there is no such file.
+    """
     value = os.environ.get("TOKENIZER_PATH")
     if not value:
         return None
     path = Path(value)
-    return path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if not _exists(path):
+        raise UsageError(
+            f"TOKENIZER_PATH names {path}, which does not exist; expected a tokenizer.json or its folder"
+        )
+    return path
 
 
 def resolve_artifact(target: str) -> Path:
@@ -50,7 +59,7 @@ def resolve_artifact(target: str) -> Path:
     path = Path(target)
     if is_artifact(path):
         return path
-    if not path.exists() and not _HUB_ID.fullmatch(target):
+    if not _exists(path) and not _HUB_ID.fullmatch(target):
         raise ArtifactError(
             f"{target!r} does not exist; expected an artifact folder, a GGUF file, a Hugging Face folder or a hub id"
         )
@@ -83,6 +92,13 @@ def resolve_artifact(target: str) -> Path:
     if msgspec.json.decode(document)["changed"]:
         say(f"exported to {folder}")
     return folder
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long for the file system
+        return False
 
 
 def cache_folder() -> Path:
