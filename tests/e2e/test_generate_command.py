@@ -114,7 +114,7 @@ def test_tokenizer_path_replaces_the_tokenizer(tiny, tmp_path, as_folder):
 
 def test_a_tokenizer_path_that_leads_nowhere_is_an_error(tiny, tmp_path):
     outcome = llorch_here("generate", tiny, *PROMPT, TOKENIZER_PATH=tmp_path)
-    assert outcome.code == 3
+    assert outcome.code == 2
     assert str(tmp_path / "tokenizer.json") in outcome.error()
 
 
