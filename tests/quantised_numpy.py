@@ -5,29 +5,40 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.quantize import quantize_blocks
+from llorch_export.quantize.layout import Blocks
+from llorch_serve.manifest import ScaleType
 
 Matrix = npt.NDArray[np.float32]
 
 
 def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int64]:
-    """Return codes [rows, blocks, block_size]; at 4 bits the lower nibble of a byte comes first."""
+    """Return codes along the last axis; at 4 bits the lower nibble of a byte comes first."""
     if bits == 8:
         return packed.astype(np.int64)
-    rows, blocks, nbytes = packed.shape
-    codes = np.empty((rows, blocks, 2 * nbytes), np.int64)
+    codes = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.int64)
     codes[..., 0::2] = packed % 16
     codes[..., 1::2] = packed // 16
     return codes
 
 
-def dequantise(packed: npt.NDArray[np.uint8], scales: Matrix, *, bits: int, columns: int) -> Matrix:
-    """Return ``(code - 2 ** (bits - 1)) * scale``, [rows, columns], without the padding."""
-    values = (unpack(packed, bits) - 2 ** (bits - 1)) * scales[..., None].astype(np.float64)
-    return values.reshape(len(packed), -1)[:, :columns].astype(np.float32)
+def zero_points(blocks: Blocks, bits: int) -> npt.NDArray[np.int64]:
+    """Return zero points [rows, blocks]."""
+    if blocks.zero_points is None:
+        return np.full(blocks.scales.shape, 2 ** (bits - 1))
+    return unpack(blocks.zero_points, bits)[:, : blocks.scales.shape[1]]
 
 
-def rounded(weight: Matrix, *, bits: int, block_size: int) -> Matrix:
-    """Return what quantisation leaves of a matrix."""
-    packed, scales = quantize_blocks(weight, bits=bits, block_size=block_size)
-    return dequantise(packed, scales, bits=bits, columns=weight.shape[1])
+def dequantise(blocks: Blocks, *, bits: int, columns: int) -> Matrix:
+    """Return ``(code - zero_point) * scale``, [rows, columns], without the padding."""
+    codes = unpack(blocks.packed, bits) - zero_points(blocks, bits)[..., None]
+    values = codes * blocks.scales[..., None].astype(np.float64)
+    return values.reshape(len(blocks.packed), -1)[:, :columns].astype(np.float32)
+
+
+def as_stored(scale: float, scale_type: ScaleType) -> float:
+    """Return a scale as the type keeps it: bfloat16 has the upper half of a float32, rounded to nearest, ties to even."""
+    if scale_type == "float32":
+        return float(np.float32(scale))
+    bits = int(np.float32(scale).view(np.uint32))
+    kept = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(np.uint32(kept).view(np.float32))

@@ -7,16 +7,26 @@ from pathlib import Path
 from typing import Final, Literal
 
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Recipe
+from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 
-DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 32}
-"""Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs: README, Precisions)."""
+DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 64}
+"""Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs/precision.md)."""
+
+DEFAULT_QKV_BLOCK_SIZE: Final = 16
+"""Of int4. Errors of queries and keys weigh most: finer blocks there and coarser ones elsewhere give the lower
+divergence at the same size (docs/precision.md)."""
 
 DEFAULT_HEAD: Final[dict[Precision, Precision]] = {"fp32": "fp32", "int8": "int8", "int4": "int8"}
 """A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
+
+DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
+"""Zero points cost an eighth of a bit and no speed, and take a third off the divergence (docs/precision.md)."""
+
+DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
+"""Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
 
 KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6}
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
@@ -29,7 +39,11 @@ class ExportOptions:
     precision: of the decoder's linear layers.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
+    qkv_block_size: the same for query, key and value projections; None takes ``block_size``, or 16 where an int4 export
+        leaves both open.
     accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime.
+    quantizer: of 4-bit weights; None takes the default, ``affine``.
+    scale_type: how scales are stored; None takes the default for ``precision``.
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
@@ -40,7 +54,10 @@ class ExportOptions:
     precision: Precision = "int8"
     head_precision: Precision | None = None
     block_size: int | None = None
+    qkv_block_size: int | None = None
     accuracy_level: Literal[0, 4] | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType | None = None
     max_context: int | None = None
     force: bool = False
     if_changed: bool = False
@@ -51,9 +68,15 @@ class ExportOptions:
         Raises UsageError if a value is out of range or would have no effect.
         """
         head = self.head_precision or DEFAULT_HEAD[self.precision]
+        qkv_block_size = self._qkv_block_size()
         quantised = [p for p in (self.precision, head) if p != "fp32"]
         if not quantised:
-            for flag, value in (("--block-size", self.block_size), ("--accuracy-level", self.accuracy_level)):
+            for flag, value in (
+                ("--block-size", self.block_size),
+                ("--accuracy-level", self.accuracy_level),
+                ("--scale-type", self.scale_type),
+                ("--quantizer", self.quantizer),
+            ):
                 if value is not None:
                     raise UsageError(
                         f"{flag} {value} has no effect at precision fp32; leave it out or choose int8 or int4"
@@ -66,14 +89,31 @@ class ExportOptions:
                 kl_limit=KL_LIMIT["fp32"],
             )
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
-        if block_size not in BLOCK_SIZES:
+        for flag, size in (("--block-size", block_size), ("--qkv-block-size", qkv_block_size or block_size)):
+            if size not in BLOCK_SIZES:
+                raise UsageError(
+                    f"{flag} is {size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"
+                )
+        if "int4" not in quantised and self.quantizer is not None:
             raise UsageError(
-                f"--block-size is {block_size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"
+                f"--quantizer {self.quantizer} has no effect without 4-bit weights; leave it out or choose int4"
             )
         return Recipe(
             precision=self.precision,
             head_precision=head,
             block_size=block_size,
+            qkv_block_size=None if qkv_block_size == block_size else qkv_block_size,
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head]),
+            quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
+            scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
         )
+
+    def _qkv_block_size(self) -> int | None:
+        if self.precision == "fp32" and self.qkv_block_size is not None:
+            raise UsageError(
+                f"--qkv-block-size {self.qkv_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
+            )
+        if self.precision == "int4" and self.block_size is None and self.qkv_block_size is None:
+            return DEFAULT_QKV_BLOCK_SIZE
+        return self.qkv_block_size

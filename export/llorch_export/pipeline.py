@@ -30,7 +30,7 @@ from llorch_serve.manifest import SCHEMA_VERSION, LlamaConfig, Manifest, Recipe,
 GRAPH_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
-GRAPH_REVISION = 1  # raised when the same source and recipe give another graph
+GRAPH_REVISION = 2  # raised when the same source and recipe give another graph
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
 
 

@@ -15,6 +15,8 @@ from llorch_serve.errors import ArtifactError
 SCHEMA_VERSION: Final = 1
 
 Precision = Literal["fp32", "int8", "int4"]
+ScaleType = Literal["float32", "bfloat16"]
+Quantizer = Literal["nearest", "search", "affine"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -100,6 +102,10 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     block_size: elements along the input dimension that share one scale (quantised precisions only).
     head_precision: precision of the output head, and of the embedding where the two are tied.
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
+    qkv_block_size: the same for the query, key and value projections; None: ``block_size``.
+    quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
+        error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
+    scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     """
 
@@ -108,6 +114,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     block_size: int | None
     accuracy_level: Literal[0, 4] | None
     kl_limit: float
+    qkv_block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType = "float32"
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):

@@ -12,11 +12,12 @@ import pytest
 
 import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_export.options import BITS
+from llorch_export.graph.linear import quantised
+from llorch_export.options import BITS, ExportOptions
 from llorch_serve.artifact import Artifact
 from llorch_serve.fidelity import DivergenceSum
-from llorch_serve.manifest import Precision
-from quantised_numpy import rounded
+from llorch_serve.manifest import Precision, Recipe
+from quantised_numpy import dequantise
 from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
 from tolerances import (
     KL_LEVEL_4_INT4,
@@ -41,16 +42,20 @@ MODELS: dict[str, dict[str, Any]] = {
 IDS = random_ids(100)
 
 
-def quantised_weights(
-    overrides: dict[str, Any], precision: Precision, head: Precision, block_size: int
-) -> Weights:
+def quantised_weights(overrides: dict[str, Any], recipe: Recipe) -> Weights:
     """Return the weights as the recipe leaves them."""
 
     def kept(name: str, value: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        here = head if name in ("lm_head.weight", "model.embed_tokens.weight") else precision
+        table = name in ("lm_head.weight", "model.embed_tokens.weight")
+        here = recipe.head_precision if table else recipe.precision
         if value.ndim == 1 or here == "fp32":
             return value
-        return rounded(value, bits=BITS[here], block_size=block_size)
+        block_size = recipe.block_size
+        if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") and recipe.qkv_block_size is not None:
+            block_size = recipe.qkv_block_size
+        assert block_size is not None
+        blocks = quantised(value, recipe, BITS[here], block_size)
+        return dequantise(blocks, bits=BITS[here], columns=value.shape[1])
 
     return {name: kept(name, value) for name, value in tiny_weights(tiny_llama_config(**overrides)).items()}
 
@@ -61,27 +66,38 @@ def kl(reference: npt.NDArray[np.float32], model: npt.NDArray[np.float32]) -> fl
     return total.result().kl
 
 
+RECIPES: dict[str, dict[str, Any]] = {
+    "int8": {"precision": "int8", "block_size": 32},
+    "int4": {"precision": "int4"},
+    "int4 throughout": {"precision": "int4", "head_precision": "int4", "block_size": 32},
+    "int4, head int8": {"precision": "int4", "block_size": 16, "quantizer": "nearest"},
+    "int4 search, float32 scales": {
+        "precision": "int4",
+        "head_precision": "int4",
+        "quantizer": "search",
+        "scale_type": "float32",
+    },
+    "int8, head fp32": {"precision": "int8", "head_precision": "fp32", "block_size": 64},
+    "int8, bfloat16 scales, finer qkv": {
+        "precision": "int8",
+        "scale_type": "bfloat16",
+        "qkv_block_size": 16,
+    },
+    "fp32, head int8": {"precision": "fp32", "head_precision": "int8", "block_size": 32},
+    "fp32, head int4": {"precision": "fp32", "head_precision": "int4", "block_size": 128},
+    "int8, head int4": {"precision": "int8", "head_precision": "int4", "block_size": 256},
+}
+
+
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(
-    ("precision", "head", "block_size"),
-    [
-        ("int8", "int8", 32),
-        ("int4", "int4", 32),
-        ("int4", "int8", 16),
-        ("int8", "fp32", 64),
-        ("fp32", "int8", 32),
-        ("fp32", "int4", 128),
-        ("int8", "int4", 256),
-    ],
-)
-def test_level_0_equals_the_model_on_dequantised_weights(
-    tmp_path: Path, name: str, precision: Precision, head: Precision, block_size: int
-) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_level_0_equals_the_model_on_dequantised_weights(tmp_path: Path, name: str, recipe: str) -> None:
     overrides = MODELS[name]
     source = write_hf_folder(tmp_path / "model", overrides)
-    options = {"head_precision": head, "block_size": block_size, "accuracy_level": 0}
-    artifact = export_tiny(source, tmp_path / "artifact", precision=precision, **options)
-    weights = quantised_weights(overrides, precision, head, block_size)
+    options = RECIPES[recipe] | {"accuracy_level": 0}
+    artifact = export_tiny(source, tmp_path / "artifact", **options)
+    assert artifact.manifest.recipe == ExportOptions(source="", output=Path(), **options).recipe()
+    weights = quantised_weights(overrides, artifact.manifest.recipe)
     expected = numpy_llama.forward(tiny_config(**overrides), weights, IDS)
     np.testing.assert_allclose(all_logits(artifact, IDS), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
 
@@ -182,7 +198,7 @@ def test_tied_tables_are_stored_once(tmp_path: Path, precision: Precision) -> No
             source, tmp_path / f"artifact-{tied}", precision=precision, head_precision=precision
         )
         sizes[tied] = (artifact.folder / "model.onnx.data").stat().st_size
-    table = {"fp32": 512 * 64 * 4, "int8": 512 * (64 + 2 * 4), "int4": 512 * (32 + 2 * 4)}[precision]
+    table = {"fp32": 512 * 64 * 4, "int8": 512 * (64 + 2 * 4), "int4": 512 * (32 + 2 + 1)}[precision]
     assert sizes[False] - sizes[True] == table
 
 

@@ -28,6 +28,41 @@ def test_int4_keeps_an_8_bit_head_unless_asked() -> None:
     assert recipe(precision="int4", head_precision="fp32").head_precision == "fp32"
 
 
+def test_int4_is_affine_with_finer_blocks_into_attention_and_small_scales() -> None:
+    found = recipe(precision="int4")
+    assert (found.block_size, found.qkv_block_size) == (64, 16)
+    assert (found.quantizer, found.scale_type) == ("affine", "bfloat16")
+
+
+def test_a_block_size_that_is_given_holds_everywhere() -> None:
+    found = recipe(precision="int4", block_size=32)
+    assert (found.block_size, found.qkv_block_size) == (32, None)
+    finer = recipe(precision="int8", qkv_block_size=16)
+    assert (finer.block_size, finer.qkv_block_size) == (32, 16)
+    assert recipe(precision="int4", qkv_block_size=64).qkv_block_size is None
+
+
+@pytest.mark.parametrize("quantizer", ["nearest", "search", "affine"])
+def test_the_quantizer_is_of_4_bit_weights_only(quantizer: str) -> None:
+    assert recipe(precision="int4", quantizer=quantizer).quantizer == quantizer
+    assert recipe(precision="int8", head_precision="int4", quantizer=quantizer).quantizer == quantizer
+    assert recipe(precision="int8").quantizer is None
+    with pytest.raises(UsageError, match=f"--quantizer {quantizer} has no effect without 4-bit weights"):
+        recipe(precision="int8", quantizer=quantizer)
+
+
+@pytest.mark.parametrize("scale_type", ["float32", "bfloat16"])
+def test_the_scale_type_lands_in_the_recipe(scale_type: str) -> None:
+    assert recipe(scale_type=scale_type).scale_type == scale_type
+
+
+def test_blocks_of_query_key_and_value_are_checked_as_others_are() -> None:
+    with pytest.raises(UsageError, match=r"--qkv-block-size is 24; .*16, 32, 64, 128, 256"):
+        recipe(precision="int4", qkv_block_size=24)
+    with pytest.raises(UsageError, match="--qkv-block-size 16 has no effect at precision fp32"):
+        recipe(precision="fp32", head_precision="int8", qkv_block_size=16)
+
+
 def test_fp32_has_nothing_to_quantise() -> None:
     assert recipe(precision="fp32") == Recipe(
         precision="fp32", head_precision="fp32", block_size=None, accuracy_level=None, kl_limit=1e-6
@@ -57,8 +92,18 @@ def test_other_blocks_are_refused_by_value(precision: str, block_size: int) -> N
         recipe(precision=precision, block_size=block_size)
 
 
-@pytest.mark.parametrize("options", [{"block_size": 32}, {"accuracy_level": 0}, {"accuracy_level": 4}])
-def test_an_option_without_effect_is_refused(options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 32},
+        {"qkv_block_size": 16},
+        {"accuracy_level": 0},
+        {"accuracy_level": 4},
+        {"quantizer": "affine"},
+        {"scale_type": "float32"},
+    ],
+)
+def test_an_option_without_effect_is_refused(options: dict[str, Any]) -> None:
     (flag,) = options
     with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} .* has no effect at precision fp32"):
         recipe(precision="fp32", **options)

@@ -56,7 +56,17 @@ def test_published_models_have_their_exact_size(
         ({"precision": "fp32"}, 4),
         ({"precision": "int8"}, 1 + 4 / 32),
         ({"precision": "int8", "block_size": 128}, 1 + 4 / 128),
-        ({"precision": "int4", "head_precision": "int4", "block_size": 64}, 0.5 + 4 / 64),
+        ({"precision": "int4", "head_precision": "int4", "block_size": 64}, 0.5 + 2.5 / 64),
+        (
+            {
+                "precision": "int4",
+                "head_precision": "int4",
+                "block_size": 64,
+                "quantizer": "search",
+                "scale_type": "float32",
+            },
+            0.5 + 4 / 64,
+        ),
     ],
 )
 def test_bytes_follow_precision_and_block(options: dict[str, Any], bytes_per_weight: float) -> None:

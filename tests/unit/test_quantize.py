@@ -1,4 +1,4 @@
-"""Block quantisation follows its definition, whatever the matrix."""
+"""Round to nearest follows its definition, whatever the matrix."""
 
 from __future__ import annotations
 
@@ -9,12 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-import llorch_export.quantize as quantize_module
+import llorch_export.quantize.nearest as nearest_module
 from llorch_export.options import BLOCK_SIZES
-from llorch_export.quantize import block_count, quantize_blocks
-from quantised_numpy import dequantise, unpack
+from llorch_export.quantize.layout import Blocks, block_count
+from llorch_export.quantize.nearest import quantize_nearest
+from quantised_numpy import dequantise as dequantise_blocks
+from quantised_numpy import unpack
 
 Matrix = npt.NDArray[np.float32]
+
+
+def quantize_blocks(weight: Matrix, *, bits: int, block_size: int) -> tuple[npt.NDArray[np.uint8], Matrix]:
+    blocks = quantize_nearest(weight, bits=bits, block_size=block_size)
+    assert blocks.zero_points is None
+    assert blocks.scales.dtype == np.float32
+    return blocks.packed, blocks.scales.astype(np.float32)
+
+
+def dequantise(packed: npt.NDArray[np.uint8], scales: Matrix, *, bits: int, columns: int) -> Matrix:
+    return dequantise_blocks(Blocks(packed, scales, None), bits=bits, columns=columns)
 
 
 def drawn(rows: int, columns: int, seed: int = 0) -> Matrix:
@@ -106,7 +119,7 @@ def test_the_result_does_not_depend_on_the_chunk(
 ) -> None:
     weight = drawn(37, 72)
     whole = quantize_blocks(weight, bits=bits, block_size=16)
-    monkeypatch.setattr(quantize_module, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(nearest_module, "_CHUNK_ELEMENTS", chunk)
     parts = quantize_blocks(weight, bits=bits, block_size=16)
     np.testing.assert_array_equal(parts[0], whole[0])
     np.testing.assert_array_equal(parts[1], whole[1])

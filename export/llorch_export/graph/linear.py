@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.options import BITS
-from llorch_export.quantize import block_count, quantize_blocks
-from llorch_serve.manifest import Precision
+from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
+from llorch_export.quantize.nearest import quantize_nearest
+from llorch_export.quantize.search import quantize_search
+from llorch_serve.manifest import Precision, Recipe, ScaleType
+
+_INTO_ATTENTION: Final = ("q_proj", "k_proj", "v_proj")
+_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
 
 
 def linear(
@@ -31,74 +37,109 @@ def linear(
         bias_value = b.weights.add([(f"{name}.bias", FLOAT, (out_features,))], lambda: (load_bias(),))[0]
     shape = (*lead, out_features)
     if b.recipe.precision == "fp32":
-        weight = b.weights.add(
+        transposed = b.weights.add(
             [(f"{name}.weight", FLOAT, (in_features, out_features))],
             lambda: (np.ascontiguousarray(load().T),),
         )[0]
-        y = b.op("MatMul", [x, weight], name=name if bias_value is None else f"{name}/product", shape=shape)
+        y = b.op(
+            "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape
+        )
         return y if bias_value is None else b.op("Add", [y, bias_value], name=name, shape=shape)
-    packed, scales = quantised_weight(b, name, b.recipe.precision, out_features, in_features, load)
-    return matmul_nbits(
+    weight = block_weight(
         b,
-        x,
-        packed,
-        scales,
-        bits=BITS[b.recipe.precision],
-        in_features=in_features,
-        name=name,
-        shape=shape,
-        bias=bias_value,
+        name,
+        b.recipe.precision,
+        out_features,
+        in_features,
+        load,
+        block_size=_block_size(b.recipe, modules),
     )
+    return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
 
 
-def quantised_weight(
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A planned block-quantised matrix [rows, columns]; ``scales`` are float32 as the operators read them."""
+
+    packed: ir.Value
+    scales: ir.Value
+    zero_points: ir.Value | None
+    bits: int
+    block_size: int
+    columns: int
+
+
+def _block_size(recipe: Recipe, modules: Sequence[str]) -> int:
+    """Return the block size of a linear layer; query, key and value projections may have their own."""
+    assert recipe.block_size is not None, "a quantised recipe has a block size"
+    into_attention = all(module.endswith(_INTO_ATTENTION) for module in modules)
+    return (into_attention and recipe.qkv_block_size) or recipe.block_size
+
+
+def block_weight(
     b: GraphBuilder,
     name: str,
     precision: Precision,
     rows: int,
     columns: int,
-    load: Callable[[], npt.NDArray[np.float32]],
-) -> tuple[ir.Value, ir.Value]:
-    """Plan packed values [rows, blocks, bytes] and scales [rows, blocks] of one matrix."""
-    block_size, bits = _block_size(b), BITS[precision]
+    load: Callable[[], Matrix],
+    *,
+    block_size: int,
+) -> BlockWeight:
+    """Plan packed values [rows, blocks, bytes], scales [rows, blocks] and, if the recipe has them, zero points."""
+    recipe, bits = b.recipe, BITS[precision]
     blocks = block_count(columns, block_size)
-    packed, scales = b.weights.add(
-        [
-            (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, block_size * bits // 8)),
-            (f"{name}.scales", FLOAT, (rows, blocks)),
-        ],
-        lambda: quantize_blocks(load(), bits=bits, block_size=block_size),
+    scales_name = f"{name}.scales" if recipe.scale_type == "float32" else f"{name}.scales.stored"
+    specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
+        (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, block_size * bits // 8)),
+        (scales_name, _SCALE_TYPES[recipe.scale_type], (rows, blocks)),
+    ]
+    if bits == 4 and recipe.quantizer == "affine":
+        zeros = zero_point_bytes(columns, block_size, bits)
+        specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, zeros)))
+    packed, scales, *rest = b.weights.add(specs, lambda: quantised(load(), recipe, bits, block_size).arrays)
+    if recipe.scale_type != "float32":
+        # Of constants, so the runtime does it once, when it loads the graph.
+        scales = b.op(
+            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": FLOAT.value}
+        )
+    return BlockWeight(packed, scales, rest[0] if rest else None, bits, block_size, columns)
+
+
+def quantised(weight: Matrix, recipe: Recipe, bits: int, block_size: int) -> Blocks:
+    """Quantise a matrix, or some rows of one, as the recipe says."""
+    if bits == 8 or recipe.quantizer == "nearest":
+        return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=recipe.scale_type)
+    return quantize_search(
+        weight,
+        bits=bits,
+        block_size=block_size,
+        zero_points=recipe.quantizer == "affine",
+        scale_type=recipe.scale_type,
     )
-    return packed, scales
 
 
 def matmul_nbits(
     b: GraphBuilder,
     x: ir.Value,
-    packed: ir.Value,
-    scales: ir.Value,
+    weight: BlockWeight,
     *,
-    bits: int,
-    in_features: int,
     name: str,
     shape: Sequence[int | str],
     bias: ir.Value | None = None,
 ) -> ir.Value:
-    """Append a MatMulNBits node over weights made by :func:`quantised_weight`."""
+    """Append a MatMulNBits node over a planned weight."""
     out_features = shape[-1]
     assert isinstance(out_features, int)
     assert b.recipe.accuracy_level is not None
     attributes = {
-        "K": in_features,
+        "K": weight.columns,
         "N": out_features,
-        "bits": bits,
-        "block_size": _block_size(b),
+        "bits": weight.bits,
+        "block_size": weight.block_size,
         "accuracy_level": b.recipe.accuracy_level,
     }
-    inputs = [x, packed, scales] if bias is None else [x, packed, scales, None, None, bias]
+    inputs = [x, weight.packed, weight.scales, weight.zero_points, None, bias]
+    while inputs[-1] is None:
+        inputs.pop()
     return b.op("MatMulNBits", inputs, name=name, shape=shape, attributes=attributes, domain=CONTRIB)
-
-
-def _block_size(b: GraphBuilder) -> int:
-    assert b.recipe.block_size is not None, "a quantised recipe has a block size"
-    return b.recipe.block_size

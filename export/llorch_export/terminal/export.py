@@ -12,7 +12,7 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision
+from llorch_serve.manifest import Precision, Quantizer, ScaleType
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 
@@ -33,7 +33,34 @@ def command(
     ] = "int8",
     block_size: Annotated[
         int | None,
-        typer.Option(help="Weights that share a scale: 16 to 256. Default: 32.", show_default=False),
+        typer.Option(
+            help="Weights that share a scale: 16 to 256. Default: 32 for int8, 64 for int4.",
+            show_default=False,
+        ),
+    ] = None,
+    qkv_block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="The same for query, key and value projections, whose errors weigh most. Default: --block-size; 16 for "
+            "int4 where neither is given.",
+            show_default=False,
+        ),
+    ] = None,
+    quantizer: Annotated[
+        Quantizer | None,
+        typer.Option(
+            help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
+            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default).",
+            show_default=False,
+        ),
+    ] = None,
+    scale_type: Annotated[
+        ScaleType | None,
+        typer.Option(
+            help="How scales are stored; a float32 one takes a whole bit a weight at block 32. Default: bfloat16 for int4, "
+            "else float32.",
+            show_default=False,
+        ),
     ] = None,
     head_precision: Annotated[
         Precision | None,
@@ -82,6 +109,9 @@ def command(
         precision=precision,
         head_precision=head_precision,
         block_size=block_size,
+        qkv_block_size=qkv_block_size,
+        quantizer=quantizer,
+        scale_type=scale_type,
         accuracy_level=accuracy_level,  # type: ignore[arg-type]  # checked above
         max_context=max_context,
         force=force,

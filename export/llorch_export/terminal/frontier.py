@@ -1,0 +1,118 @@
+"""``llorch frontier``: what each precision costs this model, as a table and a picture."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llorch_export.terminal.requirements import required
+from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.terminal.console import say, step_progress, write, write_json
+
+_MAX_TEXT_BYTES = 2**22
+
+
+def command(
+    source: Annotated[
+        str, typer.Argument(help="GGUF file, Hugging Face folder, or hub id (org/name).", show_default=False)
+    ],
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to measure on, UTF-8; its first 2,048 tokens. Default: an English sample.",
+            show_default=False,
+        ),
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A GGUF file of the same model, quantised elsewhere; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw the points to this file (extra: report).", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Measure divergence against bits per weight, for the recipes worth comparing.
+
+    Each recipe is exported to a temporary folder and run; KL is against the source in fp32 by transformers. A GGUF file to
+    compare with runs there too, with its weights widened to fp32.
+
+    Example:
+        llorch frontier ./small-llama --text heldout.txt --compare small-llama.Q4_K_M.gguf --png frontier.png
+
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
+    with required("export"):
+        import llorch_export.checkpoint.source  # noqa: F401 - fails here, with the line to install it
+    with required("reference"):
+        import torch  # noqa: F401 - as above
+        import transformers  # noqa: F401 - as above
+    if png is not None:
+        with required("report"):
+            import matplotlib  # noqa: F401 - as above
+    from llorch_export.frontier import candidates, frontier
+
+    peers = compare or []
+    with step_progress("measuring recipes", len(candidates(source)) + len(peers)) as step:
+        points = frontier(source, peers, _read(text), step)
+    if as_json:
+        write_json(points)
+    else:
+        write("| | bits per weight | KL, nats | top-1 |\n|---|---|---|---|\n")
+        for point in points:
+            write(f"| {point.label} | {point.bits_per_weight:.3f} | {point.kl:.3g} | {point.top1:.2%} |\n")
+    if png is not None:
+        _draw(points, png)
+        say(f"{png} is drawn")
+
+
+def _read(text: Path | None) -> str | None:
+    if text is None:
+        return None
+    try:
+        with text.open("rb") as file:
+            return file.read(_MAX_TEXT_BYTES).decode("utf-8", errors="ignore")
+    except OSError as error:
+        raise UsageError(f"--text {text} cannot be read: {error.strerror}") from error
+
+
+def _draw(points: list[Any], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for peer, marker, label in ((False, "o", "llorch"), (True, "s", "GGUF, weights in fp32")):
+        chosen = [point for point in points if point.peer == peer]
+        axes.scatter(
+            [point.bits_per_weight for point in chosen],
+            [point.kl for point in chosen],
+            marker=marker,
+            label=label,
+        )
+    for point in points:
+        axes.annotate(
+            point.label,
+            (point.bits_per_weight, point.kl),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize=7,
+        )
+    axes.set(xlabel="bits per weight", ylabel="KL(fp32 || model), nats", yscale="log")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    try:
+        # No date or version of the library inside, so that the same figures give the same file.
+        figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
+    except OSError as error:
+        raise ResourceError(f"--png {path} cannot be written: {error.strerror}") from error
