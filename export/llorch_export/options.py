@@ -15,9 +15,9 @@ BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 64}
 """Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs/precision.md)."""
 
-DEFAULT_QKV_BLOCK_SIZE: Final = 16
-"""Of int4. Errors of queries and keys weigh most: finer blocks there and coarser ones elsewhere give the lower
-divergence at the same size (docs/precision.md)."""
+DEFAULT_FINE_BLOCK_SIZE: Final = 32
+"""Of int4. Errors of the query, key, value and down projections weigh most: finer blocks there and coarser ones
+elsewhere give the lower divergence at the same size (docs/precision.md)."""
 
 DEFAULT_HEAD: Final[dict[Precision, Precision]] = {"fp32": "fp32", "int8": "int8", "int4": "int8"}
 """A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
@@ -39,7 +39,7 @@ class ExportOptions:
     precision: of the decoder's linear layers.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
-    qkv_block_size: the same for query, key and value projections; None takes ``block_size``, or 16 where an int4 export
+    fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32 where an int4 export
         leaves both open.
     accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime.
     quantizer: of 4-bit weights; None takes the default, ``affine``.
@@ -54,7 +54,7 @@ class ExportOptions:
     precision: Precision = "int8"
     head_precision: Precision | None = None
     block_size: int | None = None
-    qkv_block_size: int | None = None
+    fine_block_size: int | None = None
     accuracy_level: Literal[0, 4] | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType | None = None
@@ -68,7 +68,7 @@ class ExportOptions:
         Raises UsageError if a value is out of range or would have no effect.
         """
         head = self.head_precision or DEFAULT_HEAD[self.precision]
-        qkv_block_size = self._qkv_block_size()
+        fine_block_size = self._fine_block_size()
         quantised = [p for p in (self.precision, head) if p != "fp32"]
         if not quantised:
             for flag, value in (
@@ -89,7 +89,10 @@ class ExportOptions:
                 kl_limit=KL_LIMIT["fp32"],
             )
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
-        for flag, size in (("--block-size", block_size), ("--qkv-block-size", qkv_block_size or block_size)):
+        for flag, size in (
+            ("--block-size", block_size),
+            ("--fine-block-size", block_size if fine_block_size is None else fine_block_size),
+        ):
             if size not in BLOCK_SIZES:
                 raise UsageError(
                     f"{flag} is {size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"
@@ -102,18 +105,18 @@ class ExportOptions:
             precision=self.precision,
             head_precision=head,
             block_size=block_size,
-            qkv_block_size=None if qkv_block_size == block_size else qkv_block_size,
+            fine_block_size=None if fine_block_size == block_size else fine_block_size,
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head]),
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
             scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
         )
 
-    def _qkv_block_size(self) -> int | None:
-        if self.precision == "fp32" and self.qkv_block_size is not None:
+    def _fine_block_size(self) -> int | None:
+        if self.precision == "fp32" and self.fine_block_size is not None:
             raise UsageError(
-                f"--qkv-block-size {self.qkv_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
+                f"--fine-block-size {self.fine_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
             )
-        if self.precision == "int4" and self.block_size is None and self.qkv_block_size is None:
-            return DEFAULT_QKV_BLOCK_SIZE
-        return self.qkv_block_size
+        if self.precision == "int4" and self.block_size is None and self.fine_block_size is None:
+            return DEFAULT_FINE_BLOCK_SIZE
+        return self.fine_block_size

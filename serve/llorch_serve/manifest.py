@@ -102,7 +102,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     block_size: elements along the input dimension that share one scale (quantised precisions only).
     head_precision: precision of the output head, and of the embedding where the two are tied.
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
-    qkv_block_size: the same for the query, key and value projections; None: ``block_size``.
+    fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
         error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
@@ -114,7 +114,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     block_size: int | None
     accuracy_level: Literal[0, 4] | None
     kl_limit: float
-    qkv_block_size: int | None = None
+    fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
 

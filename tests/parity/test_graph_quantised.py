@@ -51,8 +51,11 @@ def quantised_weights(overrides: dict[str, Any], recipe: Recipe) -> Weights:
         if value.ndim == 1 or here == "fp32":
             return value
         block_size = recipe.block_size
-        if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") and recipe.qkv_block_size is not None:
-            block_size = recipe.qkv_block_size
+        if (
+            name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "down_proj")
+            and recipe.fine_block_size is not None
+        ):
+            block_size = recipe.fine_block_size
         assert block_size is not None
         blocks = quantised(value, recipe, BITS[here], block_size)
         return dequantise(blocks, bits=BITS[here], columns=value.shape[1])
@@ -78,10 +81,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "scale_type": "float32",
     },
     "int8, head fp32": {"precision": "int8", "head_precision": "fp32", "block_size": 64},
-    "int8, bfloat16 scales, finer qkv": {
+    "int8, bfloat16 scales, finer blocks": {
         "precision": "int8",
         "scale_type": "bfloat16",
-        "qkv_block_size": 16,
+        "fine_block_size": 16,
     },
     "fp32, head int8": {"precision": "fp32", "head_precision": "int8", "block_size": 32},
     "fp32, head int4": {"precision": "fp32", "head_precision": "int4", "block_size": 128},

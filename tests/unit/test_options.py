@@ -28,18 +28,18 @@ def test_int4_keeps_an_8_bit_head_unless_asked() -> None:
     assert recipe(precision="int4", head_precision="fp32").head_precision == "fp32"
 
 
-def test_int4_is_affine_with_finer_blocks_into_attention_and_small_scales() -> None:
+def test_int4_is_affine_with_finer_blocks_where_it_matters_and_small_scales() -> None:
     found = recipe(precision="int4")
-    assert (found.block_size, found.qkv_block_size) == (64, 16)
+    assert (found.block_size, found.fine_block_size) == (64, 32)
     assert (found.quantizer, found.scale_type) == ("affine", "bfloat16")
 
 
 def test_a_block_size_that_is_given_holds_everywhere() -> None:
     found = recipe(precision="int4", block_size=32)
-    assert (found.block_size, found.qkv_block_size) == (32, None)
-    finer = recipe(precision="int8", qkv_block_size=16)
-    assert (finer.block_size, finer.qkv_block_size) == (32, 16)
-    assert recipe(precision="int4", qkv_block_size=64).qkv_block_size is None
+    assert (found.block_size, found.fine_block_size) == (32, None)
+    finer = recipe(precision="int8", fine_block_size=16)
+    assert (finer.block_size, finer.fine_block_size) == (32, 16)
+    assert recipe(precision="int4", fine_block_size=64).fine_block_size is None
 
 
 @pytest.mark.parametrize("quantizer", ["nearest", "search", "affine"])
@@ -56,11 +56,12 @@ def test_the_scale_type_lands_in_the_recipe(scale_type: str) -> None:
     assert recipe(scale_type=scale_type).scale_type == scale_type
 
 
-def test_blocks_of_query_key_and_value_are_checked_as_others_are() -> None:
-    with pytest.raises(UsageError, match=r"--qkv-block-size is 24; .*16, 32, 64, 128, 256"):
-        recipe(precision="int4", qkv_block_size=24)
-    with pytest.raises(UsageError, match="--qkv-block-size 16 has no effect at precision fp32"):
-        recipe(precision="fp32", head_precision="int8", qkv_block_size=16)
+def test_fine_blocks_are_checked_as_others_are() -> None:
+    for size in (24, 0):
+        with pytest.raises(UsageError, match=rf"--fine-block-size is {size}; .*16, 32, 64, 128, 256"):
+            recipe(precision="int4", fine_block_size=size)
+    with pytest.raises(UsageError, match="--fine-block-size 16 has no effect at precision fp32"):
+        recipe(precision="fp32", head_precision="int8", fine_block_size=16)
 
 
 def test_fp32_has_nothing_to_quantise() -> None:
@@ -96,7 +97,7 @@ def test_other_blocks_are_refused_by_value(precision: str, block_size: int) -> N
     "options",
     [
         {"block_size": 32},
-        {"qkv_block_size": 16},
+        {"fine_block_size": 16},
         {"accuracy_level": 0},
         {"accuracy_level": 4},
         {"quantizer": "affine"},

@@ -16,7 +16,7 @@ from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
 from llorch_serve.manifest import Precision, Recipe, ScaleType
 
-_INTO_ATTENTION: Final = ("q_proj", "k_proj", "v_proj")
+_FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
 _SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
 
 
@@ -70,10 +70,10 @@ class BlockWeight:
 
 
 def _block_size(recipe: Recipe, modules: Sequence[str]) -> int:
-    """Return the block size of a linear layer; query, key and value projections may have their own."""
+    """Return the block size of a linear layer; those whose errors weigh most may have their own."""
     assert recipe.block_size is not None, "a quantised recipe has a block size"
-    into_attention = all(module.endswith(_INTO_ATTENTION) for module in modules)
-    return (into_attention and recipe.qkv_block_size) or recipe.block_size
+    fine = all(module.endswith(_FINE_MODULES) for module in modules)
+    return (fine and recipe.fine_block_size) or recipe.block_size
 
 
 def block_weight(

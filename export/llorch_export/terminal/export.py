@@ -38,10 +38,10 @@ def command(
             show_default=False,
         ),
     ] = None,
-    qkv_block_size: Annotated[
+    fine_block_size: Annotated[
         int | None,
         typer.Option(
-            help="The same for query, key and value projections, whose errors weigh most. Default: --block-size; 16 for "
+            help="The same for query, key, value and down projections, whose errors weigh most. Default: --block-size; 32 for "
             "int4 where neither is given.",
             show_default=False,
         ),
@@ -109,7 +109,7 @@ def command(
         precision=precision,
         head_precision=head_precision,
         block_size=block_size,
-        qkv_block_size=qkv_block_size,
+        fine_block_size=fine_block_size,
         quantizer=quantizer,
         scale_type=scale_type,
         accuracy_level=accuracy_level,  # type: ignore[arg-type]  # checked above
