@@ -35,7 +35,7 @@ from llorch_serve.text import Tokenizer
 
 MAX_TOKENS: Final = 2048
 WINDOW: Final = 256
-"""Tokens that one context holds; chunks of this size are also what prefill is fastest in."""
+"""Tokens that one context holds, unless the model holds fewer; chunks of this size are also what prefill is fastest in."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -83,7 +83,10 @@ def frontier(source: str, peers: list[Path], text: str | None, step: Callable[[]
     checkpoint = open_checkpoint(source)
     ids = _token_ids(checkpoint, sample_text() if text is None else text)
     reference = Reference(checkpoint)
-    windows = [(piece, reference.logits(piece)) for piece in _windows(ids)]
+    windows = [
+        (piece, reference.logits(piece))
+        for piece in _windows(ids, min(WINDOW, checkpoint.config.max_position_embeddings))
+    ]
     points = []
     for label, options in candidates(source):
         points.append(_artifact_point(label, options, checkpoint, windows))
@@ -100,7 +103,11 @@ def _artifact_point(
     with tempfile.TemporaryDirectory(prefix="llorch-frontier-") as folder:
         wanted = replace(options, output=Path(folder) / "artifact")
         artifact = export(wanted, lambda phase, done, total: None).artifact
-        session = open_session(artifact, SessionConfig(slots=1, max_context=WINDOW), lambda report: None)
+        session = open_session(
+            artifact,
+            SessionConfig(slots=1, max_context=max(2, *(len(piece) for piece, _ in windows))),
+            lambda report: None,
+        )
         figures = DivergenceSum()
         for piece, expected in windows:
             figures.add(expected, session.prefill(0, piece, 0, range(len(piece))))
@@ -156,6 +163,6 @@ def _token_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     return ids
 
 
-def _windows(ids: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(ids), WINDOW):
-        yield ids[start : start + WINDOW]
+def _windows(ids: list[int], window: int) -> Iterator[list[int]]:
+    for start in range(0, len(ids), window):
+        yield ids[start : start + window]

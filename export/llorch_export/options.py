@@ -23,7 +23,7 @@ DEFAULT_HEAD: Final[dict[Precision, Precision]] = {"fp32": "fp32", "int8": "int8
 """A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
 
 DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
-"""Zero points cost an eighth of a bit and no speed, and take a third off the divergence (docs/precision.md)."""
+"""Zero points cost an eighth of a bit at block 32 and no speed, and take a fifth off the divergence (docs/precision.md)."""
 
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""

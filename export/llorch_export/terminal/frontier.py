@@ -67,7 +67,7 @@ def command(
     with step_progress("measuring recipes", len(candidates(source)) + len(peers)) as step:
         points = frontier(source, peers, _read(text), step)
     if as_json:
-        write_json(points)
+        write_json({"points": points})
     else:
         write("| | bits per weight | KL, nats | top-1 |\n|---|---|---|---|\n")
         for point in points:
