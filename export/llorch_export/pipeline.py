@@ -108,7 +108,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
     }
 
 
-def _unread() -> npt.NDArray[np.float32]:
+def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:
     raise AssertionError("a preview reads no weights")
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_float32, same_bytes
+from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows, same_bytes
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
 
@@ -92,7 +92,7 @@ def folder_tensors(folder: ModelFolder, config: LlamaConfig) -> Mapping[str, Laz
             name=name,
             shape=shape,
             dtype=stored[name].dtype,
-            load=functools.partial(read_float32, stored[name].source),
+            load_rows=functools.partial(read_rows, stored[name].source),
         )
         for name, shape in expected.items()
     }
