@@ -13,6 +13,7 @@ import pytest
 from checkpoints import tiny_config, tiny_tokenizer_json
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config import config_from_hf
+from raw_safetensors import save_zeros
 from tolerances import EXPORT_MEMORY_BYTES
 
 VOCABULARY, HIDDEN = 32768, 1536
@@ -43,18 +44,7 @@ def sparse_model(folder: Path, *, tied: bool) -> Path:
         num_hidden_layers=1,
         tie_word_embeddings=tied,
     )
-    header, end = {}, 0
-    for name, shape in expected_tensors(config_from_hf(config)).items():
-        start, size = end, 4
-        for dimension in shape:
-            size *= dimension
-        end = start + size
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        file.truncate(8 + len(encoded) + end)
+    save_zeros(folder / "model.safetensors", expected_tensors(config_from_hf(config)), "F32")
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(tiny_tokenizer_json())
     return folder

@@ -149,9 +149,14 @@ def _read_exactly(read: Callable[[int], bytes | None], size: int, source: Tensor
 def _decode(source: TensorRange, data: bytearray) -> npt.NDArray[np.float32]:
     with np.errstate(all="ignore"):  # infinite scales are reported below, as an error instead of a warning
         values = source.codec.decode(np.frombuffer(data, dtype=np.uint8))
+    require_finite(values, source)
+    return values
+
+
+def require_finite(values: npt.NDArray[np.float32], source: TensorRange) -> None:
+    """Raise ArtifactError if some of ``values``, which came out of ``source``, are NaN or infinite."""
     # min and max both carry NaN through, and cost less than a mask of all elements.
     if not (np.isfinite(values.min()) and np.isfinite(values.max())):
         raise ArtifactError(
             f"{source.path}: tensor {source.name} holds NaN or infinity; the weights are damaged, fetch them again"
         )
-    return values
