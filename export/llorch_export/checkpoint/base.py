@@ -65,6 +65,15 @@ class TokenizerAssets:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that has been merged into a checkpoint's tensors; ``name`` is its folder's."""
+
+    path: Path
+    name: str
+    content_files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint whose header has been read and checked against its config.
 
@@ -73,6 +82,7 @@ class Checkpoint:
     tensors: exactly the tensors that ``config`` calls for, by Hugging Face name.
     content_files: the files whose bytes make the fingerprint, in a fixed order.
     licence_files: files that travel along with the weights.
+    adapter: what ``tensors`` has been merged with, if anything.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -83,3 +93,4 @@ class Checkpoint:
     tokenizer: TokenizerAssets
     content_files: tuple[Path, ...]
     licence_files: tuple[Path, ...]
+    adapter: Adapter | None = None

@@ -36,7 +36,7 @@ CONVERT_PICKLE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class StoredTensor:
     """A tensor's place, its type's name, and the place of the scale that fp8 weights may have."""
 
     source: TensorRange
@@ -75,9 +75,9 @@ def folder_tensors(
     stored, of a wrong shape or of an unsupported type.
     """
     index = _weight_map(folder)
-    stored: dict[str, _Stored] = {}
+    stored: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        for name, tensor in _read_header(path).items():
+        for name, tensor in stored_tensors(path).items():
             if name in stored:
                 raise ArtifactError(
                     f"{path} and {stored[name].source.path.name} both hold tensor {name}; remove the file that is not part of the model"
@@ -109,7 +109,7 @@ def folder_tensors(
     }
 
 
-def _take_scales(stored: dict[str, _Stored]) -> None:
+def _take_scales(stored: dict[str, StoredTensor]) -> None:
     """Move the scales of fp8 weights to their weights, and drop those of activations, which are not rounded here."""
     for name, tensor in list(stored.items()):
         if tensor.dtype not in FP8_CODECS:
@@ -127,13 +127,13 @@ def _take_scales(stored: dict[str, _Stored]) -> None:
             stored.pop(f"{module}{suffix}", None)
 
 
-def _reader(tensor: _Stored, packing: Fp8Format | None) -> Callable[[int, int], npt.NDArray[np.float32]]:
+def _reader(tensor: StoredTensor, packing: Fp8Format | None) -> Callable[[int, int], npt.NDArray[np.float32]]:
     if tensor.scale is None or packing is None:
         return functools.partial(read_rows, tensor.source)
     return scaled_rows(tensor.source, tensor.scale, packing)
 
 
-def _drop_tied_head(stored: dict[str, _Stored], folder: ModelFolder) -> None:
+def _drop_tied_head(stored: dict[str, StoredTensor], folder: ModelFolder) -> None:
     """Remove a stored head that repeats the embedding; one that differs would be silently lost by tying."""
     head, embedding = stored[names.HEAD], stored[names.EMBEDDING]
     if (
@@ -170,8 +170,8 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
     return weight_map
 
 
-def _read_header(path: Path) -> dict[str, _Stored]:
-    """Return every tensor of one safetensors file."""
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of one safetensors file, by name. Raises ArtifactError if it is damaged."""
     try:
         # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
         with safe_open(path, framework="numpy"):
@@ -183,7 +183,7 @@ def _read_header(path: Path) -> dict[str, _Stored]:
         raise ArtifactError(f"{path} is truncated or damaged ({error}); fetch it again") from error
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
-    tensors: dict[str, _Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
         if name == "__metadata__" or names.is_ignorable(name):
             continue
@@ -194,7 +194,7 @@ def _read_header(path: Path) -> dict[str, _Stored]:
                 "Export from the original weights"
             )
         offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = _Stored(TensorRange(name, path, offset, shape, _CODECS[dtype]), dtype)
+        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype]), dtype)
     return tensors
 
 

@@ -55,8 +55,12 @@ def list_content_files(source: str) -> tuple[Path, ...]:
 
 
 def fingerprint(checkpoint: Checkpoint, progress: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a checkpoint's content; see :func:`fingerprint_files`."""
-    return fingerprint_files(checkpoint.content_files, progress)
+    """Return the SHA-256 of a checkpoint's content, its adapter's included; see :func:`fingerprint_files`."""
+    base = fingerprint_files(checkpoint.content_files, progress)
+    if checkpoint.adapter is None:
+        return base
+    adapter = fingerprint_files(checkpoint.adapter.content_files, progress)
+    return hashlib.sha256(f"{base} {adapter}".encode()).hexdigest()
 
 
 def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | None = None) -> str:
