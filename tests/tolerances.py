@@ -49,3 +49,10 @@ ROTARY_TABLE: Final = 2e-5
 EXPORT_MEMORY_BYTES: Final = 64 * 2**20
 """Peak growth of an export whatever the size of its tensors: chunks of 8 MiB with their temporaries. Growth of 27 MiB
 was measured; one whole tensor of the test's model would exceed it."""
+
+EXPORT_LARGE_BYTES: Final = 128 * 2**20
+"""Peak growth of an export of a model of real size: what EXPORT_MEMORY_BYTES allows, and the tables of rotary angles for
+its context. 40 MiB were measured."""
+
+EXPORT_1B_SECONDS: Final = 60
+"""Processor time of an int8 export of 1.2 billion parameters; 15 s were measured."""

@@ -144,6 +144,7 @@ def add(key: str, *shape: int) -> Callable[[Factors], None]:
         (add(f"{UP}.lora_magnitude_vector", 96), "lora_magnitude_vector"),
         (add(f"{UP}.lora_A.weight", 4, 64), "against the config, adapters for 1 modules: model.layers.0.mlp.up_proj"),
         (add("base_model.model.layers.0.q_proj.lora_A.weight", 4, 64), "adapters for 1 modules: layers.0.q_proj"),
+        (lambda factors: factors.clear(), "holds no tensors"),
         (drop("base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"), "lora_B []"),
         (
             lambda factors: [factors.pop(key) for key in list(factors) if "layers.1" in key] and None,

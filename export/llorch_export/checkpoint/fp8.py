@@ -21,7 +21,6 @@ import numpy.typing as npt
 from llorch_export.checkpoint.stream import (
     BlockCodec,
     TensorRange,
-    read_float32,
     read_rows,
     require_finite,
 )
@@ -120,7 +119,10 @@ def scaled_rows(
 
     def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
         values = read_rows(weight, start, stop)
-        factors = read_float32(scales)[np.arange(start, stop) // block[0]]
+        first = start // block[0]
+        factors = read_rows(scales, first, (stop - 1) // block[0] + 1)[
+            np.arange(start, stop) // block[0] - first
+        ]
         with np.errstate(over="ignore"):  # reported below, as an error instead of a warning
             values *= np.repeat(factors, block[1], axis=1)[:, :columns]
         require_finite(values, weight)

@@ -31,7 +31,7 @@ WEIGHTS: Final = "adapter_model.safetensors"
 _MERGE_FIRST: Final = "merge it with PEFT (merge_and_unload, save_pretrained) and export the result"
 _KEY: Final = re.compile(r"base_model\.model\.(?P<module>[\w.]+)\.lora_(?P<side>[AB])\.weight")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
-_MAX_RANK: Final = 2**14
+_MAX_RANK: Final = 2**10
 _MAX_ALPHA: Final = 1e6
 
 # Ways to start training that leave W alone; the others (PiSSA, OLoRA, CorDA, LoftQ) train against a changed W.
@@ -134,6 +134,8 @@ def _read_adapter(path: Path, tensors: Mapping[str, LazyTensor]) -> dict[str, _P
                 f"{weights} holds tensor {key}, which is no part of a plain LoRA adapter; {_MERGE_FIRST}"
             )
         found.setdefault(match["module"], {})[match["side"]] = stored.source
+    if not found:
+        raise ArtifactError(f"{weights} holds no tensors; save the adapter again with PEFT's save_pretrained")
     _check_targets(targets, layers, set(found), tensors, weights)
     return {module: _pair(module, sides, scaling, tensors, weights) for module, sides in found.items()}
 
@@ -210,7 +212,7 @@ def _check_targets(
 
     A single string is an expression, which is not run for a stranger; then the file alone says what is adapted.
     """
-    if isinstance(targets, str) and found:
+    if isinstance(targets, str):
         return
     if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
         raise ArtifactError(
