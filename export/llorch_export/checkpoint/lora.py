@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.base import Adapter, Checkpoint, LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.safetensors import stored_tensors
+from llorch_export.checkpoint.safetensors import file_tensors
 from llorch_export.checkpoint.stream import TensorRange, read_float32, read_rows, require_finite
 from llorch_export.fields import Fields
 from llorch_serve.errors import ArtifactError
@@ -127,7 +127,7 @@ def _read_adapter(path: Path, tensors: Mapping[str, LazyTensor]) -> dict[str, _P
     targets, layers = fields.get("target_modules"), _layers(fields, origin)
     _refuse_unknown(fields, origin)
     found: dict[str, dict[str, TensorRange]] = {}
-    for key, stored in stored_tensors(weights).items():
+    for key, stored in file_tensors(weights).items():
         match = _KEY.fullmatch(key)
         if match is None:
             raise ArtifactError(

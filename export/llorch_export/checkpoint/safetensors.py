@@ -77,7 +77,7 @@ def folder_tensors(
     index = _weight_map(folder)
     stored: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        for name, tensor in stored_tensors(path).items():
+        for name, tensor in file_tensors(path).items():
             if name in stored:
                 raise ArtifactError(
                     f"{path} and {stored[name].source.path.name} both hold tensor {name}; remove the file that is not part of the model"
@@ -170,7 +170,7 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
     return weight_map
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+def file_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of one safetensors file, by name. Raises ArtifactError if it is damaged."""
     try:
         # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
