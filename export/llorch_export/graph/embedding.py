@@ -68,7 +68,7 @@ def _table(b: GraphBuilder, module: str) -> Table:
     if precision == "fp32":
         return b.vector(f"{module}.weight")
     assert b.recipe.block_size is not None, "a quantised recipe has a block size"
-    load = b.load_rows([f"{module}.weight"])
+    chunks = b.row_chunks([f"{module}.weight"])
     return block_weight(
-        b, module, precision, c.vocab_size, c.hidden_size, load, block_size=b.recipe.block_size
+        b, module, precision, c.vocab_size, c.hidden_size, chunks, block_size=b.recipe.block_size
     )

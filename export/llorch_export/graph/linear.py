@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,8 @@ from llorch_export.quantize.search import quantize_search
 from llorch_serve.manifest import Precision, Recipe, ScaleType
 
 _FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
+# Of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take.
+_BAND_ELEMENTS: Final = 2**25
 _SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
 
 
@@ -29,17 +31,19 @@ def linear(
     """
     weights = [f"{module}.weight" for module in modules]
     out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
-    load = b.load_rows(weights)
+    chunks = b.row_chunks(weights)
     bias_value = None
     if bias:
         biases = [f"{module}.bias" for module in modules]
-        load_bias = b.load_rows(biases)
-        bias_value = b.weights.add([(f"{name}.bias", FLOAT, (out_features,))], lambda: (load_bias(),))[0]
+        bias_chunks = b.row_chunks(biases)
+        bias_value = b.weights.stream(
+            [(f"{name}.bias", FLOAT, (out_features,))], lambda: ((chunk,) for chunk in bias_chunks())
+        )[0]
     shape = (*lead, out_features)
     if b.recipe.precision == "fp32":
-        transposed = b.weights.add(
+        transposed = b.weights.stream(
             [(f"{name}.weight", FLOAT, (in_features, out_features))],
-            lambda: (np.ascontiguousarray(load().T),),
+            lambda: ((band,) for band in _transposed(chunks, in_features, out_features)),
         )[0]
         y = b.op(
             "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape
@@ -51,10 +55,26 @@ def linear(
         b.recipe.precision,
         out_features,
         in_features,
-        load,
+        chunks,
         block_size=_block_size(b.recipe, modules),
     )
     return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+
+
+def _transposed(
+    chunks: Callable[[], Iterator[Matrix]], in_features: int, out_features: int
+) -> Iterator[Matrix]:
+    """Give the transpose of a matrix in bands of rows; a matrix of more than one band is read once for each."""
+    step = max(1, _BAND_ELEMENTS // out_features)
+    for start in range(0, in_features, step):
+        stop = min(start + step, in_features)
+        band = np.empty((stop - start, out_features), np.float32)
+        column = 0
+        for chunk in chunks():
+            band[:, column : column + chunk.shape[0]] = chunk[:, start:stop].T
+            column += chunk.shape[0]
+        yield band
+        del band  # else it would live on beside the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +102,14 @@ def block_weight(
     precision: Precision,
     rows: int,
     columns: int,
-    load: Callable[[], Matrix],
+    chunks: Callable[[], Iterator[Matrix]],
     *,
     block_size: int,
 ) -> BlockWeight:
-    """Plan packed values [rows, blocks, bytes], scales [rows, blocks] and, if the recipe has them, zero points."""
+    """Plan packed values [rows, blocks, bytes], scales [rows, blocks] and, if the recipe has them, zero points.
+
+    chunks: reads the matrix [rows, columns], some rows at a time.
+    """
     recipe, bits = b.recipe, BITS[precision]
     blocks = block_count(columns, block_size)
     scales_name = f"{name}.scales" if recipe.scale_type == "float32" else f"{name}.scales.stored"
@@ -97,7 +120,9 @@ def block_weight(
     if bits == 4 and recipe.quantizer == "affine":
         zeros = zero_point_bytes(columns, block_size, bits)
         specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, zeros)))
-    packed, scales, *rest = b.weights.add(specs, lambda: quantised(load(), recipe, bits, block_size).arrays)
+    packed, scales, *rest = b.weights.stream(
+        specs, lambda: (quantised(chunk, recipe, bits, block_size).arrays for chunk in chunks())
+    )
     if recipe.scale_type != "float32":
         # Of constants, so the runtime does it once, when it loads the graph.
         scales = b.op(

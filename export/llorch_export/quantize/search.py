@@ -9,6 +9,7 @@ is then refined by rounding and fitting in turns, and gives way to round-to-near
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -27,8 +28,10 @@ from llorch_export.quantize.layout import (
 )
 from llorch_export.quantize.nearest import nearest_scales
 from llorch_serve.manifest import ScaleType
+from llorch_serve.providers import usable_cpus
 
 _CHUNK_ELEMENTS: Final = 2**16  # temporaries of 256 KiB stay in the cache; each is passed over many times
+_MOST_THREADS: Final = 8  # numpy works without the interpreter's lock; more would wait for memory
 _SHARES: Final = (1.0, 0.94, 0.88, 0.82, 0.76)
 _REFINEMENTS: Final = 2
 
@@ -45,11 +48,16 @@ def quantize_search(
     packed = np.empty((rows, blocks, block_size * bits // 8), np.uint8)
     scales = np.empty((rows, blocks), SCALE_DTYPES[scale_type])
     zeros = np.empty((rows, zero_point_bytes(columns, block_size, bits)), np.uint8)
-    for part in row_chunks(rows, columns, _CHUNK_ELEMENTS):
+
+    def quantize(part: slice) -> None:
         block = grouped(weight[part], block_size)
         scale, zero = _searched(block, bits, zero_points, scale_type)
         codes = _rounded(block, scale, zero, bits) + zero[:, :, None]
         packed[part], scales[part], zeros[part] = pack(codes, bits), scale, pack(zero, bits)
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
+        for _ in pool.map(quantize, row_chunks(rows, columns, _CHUNK_ELEMENTS)):
+            pass  # asks for each result, so that an error is raised here
     return Blocks(packed, scales, zeros if zero_points else None)
 
 
