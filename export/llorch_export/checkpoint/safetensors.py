@@ -84,17 +84,17 @@ def folder_tensors(folder: ModelFolder, config: LlamaConfig) -> Mapping[str, Laz
                 )
     if config.tie_word_embeddings and names.HEAD in stored and names.EMBEDDING in stored:
         _drop_tied_head(stored, folder)
-    expected = names.expected_tensors(config)
     found = {name: tensor.source.shape for name, tensor in stored.items()}
-    names.check_tensors(expected, found, origin=str(folder.path))
+    names.check_tensors(names.stored_tensors(config), found, origin=str(folder.path))
+    places, expected = names.stored_places(config), names.expected_tensors(config)
     return {
         name: LazyTensor(
             name=name,
-            shape=shape,
-            dtype=stored[name].dtype,
-            load=functools.partial(read_float32, stored[name].source),
+            shape=expected[name],
+            dtype=stored[place.name].dtype,
+            load=functools.partial(read_float32, stored[place.name].source.rows(place.start, place.stop)),
         )
-        for name, shape in expected.items()
+        for name, place in places.items()
     }
 
 
