@@ -29,13 +29,14 @@ def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name
     assert file.description.endswith("on tensors as llorch reads them") is read_here
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize(
-    "name", ["mistral, window", "qwen3", "smollm3", "granite", "phi3, longrope, partial"]
+    "name", ["mistral, window", "qwen3, heads of 24", "smollm3", "granite", "phi3, longrope, partial"]
 )
 def test_verify_accepts_an_export_of_every_family(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llorch_export.verify.sample_text", lambda: sample_text()[:800])
     source = write_hf_folder(tmp_path / "model", HF[name])
-    export_tiny(source, tmp_path / "out")
+    export_tiny(source, tmp_path / "out", precision=precision)
     assert verify(tmp_path / "out", str(source), silent).passed
