@@ -20,8 +20,9 @@ from llorch_export.config import (
 )
 from llorch_export.families import FAMILIES, SUPPORTED_GGUF, Family
 from llorch_export.fields import Fields, refuse_unknown
+from llorch_export.gguf_rope import GgufRopeTensors, rope_from_gguf
 from llorch_export.inert_keys import INERT_GGUF_KEYS
-from llorch_export.rope_config import GgufRopeTensors, RopeContext, rope_from_gguf
+from llorch_export.rope_config import RopeContext
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
 

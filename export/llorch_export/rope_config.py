@@ -1,13 +1,12 @@
-"""Rotary settings of a ``config.json`` or a GGUF header, to :class:`RopeConfig`.
+"""Rotary settings of a ``config.json``, to :class:`RopeConfig`.
 
-What a file leaves open is resolved here as transformers (config.json) or llama.cpp (GGUF) resolve it, so that the
-manifest says what the tables are made of.
+What a file leaves open is resolved here as transformers resolves it, so that the manifest says what the tables are
+made of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,9 +15,9 @@ from llorch_export.fields import Fields, refuse_unknown
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import RopeConfig
 
-_MAX_POSITIONS: Final = 2**26
-_MAX_THETA: Final = 1e12
-_MAX_FACTOR: Final = 1e6
+MAX_POSITIONS: Final = 2**26
+MAX_THETA: Final = 1e12
+MAX_FACTOR: Final = 1e6
 _ORIGINAL: Final = "original_max_position_embeddings"
 _KINDS: Final = "default, linear, llama3, dynamic, yarn and longrope"
 
@@ -31,18 +30,6 @@ class RopeContext:
     head_dim: int
     max_positions: int
     origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class GgufRopeTensors:
-    """Divisors of the rotary frequencies that a GGUF file holds as tensors, one number a rotary pair.
-
-    plain: ``rope_freqs.weight``; short, long: ``rope_factors_short.weight`` and ``rope_factors_long.weight``.
-    """
-
-    plain: Sequence[float] | None = None
-    short: Sequence[float] | None = None
-    long: Sequence[float] | None = None
 
 
 def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
@@ -64,9 +51,9 @@ def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
         if key in fields and key in rope and fields.get(key) != rope.get(key):
             raise ArtifactError(f"{origin}: {key} differs from the one inside {place}; remove the wrong one")
     outer = fields.number(
-        "rope_theta", float(context.family.defaults.get("rope_theta", 10000.0)), above=0, high=_MAX_THETA
+        "rope_theta", float(context.family.defaults.get("rope_theta", 10000.0)), above=0, high=MAX_THETA
     )
-    theta = rope.number("rope_theta", outer, above=0, high=_MAX_THETA)
+    theta = rope.number("rope_theta", outer, above=0, high=MAX_THETA)
     rotary_dim = _rotary_dim(rope if "partial_rotary_factor" in rope else fields, context)
     original = _original_context(fields, rope, context)
     if kind == "default":
@@ -85,15 +72,15 @@ def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
             rotary_dim=rotary_dim,
         )
     elif kind == "llama3":
-        low = rope.number("low_freq_factor", above=0, high=_MAX_FACTOR)
+        low = rope.number("low_freq_factor", above=0, high=MAX_FACTOR)
         if original is None:
-            rope.integer(_ORIGINAL, high=_MAX_POSITIONS)  # says that it is missing
+            rope.integer(_ORIGINAL, high=MAX_POSITIONS)  # says that it is missing
         result = RopeConfig(
             theta=theta,
             kind="llama3",
             factor=_factor(rope),
             low_freq_factor=low,
-            high_freq_factor=rope.number("high_freq_factor", above=low, high=_MAX_FACTOR),
+            high_freq_factor=rope.number("high_freq_factor", above=low, high=MAX_FACTOR),
             original_max_position_embeddings=original,
             rotary_dim=rotary_dim,
         )
@@ -114,13 +101,13 @@ def _kind(rope: Fields, context: RopeContext) -> object:
             f"{context.origin}: rope type is {old_name!r} by type and {new_name!r} by rope_type; remove the wrong one"
         )
     kind = new_name or old_name or "default"
-    return "longrope" if kind in context.family.longrope_names else kind
+    return "longrope" if isinstance(kind, str) and kind in context.family.longrope_names else kind
 
 
 def _original_context(fields: Fields, rope: Fields, context: RopeContext) -> int | None:
     """Return the context length before extension: beside the rope settings first, as transformers has it."""
     outer, inner = (
-        source.integer(_ORIGINAL, high=_MAX_POSITIONS) if _ORIGINAL in source else None
+        source.integer(_ORIGINAL, high=MAX_POSITIONS) if _ORIGINAL in source else None
         for source in (fields, rope)
     )
     return outer or inner or context.family.outer_original_context
@@ -145,36 +132,37 @@ def checked_rotary_dim(rotary_dim: int, context: RopeContext) -> int | None:
 
 
 def _factor(rope: Fields) -> float:
-    return rope.number("factor", above=0, high=_MAX_FACTOR)
+    return rope.number("factor", above=0, high=MAX_FACTOR)
 
 
 def _yarn_from_hf(rope: Fields, theta: float, original: int, rotary_dim: int | None) -> RopeConfig:
     factor = _factor(rope)
     attention_factor, mscale, all_dim = (
-        rope.number(key, above=0, high=_MAX_FACTOR) if key in rope else None
+        rope.number(key, above=0, high=MAX_FACTOR) if key in rope else None
         for key in ("attention_factor", "mscale", "mscale_all_dim")
     )
     if attention_factor is None and mscale is not None and all_dim is not None:
-        attention_factor = _yarn_scale(factor, mscale) / _yarn_scale(factor, all_dim)
+        attention_factor = yarn_scale(factor, mscale) / yarn_scale(factor, all_dim)
     return RopeConfig(
-        theta=_yarn_theta(theta, rope),
+        theta=yarn_theta(theta, rope),
         kind="yarn",
         factor=factor,
         original_max_position_embeddings=original,
-        attention_factor=_yarn_scale(factor, 1) if attention_factor is None else attention_factor,
-        beta_fast=rope.number("beta_fast", 32.0, above=0, high=_MAX_FACTOR),
-        beta_slow=rope.number("beta_slow", 1.0, above=0, high=_MAX_FACTOR),
+        attention_factor=yarn_scale(factor, 1) if attention_factor is None else attention_factor,
+        beta_fast=rope.number("beta_fast", 32.0, above=0, high=MAX_FACTOR),
+        beta_slow=rope.number("beta_slow", 1.0, above=0, high=MAX_FACTOR),
         truncate=rope.boolean("truncate", True),
         rotary_dim=rotary_dim,
     )
 
 
-def _yarn_scale(factor: float, weight: float) -> float:
+def yarn_scale(factor: float, weight: float) -> float:
     """Return by how much attention over a stretched context is sharpened (Peng et al. 2023, equation 22)."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _yarn_theta(theta: float, fields: Fields) -> float:
+def yarn_theta(theta: float, fields: Fields) -> float:
+    """Return ``theta``. Raises ArtifactError if yarn cannot be computed from it."""
     if theta <= 1:
         raise fields.wrong("rope_theta", "a number above 1 (yarn takes its logarithm)")
     return theta
@@ -183,11 +171,11 @@ def _yarn_theta(theta: float, fields: Fields) -> float:
 def _longrope_from_hf(
     rope: Fields, theta: float, original: int, rotary_dim: int | None, context: RopeContext
 ) -> RopeConfig:
-    stretch = rope.number("factor", context.max_positions / original, above=0, high=_MAX_FACTOR)
+    stretch = rope.number("factor", context.max_positions / original, above=0, high=MAX_FACTOR)
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
     pairs = (rotary_dim or context.head_dim) // 2
     short, long = (
-        rope.numbers(key, length=pairs, above=0, high=_MAX_FACTOR) for key in ("short_factor", "long_factor")
+        rope.numbers(key, length=pairs, above=0, high=MAX_FACTOR) for key in ("short_factor", "long_factor")
     )
     return RopeConfig(
         theta=theta,
@@ -195,93 +183,6 @@ def _longrope_from_hf(
         short_factor=short,
         long_factor=long,
         original_max_position_embeddings=original,
-        attention_factor=rope.number("attention_factor", usual, above=0, high=_MAX_FACTOR),
+        attention_factor=rope.number("attention_factor", usual, above=0, high=MAX_FACTOR),
         rotary_dim=rotary_dim,
     )
-
-
-def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContext) -> RopeConfig:
-    """Read ``ARCHITECTURE.rope.*`` and the tensors of rotary divisors.
-
-    Raises ArtifactError for types that are not supported, contradictions and settings that are not understood.
-    """
-    key = f"{context.family.architecture}.rope"
-    kind = fields.get(f"{key}.scaling.type") or "linear"
-    if kind not in ("none", "linear", "yarn", "longrope"):
-        raise ArtifactError(
-            f"{context.origin}: {key}.scaling.type is {kind!r}; supported are none, linear, yarn and longrope"
-        )
-    theta = fields.number(f"{key}.freq_base", 10000.0, above=0, high=_MAX_THETA)
-    # llama.cpp takes a factor without a type to be linear, and knows it under an older key as well.
-    factors = [
-        fields.number(name, above=0, high=_MAX_FACTOR)
-        for name in (f"{key}.scaling.factor", f"{key}.scale_linear")
-        if name in fields
-    ]
-    factor = factors[0] if factors and kind != "none" else 1.0
-    original = fields.integer(
-        f"{key}.scaling.original_context_length", context.max_positions, high=_MAX_POSITIONS
-    )
-    attention_factor = fields.number(f"{key}.scaling.attn_factor", 1.0, above=0, high=_MAX_FACTOR)
-    rotary_dim = checked_rotary_dim(
-        fields.integer(f"{key}.dimension_count", context.head_dim, high=context.head_dim), context
-    )
-    if rotary_dim is not None and not context.family.partial_rotary:
-        fields.require(f"{key}.dimension_count", context.head_dim, "all of a head is rotated")
-    pairs = (rotary_dim or context.head_dim) // 2
-    if kind == "longrope" or tensors.short is not None or tensors.long is not None:
-        if factor != 1 or tensors.plain is not None:
-            raise ArtifactError(
-                f"{context.origin} combines longrope with another rotary scaling; convert the model again"
-            )
-        return RopeConfig(
-            theta=theta,
-            kind="longrope",
-            short_factor=_divisors(tensors.short, "rope_factors_short.weight", pairs, context),
-            long_factor=_divisors(tensors.long, "rope_factors_long.weight", pairs, context),
-            original_max_position_embeddings=original,
-            attention_factor=attention_factor,
-            rotary_dim=rotary_dim,
-        )
-    if kind == "yarn":
-        if tensors.plain is not None:
-            raise ArtifactError(
-                f"{context.origin} combines yarn with rope_freqs.weight; convert the model again"
-            )
-        fields.require(f"{key}.scaling.yarn_ext_factor", 1, "the whole ramp is applied")
-        fields.require(f"{key}.scaling.yarn_attn_factor", 1, "attn_factor is the one that is read")
-        fields.require(f"{key}.scaling.yarn_log_multiplier", 0, "attention is scaled by the factor alone")
-        return RopeConfig(
-            theta=_yarn_theta(theta, fields),
-            kind="yarn",
-            factor=factor,
-            original_max_position_embeddings=original,
-            attention_factor=attention_factor * _yarn_scale(factor, 1),
-            beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=0, high=_MAX_FACTOR),
-            beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=0, high=_MAX_FACTOR),
-            rotary_dim=rotary_dim,
-        )
-    if tensors.plain is not None:
-        divisors = _divisors(tensors.plain, "rope_freqs.weight", pairs, context)
-        return RopeConfig(
-            theta=theta,
-            kind="factors",
-            frequency_factors=tuple(divisor * factor for divisor in divisors),
-            attention_factor=attention_factor,
-            rotary_dim=rotary_dim,
-        )
-    if factor == 1.0:
-        return RopeConfig(theta=theta, attention_factor=attention_factor, rotary_dim=rotary_dim)
-    return RopeConfig(
-        theta=theta, kind="linear", factor=factor, attention_factor=attention_factor, rotary_dim=rotary_dim
-    )
-
-
-def _divisors(
-    values: Sequence[float] | None, name: str, pairs: int, context: RopeContext
-) -> tuple[float, ...]:
-    if values is None or len(values) != pairs or not all(0 < f <= _MAX_FACTOR for f in values):
-        raise ArtifactError(
-            f"{context.origin}: {name} must hold {pairs} positive numbers, one a rotary pair; convert the model again"
-        )
-    return tuple(values)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import msgspec
 import pytest
 
-from checkpoints import of_family, tiny_config
+from arch_rows import HF
+from checkpoints import of_family, tiny_config, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors, stored_tensors
 from llorch_export.config import config_from_hf
 from llorch_export.families import FAMILIES
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig, RopeConfig
 
+# transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the latter.
+CONTRADICTORY_AS_WRITTEN = {"yarn, original beside"}
 SHORT, LONG = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], [2.0] * 8
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -49,6 +54,29 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(model_type: str) 
         assert found.attention_multiplier == expected.attention_multiplier == 1.0
     window = getattr(expected, "sliding_window", None)
     assert found.sliding_window == (window if model_type == "mistral" else None)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", [name for name in HF if name not in CONTRADICTORY_AS_WRITTEN])
+def test_what_transformers_writes_is_understood(name: str, whole: bool) -> None:
+    """Its own files have every key of the class, or those that differ from the class."""
+    import transformers
+
+    data = tiny_config(**HF[name])
+    model_type = data.pop("model_type")
+    written = transformers.AutoConfig.for_model(model_type, **data)
+    content = written.to_dict() if whole else written.to_diff_dict()
+    assert config_from_hf(json.loads(json.dumps(content))) == config_from_hf(tiny_config(**HF[name]))
+
+
+def test_a_manifest_from_before_there_were_families_still_loads() -> None:
+    data = msgspec.to_builtins(tiny_llama_config())
+    for key in ("qkv_bias", "qk_norm", "no_rope_layers", "sliding_window", "layer_types", "logits_scaling"):
+        del data[key]
+    for key in ("attention_factor", "beta_fast", "truncate", "short_factor", "rotary_dim"):
+        del data["rope"][key]
+    assert msgspec.convert(data, LlamaConfig) == tiny_llama_config()
 
 
 def test_null_key_value_heads_mean_one_a_head_in_every_family() -> None:
@@ -219,3 +247,65 @@ def test_what_a_family_does_not_have_is_refused_by_name(
     with pytest.raises(ArtifactError, match=found) as caught:
         parse(model_type, **overrides)
     assert "\n" not in str(caught.value)
+
+
+STRANGE = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    0.5,
+    math.nan,
+    math.inf,
+    "x",
+    "",
+    [],
+    [1],
+    ["x"],
+    [None],
+    {},
+    {"a": 1},
+    [[]],
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3",
+        "yarn",
+        "dynamic",
+        "qwen3, window and yarn",
+        "smollm3, layers",
+        "granite",
+        "phi3, longrope, partial",
+    ],
+)
+def test_a_strange_value_of_any_key_is_accepted_or_refused_in_one_line(name: str) -> None:
+    llama3 = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    overrides = HF.get(name, {"rope_scaling": {"rope_type": "llama3", **llama3}})
+    data = tiny_config(**overrides)
+    refusals = []
+    for strange in STRANGE:
+        cases = [
+            {**data, key: strange}
+            for key in (*data, "layer_types", "no_rope_layers", "partial_rotary_factor")
+        ]
+        scaling = overrides.get("rope_scaling", {})
+        cases += [
+            {**data, "rope_scaling": {**scaling, key: strange}}
+            for key in (*scaling, "type", "mscale", "truncate")
+        ]
+        for case in cases:
+            try:
+                config_from_hf(case)
+            except ArtifactError as error:
+                refusals.append(str(error))
+    assert len(refusals) > 100
+    assert not [message for message in refusals if "\n" in message]

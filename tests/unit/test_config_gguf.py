@@ -7,7 +7,7 @@ import pytest
 from checkpoints import gguf_metadata, gguf_tensor_name, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.gguf_config import config_from_gguf
-from llorch_export.rope_config import GgufRopeTensors
+from llorch_export.gguf_rope import GgufRopeTensors
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig, RopeConfig
 

@@ -22,7 +22,7 @@ from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_float32
 from llorch_export.families import FAMILIES
 from llorch_export.gguf_config import config_from_gguf
-from llorch_export.rope_config import GgufRopeTensors
+from llorch_export.gguf_rope import GgufRopeTensors
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
 
