@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from arch_rows import HF, LONG, SHORT
 from checkpoints import of_family, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import preview, resolve_context
 from llorch_serve.errors import ArtifactError, UsageError
@@ -42,13 +41,6 @@ def test_an_artifact_and_a_preview_have_the_exact_context(tmp_path: Path) -> Non
     source = write_hf_folder(tmp_path / "model", LONGROPE)
     assert export_tiny(source, tmp_path / "out").manifest.context_length == 128
     assert preview(ExportOptions(source=str(source), output=tmp_path / "x"))["context_length"] == 128
-
-
-def test_heads_of_a_size_that_the_runtime_has_no_kernel_for_are_refused() -> None:
-    config = tiny_llama_config(head_dim=12)
-    recipe = ExportOptions(source="", output=Path(), precision="fp32").recipe()
-    with pytest.raises(ArtifactError, match=r"head_dim is 12; .* multiple of 8"):
-        build_decoder(config, recipe, {}, context_length=128)
 
 
 @pytest.mark.parametrize("weight_type", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])

@@ -50,7 +50,11 @@ def command(
         ),
     ] = None,
     max_context: Annotated[
-        int | None, typer.Option(help="Longest sequence. Default: the model's own.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Longest sequence. Default: the model's own, or where its rotary scaling stops being exact.",
+            show_default=False,
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that stands at DIR.")] = False,
     if_changed: Annotated[
