@@ -33,6 +33,11 @@ class Reference:
             _scale_frequencies(torch, self._model.model.rotary_emb, checkpoint.config.rope)
         self.description = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
 
+    @property
+    def model(self) -> Any:
+        """The transformers model, for looking inside."""
+        return self._model
+
     def logits(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
         """Return the logits of every position, [tokens, vocabulary]."""
         with self._torch.inference_mode():

@@ -22,6 +22,7 @@ from llorch_serve.terminal.console import fail, say
 COMMANDS: Final = {
     "export": "llorch_export.terminal.export",
     "verify": "llorch_export.terminal.verify",
+    "inspect": "llorch_export.terminal.inspect",
     "serve": "llorch_serve.terminal.serve",
     "generate": "llorch_serve.terminal.generate",
     "bench": "llorch_serve.terminal.bench",
@@ -41,7 +42,9 @@ class _LazyCommands(TyperGroup):
             return None
         module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        app.command(name=cmd_name, no_args_is_help=cmd_name in ("export", "verify"))(module.command)
+        app.command(name=cmd_name, no_args_is_help=cmd_name in ("export", "verify", "inspect"))(
+            module.command
+        )
         return get_command(app)
 
 
