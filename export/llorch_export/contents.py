@@ -129,15 +129,17 @@ def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             purposes.setdefault(name, _purpose(node, index))
-    seen: set[tuple[str, str]] = set()
-    found: Counter[str] = Counter()
+    sizes: dict[str, int] = {}
+    used_as: dict[str, str] = {}
     for tensor in model.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
-        key = (place.get("offset", ""), place.get("length", tensor.name))
-        if key not in seen:
-            seen.add(key)
-            inside = tensor.ByteSize() if not place else int(place["length"])
-            found[purposes.get(tensor.name, "constants")] += inside
+        region = place.get("offset", tensor.name)
+        sizes[region] = int(place["length"]) if place else tensor.ByteSize()
+        if tensor.name in purposes:
+            used_as.setdefault(region, purposes[tensor.name])
+    found: Counter[str] = Counter()
+    for region, size in sizes.items():
+        found[used_as.get(region, "constants")] += size
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
