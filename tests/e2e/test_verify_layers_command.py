@@ -85,7 +85,7 @@ def test_a_written_reference_serves_without_its_source(exact, tiny, tiny_source,
     assert found["same_source"] is True
     assert found["passed"] is True
     assert found["kl"] == pytest.approx(whole["kl"], rel=0.5)
-    assert llorch_here("verify", exact, "--reference", path, "--json").document()["kl"] < 1e-5
+    assert llorch_here("verify", exact, "--reference", path, "--json").document()["kl"] < 2e-6
 
 
 def test_a_reference_is_compared_without_torch_transformers_and_onnx(exact, kept):
@@ -97,7 +97,7 @@ def test_a_reference_is_compared_without_torch_transformers_and_onnx(exact, kept
     result = subprocess.run(command, capture_output=True, check=False, text=True, env=environment())
     assert (result.returncode, result.stderr) == (0, "")
     document = msgspec.json.decode(result.stdout)
-    assert document["kl"] < 1e-5
+    assert document["kl"] < 2e-6
     assert document["tokens"] == 100
 
 

@@ -117,7 +117,7 @@ def test_help_of_every_command_works(bare):
 def test_fidelity_is_measured_from_a_reference_file(bare, tiny, tmp_path):
     own_reference(tmp_path / "ref", load_artifact(tiny), random_ids(100))
     document = llorch("verify", tiny, "--reference", tmp_path / "ref", "--json", python=bare).document()
-    assert document["kl"] < 1e-5
+    assert document["kl"] < 2e-6
     assert document["tokens"] == 100
 
 
