@@ -151,6 +151,7 @@ def test_a_file_that_is_no_reference_is_refused_at_once(tiny, tmp_path, command)
         (("--against", "a", "--reference", "b"), "both"),
         (("--reference", "b", "--layers"), "--layers"),
         (("--reference", "b", "--write-reference", "c"), "--write-reference"),
+        (("--against", "a", "--llama-cpp"), "--llama-cpp"),
         (("--against", "a", "--layers", "--write-reference", "c"), "--write-reference"),
     ],
 )
@@ -158,6 +159,20 @@ def test_flags_that_do_not_go_together_are_a_usage_error(tiny, flags, named):
     outcome = llorch_here("verify", tiny, *flags)
     assert outcome.code == 2
     assert named in outcome.error()
+
+
+@pytest.mark.reference
+def test_llama_cpp_needs_a_gguf_file_and_its_package(
+    exact, tiny_source, tiny_gguf, tmp_path, export_here, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    outcome = llorch_here("verify", exact, "--against", tiny_source, "--layers", "--llama-cpp")
+    assert outcome.code == 2
+    assert "GGUF" in outcome.error()
+    artifact = export_here(tiny_gguf, tmp_path / "out", "--precision", "fp32")
+    outcome = llorch_here("verify", artifact, "--against", tiny_gguf, "--layers", "--llama-cpp")
+    assert outcome.code == 4
+    assert "pip install llama-cpp-python" in outcome.error()
 
 
 def test_a_worker_elsewhere_has_no_reference(kept):

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     BLOCK = "block"
     FINAL_NORM = "final norm"
     LOGITS = "logits"
+    LLAMA_CPP = "llama.cpp logits"
     SOFTMAX = "softmax"
     GREEDY = "greedy tokens"
 
@@ -59,6 +60,7 @@ EXACT: Final[dict[Kind, float]] = {
     Kind.FINAL_NORM: 1e-5,
     Kind.ROPE: 1e-5,
     Kind.LOGITS: 1e-3,
+    Kind.LLAMA_CPP: 1e-3,
 }
 """Tolerances of fp32, on a model of some 30 layers: RMSNorm and RoPE 1e-5, logits 1e-3 absolute, all others 1e-4."""
 
@@ -86,7 +88,9 @@ def tolerance(kind: Kind, recipe: Recipe) -> Tolerance:
         return Tolerance(Measure.TOKENS, 0 if exact else None)
     if not exact:
         return Tolerance(Measure.RELATIVE, next(limit for upto, limit in ROUNDED if recipe.kl_limit <= upto))
-    return Tolerance(Measure.ABSOLUTE if kind is Kind.LOGITS else Measure.SCALED, EXACT[kind])
+    return Tolerance(
+        Measure.ABSOLUTE if kind in (Kind.LOGITS, Kind.LLAMA_CPP) else Measure.SCALED, EXACT[kind]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.layers.graph import run_observed
+from llorch_export.layers.llama_cpp import check_llama_cpp, compare_llama_cpp
 from llorch_export.layers.matching import pairs, unmatched
 from llorch_export.layers.reference import observe
 from llorch_export.layers.stages import EXACT, Kind, Stage, compare, judged, tolerance
@@ -53,15 +54,20 @@ class LayerReport:
     same_source: bool
 
 
-def verify_layers(folder: Path, source: str, progress: Callable[[str, int, int], None]) -> LayerReport:
+def verify_layers(
+    folder: Path, source: str, progress: Callable[[str, int, int], None], *, llama_cpp: bool = False
+) -> LayerReport:
     """Compare an artifact with the checkpoint it was made from, stage by stage.
 
+    llama_cpp: compare logits with llama.cpp's too; see :mod:`.llama_cpp` for its errors.
     Raises ArtifactError if either cannot be loaded or their vocabularies differ, ProviderError if the runtime does
     not show the graph's inner values.
     """
     artifact = load_artifact(folder)
     checkpoint = open_checkpoint(source)
     check_vocabulary(artifact, checkpoint, source)
+    if llama_cpp:
+        check_llama_cpp(checkpoint)
     recipe, context = artifact.manifest.recipe, artifact.manifest.context_length
     ids, kind = token_ids(artifact)
     ids = ids[: min(PROMPT_TOKENS, context - context // 3)]
@@ -81,7 +87,9 @@ def verify_layers(folder: Path, source: str, progress: Callable[[str, int, int],
         compare(name, stage, layer, origin, wanted, value, recipe)
         for name, stage, layer, origin, wanted, value in pairs(graph, inside, artifact.manifest.kv.head_dim)
     ]
-    found += _outcome(expected, logits, answer, recipe)
+    agreement, *outcome = _outcome(expected, logits, answer, recipe)
+    second = [compare_llama_cpp(checkpoint, ids, logits, recipe)] if llama_cpp else []
+    found += [agreement, *second, *outcome]
     progress("proving layers", 1, 4)
     departing = [stage for stage in found if not stage.passed]
     return LayerReport(

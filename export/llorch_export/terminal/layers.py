@@ -10,10 +10,10 @@ from llorch_export.layers.verify import LayerReport, verify_layers
 from llorch_serve.terminal.console import byte_progress, fail, say, write, write_json
 
 
-def show_layers(artifact: Path, against: str, *, as_json: bool) -> bool:
+def show_layers(artifact: Path, against: str, *, llama_cpp: bool, as_json: bool) -> bool:
     """Prove an artifact and print the result; tell whether every stage is within its tolerance."""
     with byte_progress() as progress:
-        report = verify_layers(artifact, against, progress)
+        report = verify_layers(artifact, against, progress, llama_cpp=llama_cpp)
     if not report.same_source:
         say(f"note: {artifact} was exported from other files than {against}")
     if as_json:

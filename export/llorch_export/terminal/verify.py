@@ -30,6 +30,13 @@ def command(
             "--layers", help="Compare every stage of a forward pass, and name the first that departs."
         ),
     ] = False,
+    llama_cpp: Annotated[
+        bool,
+        typer.Option(
+            "--llama-cpp",
+            help="With --layers and a GGUF file: compare logits with llama.cpp's too (llama-cpp-python).",
+        ),
+    ] = False,
     write_reference: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +72,9 @@ def command(
         llorch verify artifacts/smollm2 --reference smollm2.reference
 
     """
-    _check_flags(against, layers=layers, write_reference=write_reference, reference=reference)
+    _check_flags(
+        against, layers=layers, llama_cpp=llama_cpp, write_reference=write_reference, reference=reference
+    )
     if reference is not None:
         passed = _against_file(artifact, reference, as_json=as_json)
     else:
@@ -74,7 +83,7 @@ def command(
         if layers:
             from llorch_export.terminal.layers import show_layers
 
-            passed = show_layers(artifact, against, as_json=as_json)
+            passed = show_layers(artifact, against, llama_cpp=llama_cpp, as_json=as_json)
         else:
             passed = _against_source(artifact, against, write_reference, as_json=as_json)
     if not passed:
@@ -82,7 +91,12 @@ def command(
 
 
 def _check_flags(
-    against: str | None, *, layers: bool, write_reference: Path | None, reference: Path | None
+    against: str | None,
+    *,
+    layers: bool,
+    llama_cpp: bool,
+    write_reference: Path | None,
+    reference: Path | None,
 ) -> None:
     if (against is None) == (reference is None):
         given = "neither" if against is None else "both"
@@ -90,6 +104,8 @@ def _check_flags(
     for flag, is_set in (("--layers", layers), ("--write-reference", write_reference is not None)):
         if reference is not None and is_set:
             raise UsageError(f"{flag} needs --against SOURCE; a reference file holds log-probabilities alone")
+    if llama_cpp and not layers:
+        raise UsageError("--llama-cpp has no effect without --layers; give both")
     if layers and write_reference is not None:
         raise UsageError("--write-reference has no effect with --layers; give them in two calls")
 
