@@ -173,7 +173,7 @@ def test_stages_follow_the_graph_and_say_what_has_no_counterpart() -> None:
     assert [(name, kind, layer, source) for name, kind, layer, source, _, _ in found] == [
         ("embedding", Kind.EMBEDDING, None, "observed"),
         ("k", Kind.ROPE, 0, "observed"),
-        (f"{node.heads}/query", Kind.ROPE, 0, "recomputed"),
+        (f"{node.heads}/query", Kind.ROPE, 0, "observed"),
         ("v", Kind.QKV, 0, "observed"),
         ("s", Kind.SCORES, 0, "observed"),
         (node.heads, Kind.ATTENTION, 0, "observed"),

@@ -177,6 +177,6 @@ def _initializer(model: onnx.ModelProto, folder: Path, name: str) -> Array:
                 folder / Path(place["location"]).name,
                 np.float32,
                 count=int(np.prod(shape)),
-                offset=int(place["offset"]),
+                offset=int(place.get("offset", "0")),
             ).reshape(shape)
     raise ArtifactError(f"{folder}: the graph has no initializer {name}; export the model again")

@@ -83,11 +83,12 @@ def _attention(
     if trace is None:
         return
     layer, values = node.layer, graph.values
-    query = _heads(values[node.query], node.num_heads, head_dim)
-    if node.tables is not None:
+    query, origin = _heads(values[node.query], node.num_heads, head_dim), "observed"
+    if node.tables is not None:  # the node rotates inside, and shows keys only
+        origin = "recomputed"
         query = rotate(query, *(graph.tables[name] for name in node.tables))
     yield node.key, Kind.ROPE, layer, "observed", trace.key, values[node.key][0]
-    yield f"{node.heads}/query", Kind.ROPE, layer, "recomputed", trace.query, query
+    yield f"{node.heads}/query", Kind.ROPE, layer, origin, trace.query, query
     yield node.value, Kind.QKV, layer, "observed", trace.value, values[node.value][0]
     seen = trace.seen[None]
     yield (
