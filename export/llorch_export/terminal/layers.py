@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from llorch_export.layers.stages import Kind, Measure, Stage
 from llorch_export.layers.verify import LayerReport, verify_layers
 from llorch_serve.terminal.console import byte_progress, fail, say, write, write_json
+
+_NAMES: Final = 6  # values without counterpart that are named
 
 
 def show_layers(artifact: Path, against: str, *, llama_cpp: bool, as_json: bool) -> bool:
@@ -41,12 +44,15 @@ def table(report: LayerReport) -> str:
         f"{len(report.stages)} stages over {report.prompt_tokens} tokens of {report.text} text and "
         f"{report.greedy_tokens} greedy tokens, against {report.oracle}"
     )
+    recomputed = [stage for stage in report.stages if stage.source == "recomputed"]
+    kinds = ", ".join(kind for kind in Kind if kind in {stage.kind for stage in recomputed})
     lines.append(
-        "observed in the shipped graph, except softmax and queries after RoPE, which are recomputed in numpy; "
+        f"observed in the shipped graph, but for {len(recomputed)} recomputed in numpy from what was observed ({kinds}); "
         f"showing inner values moves the logits by {report.observer_effect:.2g}"
     )
-    if report.not_compared:
-        lines.append(f"without counterpart in the reference: {', '.join(report.not_compared)}")
+    if names := report.not_compared:
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        lines.append(f"without counterpart in the reference: {', '.join(names[:_NAMES])}{more}")
     return "\n".join(lines) + "\n"
 
 
