@@ -26,6 +26,7 @@ KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0
 class ExportOptions:
     """What to export, to where, and how.
 
+    lora: folder of a PEFT adapter to merge into the weights.
     precision: of the decoder's linear layers.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
@@ -44,6 +45,7 @@ class ExportOptions:
     max_context: int | None = None
     force: bool = False
     if_changed: bool = False
+    lora: Path | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for.

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.reference import Reference
 from llorch_serve.artifact import Artifact, load_artifact
@@ -57,17 +58,21 @@ class Verification:
 
 
 def verify(
-    folder: Path, source: str, progress: Callable[[str, int, int], None], *, keep: Path | None = None
+    folder: Path,
+    source: str,
+    progress: Callable[[str, int, int], None],
+    *,
+    lora: Path | None = None,
+    keep: Path | None = None,
 ) -> Verification:
-    """Compare an artifact with the checkpoint it was made from.
+    """Compare an artifact with the checkpoint it was made from, merged with the adapter in ``lora`` if it was.
 
     keep: a file for the reference's log-probabilities at the first positions, see :mod:`llorch_serve.reference_file`.
     Raises ArtifactError if either cannot be loaded or their vocabularies differ, ResourceError if ``keep`` cannot be
     written.
     """
     artifact = load_artifact(folder)
-    checkpoint = open_checkpoint(source)
-    check_vocabulary(artifact, checkpoint, source)
+    checkpoint = open_source(artifact, source, lora)
     ids, kind = token_ids(artifact)
     window = min(WINDOW, artifact.manifest.context_length)
     session = open_session(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
@@ -122,14 +127,21 @@ def _keep(
     write_reference(path, header, logits[: len(kept)])
 
 
-def check_vocabulary(artifact: Artifact, checkpoint: Checkpoint, source: str) -> None:
-    """Raise ArtifactError if the two cannot be one model."""
+def open_source(artifact: Artifact, source: str, lora: Path | None) -> Checkpoint:
+    """Open the checkpoint that an artifact is held against, with the adapter in ``lora`` merged.
+
+    Raises ArtifactError if it cannot be loaded, or if the two cannot be one model.
+    """
+    checkpoint = open_checkpoint(source)
+    if lora is not None:
+        checkpoint = with_adapter(checkpoint, lora)
     vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
     if vocabularies[0] != vocabularies[1]:
         raise ArtifactError(
             f"{artifact.folder} has a vocabulary of {vocabularies[0]} tokens and {source} one of {vocabularies[1]}; "
             "verify against the checkpoint that the artifact was made from"
         )
+    return checkpoint
 
 
 def token_ids(artifact: Artifact) -> tuple[list[int], str]:

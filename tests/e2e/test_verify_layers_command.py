@@ -150,6 +150,7 @@ def test_a_file_that_is_no_reference_is_refused_at_once(tiny, tmp_path, command)
         ((), "--against"),
         (("--against", "a", "--reference", "b"), "both"),
         (("--reference", "b", "--layers"), "--layers"),
+        (("--reference", "b", "--lora", "c"), "--lora"),
         (("--reference", "b", "--write-reference", "c"), "--write-reference"),
         (("--against", "a", "--llama-cpp"), "--llama-cpp"),
         (("--against", "a", "--layers", "--write-reference", "c"), "--write-reference"),

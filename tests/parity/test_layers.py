@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
-from checkpoints import write_gguf, write_hf_folder
+from adapters import write_adapter
+from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from llorch_export.layers.stages import Kind
 from llorch_export.layers.verify import LayerReport, verify_layers
+from llorch_serve.errors import UsageError
 from tiny_exports import contents, export_tiny, silent
 
 pytestmark = pytest.mark.reference
@@ -157,6 +159,21 @@ def test_a_nan_departs_where_it_arises(tmp_path: Path, source: Path) -> None:
     found = check(tmp_path / "out", source)
     assert found.first_departing is not None
     assert found.first_departing.name == f"{P}.mlp.up_proj"
+
+
+def test_an_adapter_is_part_of_the_reference(tmp_path: Path, source: Path) -> None:
+    """Without it the first projection that it changes departs."""
+    adapter = tmp_path / "lora"
+    write_adapter(adapter, tiny_llama_config())
+    export_tiny(source, tmp_path / "out", lora=adapter)
+    found = verify_layers(tmp_path / "out", str(source), silent, lora=adapter)
+    assert found.passed
+    assert found.same_source
+    without = check(tmp_path / "out", source)
+    assert without.first_departing is not None
+    assert without.first_departing.name == "model.layers.0.self_attn.qkv_proj"
+    with pytest.raises(UsageError, match="--lora"):
+        verify_layers(tmp_path / "out", str(source), silent, lora=adapter, llama_cpp=True)
 
 
 def test_a_short_context_shortens_the_proof(tmp_path: Path, source: Path) -> None:

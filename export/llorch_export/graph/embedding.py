@@ -84,6 +84,6 @@ def _table(b: GraphBuilder, module: str) -> Table:
         return Table(b.vector(f"{module}.weight"), None)
     return Table(
         *quantised_weight(
-            b, module, precision, c.vocab_size, c.hidden_size, b.load_rows([f"{module}.weight"])
+            b, module, precision, c.vocab_size, c.hidden_size, b.row_chunks([f"{module}.weight"])
         )
     )

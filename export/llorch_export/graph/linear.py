@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,10 @@ from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.options import BITS
 from llorch_export.quantize import block_count, quantize_blocks
 from llorch_serve.manifest import Precision
+
+_BAND_ELEMENTS: Final = (
+    2**25
+)  # of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take
 
 
 def linear(
@@ -23,21 +28,23 @@ def linear(
     """
     weights = [f"{module}.weight" for module in modules]
     out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
-    load = b.load_rows(weights)
+    chunks = b.row_chunks(weights)
     bias_value = None
     if bias:
         biases = [f"{module}.bias" for module in modules]
-        load_bias = b.load_rows(biases)
-        bias_value = b.weights.add([(f"{name}.bias", FLOAT, (out_features,))], lambda: (load_bias(),))[0]
+        bias_chunks = b.row_chunks(biases)
+        bias_value = b.weights.stream(
+            [(f"{name}.bias", FLOAT, (out_features,))], lambda: ((chunk,) for chunk in bias_chunks())
+        )[0]
     shape = (*lead, out_features)
     if b.recipe.precision == "fp32":
-        weight = b.weights.add(
+        weight = b.weights.stream(
             [(f"{name}.weight", FLOAT, (in_features, out_features))],
-            lambda: (np.ascontiguousarray(load().T),),
+            lambda: ((band,) for band in _transposed(chunks, in_features, out_features)),
         )[0]
         y = b.op("MatMul", [x, weight], name=name if bias_value is None else f"{name}/product", shape=shape)
         return y if bias_value is None else b.op("Add", [y, bias_value], name=name, shape=shape)
-    packed, scales = quantised_weight(b, name, b.recipe.precision, out_features, in_features, load)
+    packed, scales = quantised_weight(b, name, b.recipe.precision, out_features, in_features, chunks)
     return matmul_nbits(
         b,
         x,
@@ -51,23 +58,39 @@ def linear(
     )
 
 
+def _transposed(
+    chunks: Callable[[], Iterator[npt.NDArray[np.float32]]], in_features: int, out_features: int
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Give the transpose of a matrix in bands of rows; a matrix of more than one band is read once for each."""
+    step = max(1, _BAND_ELEMENTS // out_features)
+    for start in range(0, in_features, step):
+        stop = min(start + step, in_features)
+        band = np.empty((stop - start, out_features), np.float32)
+        column = 0
+        for chunk in chunks():
+            band[:, column : column + chunk.shape[0]] = chunk[:, start:stop].T
+            column += chunk.shape[0]
+        yield band
+        del band  # else it would live on beside the next one
+
+
 def quantised_weight(
     b: GraphBuilder,
     name: str,
     precision: Precision,
     rows: int,
     columns: int,
-    load: Callable[[], npt.NDArray[np.float32]],
+    chunks: Callable[[], Iterator[npt.NDArray[np.float32]]],
 ) -> tuple[ir.Value, ir.Value]:
-    """Plan packed values [rows, blocks, bytes] and scales [rows, blocks] of one matrix."""
+    """Plan packed values [rows, blocks, bytes] and scales [rows, blocks] of one matrix, read a chunk of rows at a time."""
     block_size, bits = _block_size(b), BITS[precision]
     blocks = block_count(columns, block_size)
-    packed, scales = b.weights.add(
+    packed, scales = b.weights.stream(
         [
             (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, block_size * bits // 8)),
             (f"{name}.scales", FLOAT, (rows, blocks)),
         ],
-        lambda: quantize_blocks(load(), bits=bits, block_size=block_size),
+        lambda: (quantize_blocks(chunk, bits=bits, block_size=block_size) for chunk in chunks()),
     )
     return packed, scales
 

@@ -27,7 +27,9 @@ Measured on SmolLM2-135M: F16 1.2e-6, Q8_0 0.0038."""
 
 
 def check_llama_cpp(checkpoint: Checkpoint) -> None:
-    """Raise UsageError if the source is no GGUF file, ProviderError if llama-cpp-python is missing."""
+    """Raise UsageError if the source is not a GGUF file alone, ProviderError if llama-cpp-python is missing."""
+    if checkpoint.adapter is not None:
+        raise UsageError("--llama-cpp runs the file without the adapter of --lora; leave one of them out")
     if checkpoint.kind != "gguf":
         raise UsageError(f"--llama-cpp needs a GGUF file and {checkpoint.path} is none; leave it out")
     _import()

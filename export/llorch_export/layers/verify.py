@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.checkpoint.source import fingerprint, open_checkpoint
+from llorch_export.checkpoint.source import fingerprint
 from llorch_export.layers.graph import run_observed
 from llorch_export.layers.llama_cpp import check_llama_cpp, compare_llama_cpp
 from llorch_export.layers.matching import pairs, unmatched
 from llorch_export.layers.reference import observe
 from llorch_export.layers.stages import EXACT, Kind, Stage, compare, judged, tolerance
 from llorch_export.reference import Reference
-from llorch_export.verify import check_vocabulary, token_ids
+from llorch_export.verify import open_source, token_ids
 from llorch_serve.artifact import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity import DivergenceSum, log_softmax
@@ -55,17 +55,22 @@ class LayerReport:
 
 
 def verify_layers(
-    folder: Path, source: str, progress: Callable[[str, int, int], None], *, llama_cpp: bool = False
+    folder: Path,
+    source: str,
+    progress: Callable[[str, int, int], None],
+    *,
+    lora: Path | None = None,
+    llama_cpp: bool = False,
 ) -> LayerReport:
     """Compare an artifact with the checkpoint it was made from, stage by stage.
 
+    lora: the folder of the adapter that was merged into it.
     llama_cpp: compare logits with llama.cpp's too; see :mod:`.llama_cpp` for its errors.
     Raises ArtifactError if either cannot be loaded or their vocabularies differ, ProviderError if the runtime does
     not show the graph's inner values.
     """
     artifact = load_artifact(folder)
-    checkpoint = open_checkpoint(source)
-    check_vocabulary(artifact, checkpoint, source)
+    checkpoint = open_source(artifact, source, lora)
     if llama_cpp:
         check_llama_cpp(checkpoint)
     recipe, context = artifact.manifest.recipe, artifact.manifest.context_length

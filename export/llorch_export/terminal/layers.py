@@ -13,10 +13,10 @@ from llorch_serve.terminal.console import byte_progress, fail, say, write, write
 _NAMES: Final = 6  # values without counterpart that are named
 
 
-def show_layers(artifact: Path, against: str, *, llama_cpp: bool, as_json: bool) -> bool:
+def show_layers(artifact: Path, against: str, *, lora: Path | None, llama_cpp: bool, as_json: bool) -> bool:
     """Prove an artifact and print the result; tell whether every stage is within its tolerance."""
     with byte_progress() as progress:
-        report = verify_layers(artifact, against, progress, llama_cpp=llama_cpp)
+        report = verify_layers(artifact, against, progress, lora=lora, llama_cpp=llama_cpp)
     if not report.same_source:
         say(f"note: {artifact} was exported from other files than {against}")
     if as_json:

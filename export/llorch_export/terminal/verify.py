@@ -24,6 +24,10 @@ def command(
         str | None,
         typer.Option(metavar="SOURCE", help="The checkpoint it was exported from.", show_default=False),
     ] = None,
+    lora: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The PEFT folder that was merged into it.", show_default=False),
+    ] = None,
     layers: Annotated[
         bool,
         typer.Option(
@@ -73,7 +77,12 @@ def command(
 
     """
     _check_flags(
-        against, layers=layers, llama_cpp=llama_cpp, write_reference=write_reference, reference=reference
+        against,
+        lora=lora,
+        layers=layers,
+        llama_cpp=llama_cpp,
+        write_reference=write_reference,
+        reference=reference,
     )
     if reference is not None:
         passed = _against_file(artifact, reference, as_json=as_json)
@@ -83,9 +92,9 @@ def command(
         if layers:
             from llorch_export.terminal.layers import show_layers
 
-            passed = show_layers(artifact, against, llama_cpp=llama_cpp, as_json=as_json)
+            passed = show_layers(artifact, against, lora=lora, llama_cpp=llama_cpp, as_json=as_json)
         else:
-            passed = _against_source(artifact, against, write_reference, as_json=as_json)
+            passed = _against_source(artifact, against, lora, write_reference, as_json=as_json)
     if not passed:
         raise typer.Exit(1)
 
@@ -93,6 +102,7 @@ def command(
 def _check_flags(
     against: str | None,
     *,
+    lora: Path | None,
     layers: bool,
     llama_cpp: bool,
     write_reference: Path | None,
@@ -101,7 +111,8 @@ def _check_flags(
     if (against is None) == (reference is None):
         given = "neither" if against is None else "both"
         raise UsageError(f"{given} of --against SOURCE and --reference FILE given; expected one of them")
-    for flag, is_set in (("--layers", layers), ("--write-reference", write_reference is not None)):
+    flags = {"--lora": lora is not None, "--layers": layers, "--write-reference": write_reference is not None}
+    for flag, is_set in flags.items():
         if reference is not None and is_set:
             raise UsageError(f"{flag} needs --against SOURCE; a reference file holds log-probabilities alone")
     if llama_cpp and not layers:
@@ -119,11 +130,13 @@ def _require_libraries() -> None:
         import transformers  # noqa: F401 - as above
 
 
-def _against_source(artifact: Path, against: str, keep: Path | None, *, as_json: bool) -> bool:
+def _against_source(
+    artifact: Path, against: str, lora: Path | None, keep: Path | None, *, as_json: bool
+) -> bool:
     from llorch_export.verify import verify
 
     with byte_progress() as progress:
-        result = verify(artifact, against, progress, keep=keep)
+        result = verify(artifact, against, progress, lora=lora, keep=keep)
     if not result.same_source:
         say(f"note: {artifact} was exported from other files than {against}")
     return _show(result, "difference", as_json=as_json)
