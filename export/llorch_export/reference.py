@@ -42,6 +42,11 @@ class Reference:
         if _is_read_here(checkpoint):
             self.description += ", on tensors as llorch reads them"
 
+    @property
+    def model(self) -> Any:
+        """The transformers model, for looking inside."""
+        return self._model
+
     def logits(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
         """Return the logits of every position, [tokens, vocabulary]."""
         with self._torch.inference_mode():

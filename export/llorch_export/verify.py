@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.reference import Reference
@@ -16,7 +17,14 @@ from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.fidelity import DivergenceSum
+from llorch_serve.fidelity import DivergenceSum, Logits
+from llorch_serve.reference_file import (
+    POSITIONS,
+    ReferenceHeader,
+    text_hash,
+    tokenizer_hash,
+    write_reference,
+)
 from llorch_serve.session import open_session
 from llorch_serve.text import Tokenizer
 
@@ -50,29 +58,32 @@ class Verification:
 
 
 def verify(
-    folder: Path, source: str, progress: Callable[[str, int, int], None], *, lora: Path | None = None
+    folder: Path,
+    source: str,
+    progress: Callable[[str, int, int], None],
+    *,
+    lora: Path | None = None,
+    keep: Path | None = None,
 ) -> Verification:
     """Compare an artifact with the checkpoint it was made from, merged with the adapter in ``lora`` if it was.
 
-    Raises ArtifactError if either cannot be loaded or their vocabularies differ.
+    keep: a file for the reference's log-probabilities at the first positions, see :mod:`llorch_serve.reference_file`.
+    Raises ArtifactError if either cannot be loaded or their vocabularies differ, ResourceError if ``keep`` cannot be
+    written.
     """
     artifact = load_artifact(folder)
-    checkpoint = open_checkpoint(source)
-    if lora is not None:
-        checkpoint = with_adapter(checkpoint, lora)
-    vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
-    if vocabularies[0] != vocabularies[1]:
-        raise ArtifactError(
-            f"{folder} has a vocabulary of {vocabularies[0]} tokens and {source} one of {vocabularies[1]}; "
-            "verify against the checkpoint that the artifact was made from"
-        )
-    ids, kind = _token_ids(artifact)
+    checkpoint = open_source(artifact, source, lora)
+    ids, kind = token_ids(artifact)
     window = min(WINDOW, artifact.manifest.context_length)
     session = open_session(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
     reference = Reference(checkpoint)
+    source_print = fingerprint(checkpoint)
     total = DivergenceSum()
     for piece in _windows(ids, window):
         expected = reference.logits(piece)
+        if keep is not None:
+            _keep(keep, artifact, expected, piece, kind, reference.description, source_print)
+            keep = None
         for start in range(0, len(piece), _CHUNK):
             chunk = piece[start : start + _CHUNK]
             found = session.prefill(0, chunk, start, range(len(chunk)))
@@ -90,11 +101,50 @@ def verify(
         oracle=reference.description,
         limit=limit,
         passed=figures.kl <= limit,
-        same_source=fingerprint(checkpoint) == artifact.manifest.source.fingerprint,
+        same_source=source_print == artifact.manifest.source.fingerprint,
     )
 
 
-def _token_ids(artifact: Artifact) -> tuple[list[int], str]:
+def _keep(
+    path: Path,
+    artifact: Artifact,
+    logits: Logits,
+    token_ids: list[int],
+    text: str,
+    oracle: str,
+    source_print: str,
+) -> None:
+    kept = tuple(token_ids[:POSITIONS])
+    header = ReferenceHeader(
+        oracle=oracle,
+        source_fingerprint=source_print,
+        tokenizer_sha256=tokenizer_hash(artifact),
+        text=text,
+        text_sha256=text_hash(kept),
+        vocab_size=artifact.manifest.model.vocab_size,
+        token_ids=kept,
+    )
+    write_reference(path, header, logits[: len(kept)])
+
+
+def open_source(artifact: Artifact, source: str, lora: Path | None) -> Checkpoint:
+    """Open the checkpoint that an artifact is held against, with the adapter in ``lora`` merged.
+
+    Raises ArtifactError if it cannot be loaded, or if the two cannot be one model.
+    """
+    checkpoint = open_checkpoint(source)
+    if lora is not None:
+        checkpoint = with_adapter(checkpoint, lora)
+    vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
+    if vocabularies[0] != vocabularies[1]:
+        raise ArtifactError(
+            f"{artifact.folder} has a vocabulary of {vocabularies[0]} tokens and {source} one of {vocabularies[1]}; "
+            "verify against the checkpoint that the artifact was made from"
+        )
+    return checkpoint
+
+
+def token_ids(artifact: Artifact) -> tuple[list[int], str]:
     """Return the ids to compare on, and whether they are ``sample`` text or ``random``."""
     tokenizer = Tokenizer.load(artifact.tokenizer_path)
     vocabulary = artifact.manifest.model.vocab_size

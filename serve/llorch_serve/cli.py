@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "export": "llorch_export.terminal.export",
     "verify": "llorch_export.terminal.verify",
     "frontier": "llorch_export.terminal.frontier",
+    "inspect": "llorch_export.terminal.inspect",
     "serve": "llorch_serve.terminal.serve",
     "generate": "llorch_serve.terminal.generate",
     "bench": "llorch_serve.terminal.bench",
@@ -42,9 +43,8 @@ class _LazyCommands(TyperGroup):
             return None
         module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        app.command(name=cmd_name, no_args_is_help=cmd_name in ("export", "verify", "frontier"))(
-            module.command
-        )
+        needs_argument = cmd_name in ("export", "verify", "frontier", "inspect")
+        app.command(name=cmd_name, no_args_is_help=needs_argument)(module.command)
         return get_command(app)
 
 

@@ -70,6 +70,21 @@ def test_divergence_from_the_reference(smollm2, smollm2_gguf, precision, limit):
     assert document["tokens"] > 1000
 
 
+@pytest.mark.reference
+def test_every_stage_is_the_references(smollm2, smollm2_gguf):
+    flags = ("--against", smollm2_gguf, "--layers", "--json")
+    document = llorch("verify", smollm2("fp32"), *flags).document()
+    assert document["first_departing"] is None
+    assert len(document["stages"]) == 30 * 16 + 5
+    worst = dict.fromkeys(("RMSNorm", "RoPE", "logits"), 0.0)
+    for stage in document["stages"]:
+        if stage["kind"] in worst:
+            worst[stage["kind"]] = max(worst[stage["kind"]], stage["distance"])
+    assert worst["RMSNorm"] <= 1e-5
+    assert worst["RoPE"] <= 1e-5
+    assert worst["logits"] <= 1e-3
+
+
 def test_it_knows_the_capital_of_france(smollm2_worker):
     flags = ("--chat", "What is the capital of France?", "--max-tokens", "60")
     outcome = llorch("generate", "--connect", smollm2_worker("fp32").address, *flags)

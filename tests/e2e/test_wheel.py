@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from llorch_serve.artifact import load_artifact
 from processes import llorch, serving
+from reference_files import own_reference
+from tiny_exports import random_ids
 
 REPOSITORY = Path(__file__).parents[2]
 ABSENT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "ml_dtypes")
@@ -107,5 +110,18 @@ def test_a_source_needs_the_exporter(bare, tiny_source, tmp_path):
 
 
 def test_help_of_every_command_works(bare):
-    for name in ("export", "verify", "serve", "generate", "bench"):
+    for name in ("export", "verify", "inspect", "serve", "generate", "bench"):
         assert llorch(name, "--help", python=bare).code == 0
+
+
+def test_fidelity_is_measured_from_a_reference_file(bare, tiny, tmp_path):
+    own_reference(tmp_path / "ref", load_artifact(tiny), random_ids(100))
+    document = llorch("verify", tiny, "--reference", tmp_path / "ref", "--json", python=bare).document()
+    assert document["kl"] < 2e-6
+    assert document["tokens"] == 100
+
+
+def test_an_artifact_is_shown_but_for_its_graph(bare, tiny):
+    outcome = llorch("inspect", tiny, "--json", python=bare)
+    assert outcome.document()["graph"] is None
+    assert "pip install 'llorch[export]'" in outcome.stderr

@@ -240,7 +240,15 @@ def test_a_report_is_json_by_its_documented_names(capsys: pytest.CaptureFixture[
 
     write_json(Report(1, {"precision": "int4"}, "P", None, None, [ROW]))
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"schema_version", "recipe", "provider", "load_s", "peak_rss_mib", "results"}
+    assert set(document) == {
+        "schema_version",
+        "recipe",
+        "provider",
+        "load_s",
+        "peak_rss_mib",
+        "results",
+        "fidelity",
+    }
     assert document["results"] == [
         {
             "streams": 8,

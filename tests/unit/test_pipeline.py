@@ -388,17 +388,29 @@ def test_if_changed_exports_anew_for_other_terms(tmp_path: Path, model: Path) ->
 # -- in a process of its own -------------------------------------------------------------------------------------
 
 
-def test_the_environment_does_not_reach_the_bytes(tmp_path: Path, model: Path) -> None:
-    """Another process, hash seed, locale and working directory: the same artifact."""
-    export_tiny(model, tmp_path / "here", precision="int8")
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_the_environment_does_not_reach_the_bytes(tmp_path: Path, model: Path, precision: str) -> None:
+    """Other processes, hash seeds, locales, masks, times, umasks and working directories: the same artifact."""
+    export_tiny(model, tmp_path / "here", precision=precision)
+    expected = contents(tmp_path / "here")
     code = (
-        "import sys; from pathlib import Path; from llorch_export.options import ExportOptions; "
-        "from llorch_export.pipeline import export; "
-        "export(ExportOptions(source='model', output=Path('there')), lambda *a: None)"
+        "import os, sys; os.umask(int(sys.argv[2], 8)); from pathlib import Path; "
+        "from llorch_export.options import ExportOptions; from llorch_export.pipeline import export; "
+        "export(ExportOptions(source=sys.argv[3], output=Path(sys.argv[4]), precision=sys.argv[1]), lambda *a: None)"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "12345", "LC_ALL": "C", "TZ": "Asia/Tokyo"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
-    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    runs = (
+        ("1", "C", "Asia/Tokyo", "000", tmp_path, "model", 0),
+        ("12345", "C.UTF-8", "America/Lima", "077", elsewhere, "../model", 2**31),
+    )
+    for seed, locale, zone, umask, folder, source, modified in runs:
+        for path in model.iterdir():
+            os.utime(path, (modified, modified))
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale, "TZ": zone}
+        command = [sys.executable, "-c", code, precision, umask, source, f"there-{seed}"]
+        subprocess.run(command, check=True, cwd=folder, env=environment)
+        assert contents(folder / f"there-{seed}") == expected, seed
 
 
 def test_errors_are_one_line(tmp_path: Path, model: Path) -> None:

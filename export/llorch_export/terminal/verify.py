@@ -4,22 +4,58 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llorch_export.terminal.requirements import required
+from llorch_serve.config import SessionConfig
+from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
+
+if TYPE_CHECKING:
+    from llorch_export.verify import Verification
+    from llorch_serve.reference_file import Fidelity
 
 
 def command(
     artifact: Annotated[Path, typer.Argument(help="Artifact folder.", show_default=False)],
     against: Annotated[
-        str, typer.Option(metavar="SOURCE", help="The checkpoint it was exported from.", show_default=False)
-    ],
+        str | None,
+        typer.Option(metavar="SOURCE", help="The checkpoint it was exported from.", show_default=False),
+    ] = None,
     lora: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The PEFT folder that was merged into it.", show_default=False),
+    ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers", help="Compare every stage of a forward pass, and name the first that departs."
+        ),
+    ] = False,
+    llama_cpp: Annotated[
+        bool,
+        typer.Option(
+            "--llama-cpp",
+            help="With --layers and a GGUF file: compare logits with llama.cpp's too (llama-cpp-python).",
+        ),
+    ] = False,
+    write_reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the reference's log-probabilities at 256 positions (2 bytes for each token of the vocabulary).",
+            show_default=False,
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Compare with a kept reference instead of SOURCE; needs neither torch nor transformers.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
@@ -28,29 +64,106 @@ def command(
     Prints the mean KL divergence in nats, the share of equal likeliest tokens and the largest difference of logits.
     Exits with 1 if the divergence is beyond the recipe's limit.
 
-    Example:
+    With --layers: embedding, norms, RoPE, attention, SwiGLU, blocks, logits and 32 greedy tokens, each with its
+    tolerance. fp32: largest difference over the position's largest magnitude, 1e-5 for norms and RoPE, 1e-4 for the
+    rest, 1e-3 absolute for logits. Quantised: norm of the difference over norm of the reference.
+
+    Examples:
         llorch verify artifacts/smollm2 --against SmolLM2-135M-Instruct.gguf
 
+        llorch verify artifacts/smollm2 --against SmolLM2-135M-Instruct.gguf --layers
+
+        llorch verify artifacts/smollm2 --reference smollm2.reference
+
     """
+    _check_flags(
+        against,
+        lora=lora,
+        layers=layers,
+        llama_cpp=llama_cpp,
+        write_reference=write_reference,
+        reference=reference,
+    )
+    if reference is not None:
+        passed = _against_file(artifact, reference, as_json=as_json)
+    else:
+        assert against is not None, "checked with the flags"
+        _require_libraries()
+        if layers:
+            from llorch_export.terminal.layers import show_layers
+
+            passed = show_layers(artifact, against, lora=lora, llama_cpp=llama_cpp, as_json=as_json)
+        else:
+            passed = _against_source(artifact, against, lora, write_reference, as_json=as_json)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _check_flags(
+    against: str | None,
+    *,
+    lora: Path | None,
+    layers: bool,
+    llama_cpp: bool,
+    write_reference: Path | None,
+    reference: Path | None,
+) -> None:
+    if (against is None) == (reference is None):
+        given = "neither" if against is None else "both"
+        raise UsageError(f"{given} of --against SOURCE and --reference FILE given; expected one of them")
+    flags = {"--lora": lora is not None, "--layers": layers, "--write-reference": write_reference is not None}
+    for flag, is_set in flags.items():
+        if reference is not None and is_set:
+            raise UsageError(f"{flag} needs --against SOURCE; a reference file holds log-probabilities alone")
+    if llama_cpp and not layers:
+        raise UsageError("--llama-cpp has no effect without --layers; give both")
+    if layers and write_reference is not None:
+        raise UsageError("--write-reference has no effect with --layers; give them in two calls")
+
+
+def _require_libraries() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
     with required("export"):
         import llorch_export.checkpoint.source  # noqa: F401 - fails here, with the line to install it
     with required("reference"):
         import torch  # noqa: F401 - as above
         import transformers  # noqa: F401 - as above
+
+
+def _against_source(
+    artifact: Path, against: str, lora: Path | None, keep: Path | None, *, as_json: bool
+) -> bool:
     from llorch_export.verify import verify
 
     with byte_progress() as progress:
-        result = verify(artifact, against, progress, lora=lora)
+        result = verify(artifact, against, progress, lora=lora, keep=keep)
     if not result.same_source:
         say(f"note: {artifact} was exported from other files than {against}")
+    return _show(result, "difference", as_json=as_json)
+
+
+def _against_file(artifact: Path, path: Path, *, as_json: bool) -> bool:
+    from llorch_serve.artifact import load_artifact
+    from llorch_serve.reference_file import check_reference, divergence, read_reference
+    from llorch_serve.session import open_session
+
+    kept, loaded = read_reference(path), load_artifact(artifact)
+    check_reference(kept, loaded)
+    config = SessionConfig(slots=1, max_context=max(len(kept.header.token_ids), 2))
+    result = divergence(open_session(loaded, config, lambda report: None), kept)
+    if not result.same_source:
+        say(f"note: {artifact} was exported from other files than {path} was written from")
+    return _show(result, "difference of log-probabilities", as_json=as_json)
+
+
+def _show(result: Verification | Fidelity, difference: str, *, as_json: bool) -> bool:
     if as_json:
         write_json(result)
     else:
         write(
-            f"KL {result.kl:.3g} nats (limit {result.limit:g}), top-1 {result.top1:.2%}, largest difference "
+            f"KL {result.kl:.3g} nats (limit {result.limit:g}), top-1 {result.top1:.2%}, largest {difference} "
             f"{result.max_abs:.3g}, {result.tokens} tokens of {result.text} text\nagainst {result.oracle}\n"
         )
     if not result.passed:
         say(f"error: the divergence {result.kl:.3g} is beyond the recipe's limit {result.limit:g}")
-        raise typer.Exit(1)
+    return result.passed

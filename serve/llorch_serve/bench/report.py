@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from llorch_serve.bench.measure import Figures
+from llorch_serve.reference_file import Fidelity
 
 SCHEMA_VERSION = 1
 
@@ -19,6 +20,7 @@ class Report:
     """What ``llorch bench --json`` prints.
 
     recipe: precisions of the artifact. load_s, peak_rss_mib: of this process; None for a worker behind gRPC.
+    fidelity: divergence from ``--reference FILE``; None without it.
     """
 
     schema_version: int
@@ -27,6 +29,7 @@ class Report:
     load_s: float | None
     peak_rss_mib: float | None
     results: list[Figures]
+    fidelity: Fidelity | None = None
 
 
 def table(report: Report) -> str:
@@ -43,6 +46,11 @@ def table(report: Report) -> str:
         lines.append(
             f"{row.streams:>7} {row.prefill_tokens_per_s:>14.1f} {row.decode_tokens_per_s:>13.1f} "
             f"{f'{ttft.p50:.0f} / {ttft.p99:.0f}':>18} {f'{itl.p50:.2f} / {itl.p99:.2f}':>18}"
+        )
+    if (fidelity := report.fidelity) is not None:
+        lines.append(
+            f"KL {fidelity.kl:.3g} nats, top-1 {fidelity.top1:.2%} over {fidelity.tokens} tokens of {fidelity.text} "
+            f"text, against {fidelity.oracle}"
         )
     return "\n".join(lines) + "\n"
 

@@ -23,8 +23,10 @@ from llorch_serve.terminal.target import (
 )
 
 if TYPE_CHECKING:
+    from llorch_serve.artifact import Artifact
     from llorch_serve.bench.measure import Backend, Figures
     from llorch_serve.bench.workload import Workload
+    from llorch_serve.reference_file import Fidelity
     from llorch_serve.requests import Prompt
 
 _PROMPT_TOKENS: Final = 512
@@ -63,6 +65,14 @@ def command(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)
     ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also measure fidelity, against a file made by llorch verify --write-reference.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a table.")
     ] = False,
@@ -70,10 +80,12 @@ def command(
     """Measure prefill and decode speed, greedy, with stop tokens ignored.
 
     Prefill: all prompt tokens over the time until every stream has its first token. Decode: all later tokens over
-    the time from there. Speed says nothing about fidelity: see llorch verify.
+    the time from there. Speed says nothing about fidelity: --reference puts its figure beside it.
 
     Examples:
         llorch bench artifacts/smollm2
+
+        llorch bench artifacts/smollm2 --reference smollm2.reference
 
         llorch bench --connect 127.0.0.1:50051 --streams 1,8,32 --json
 
@@ -84,14 +96,21 @@ def command(
     source = _Prompt(_PROMPT_TOKENS if prompt_tokens is None else prompt_tokens, prompt_ids)
     if connect is not None:
         refuse_local_flags(
-            connect, {"DIR": model_dir, "--model": model, "--max-context": max_context, "--threads": threads}
+            connect,
+            {
+                "DIR": model_dir,
+                "--model": model,
+                "--max-context": max_context,
+                "--threads": threads,
+                "--reference": reference,
+            },
         )
         _remote(connect, wait, counts, source, max_tokens, repeat, as_json)
         return
     refuse_wait(wait)
     folder = resolve_artifact(find_target(model_dir, model))
     session = SessionConfig(threads=threads, slots=max(counts), max_context=max_context)
-    _local(folder, EngineConfig(session=session), counts, source, max_tokens, repeat, as_json)
+    _local(folder, EngineConfig(session=session), counts, source, max_tokens, repeat, reference, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +144,17 @@ def _local(
     source: _Prompt,
     max_tokens: int,
     repeat: int,
+    reference: Path | None,
     as_json: bool,
 ) -> None:
+    from llorch_serve.artifact import load_artifact
     from llorch_serve.bench.measure import LocalBackend
     from llorch_serve.bench.report import SCHEMA_VERSION, Report, peak_rss_mib
+    from llorch_serve.reference_file import check_reference, read_reference
     from llorch_serve.terminal.opening import open_worker
 
+    if reference is not None:  # before minutes are spent on measuring
+        check_reference(read_reference(reference), load_artifact(folder))
     started = time.perf_counter()
     worker = open_worker(folder, config, tokenizer=find_tokenizer())
     load_s = time.perf_counter() - started
@@ -146,8 +170,19 @@ def _local(
         "head_precision": recipe.head_precision,
         "block_size": recipe.block_size,
     }
-    report = Report(SCHEMA_VERSION, described, worker.model_info().provider, load_s, peak_rss_mib(), results)
-    _show(report, as_json)
+    provider, peak = worker.model_info().provider, peak_rss_mib()
+    fidelity = None if reference is None else _fidelity(reference, worker.artifact, config.session.threads)
+    _show(Report(SCHEMA_VERSION, described, provider, load_s, peak, results, fidelity), as_json)
+
+
+def _fidelity(path: Path, artifact: Artifact, threads: int | None) -> Fidelity:
+    """Compare on a session of its own, since the worker that was measured has been closed."""
+    from llorch_serve.reference_file import divergence, read_reference
+    from llorch_serve.session import open_session
+
+    reference = read_reference(path)
+    config = SessionConfig(threads=threads, slots=1, max_context=max(len(reference.header.token_ids), 2))
+    return divergence(open_session(artifact, config, lambda report: None), reference)
 
 
 def _remote(

@@ -1,0 +1,101 @@
+"""Answer ``llorch inspect``: what is in an artifact, for people or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from llorch_serve.terminal.console import say, write, write_json
+
+if TYPE_CHECKING:
+    from llorch_export.contents import Contents
+
+
+def command(
+    artifact: Annotated[Path, typer.Argument(metavar="DIR", help="Artifact folder.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Show what is in an artifact: config, recipe, operators, sizes, and the memory it takes.
+
+    Reads no weights and starts no runtime. Operators and bytes by purpose need the export extra; without it they are
+    left out, and a note says so.
+
+    Example:
+        llorch inspect artifacts/smollm2
+
+    """
+    from llorch_export.contents import contents
+    from llorch_serve.artifact import load_artifact
+
+    found = contents(load_artifact(artifact))
+    if found.graph is None:
+        say(
+            "note: onnx is not installed, so the graph was not read; install it with: pip install 'llorch[export]'"
+        )
+    if as_json:
+        write_json(found)
+    else:
+        write(describe(found))
+
+
+def describe(found: Contents) -> str:
+    """Return the description as lines of text."""
+    recipe = msgspec.to_builtins(found.recipe)
+    lines = [
+        f"{'model':<14}{found.model_id}",
+        f"{'source':<14}{found.source.name} ({found.source.kind}), {found.source.fingerprint[:16]}",
+        f"{'fingerprint':<14}{found.fingerprint}",
+        f"{'made with':<14}{_pairs(found.versions)}; runs on onnxruntime {found.min_onnxruntime} or later",
+        f"{'config':<14}{_pairs(_set(msgspec.to_builtins(found.model)))}",
+        f"{'recipe':<14}{_pairs(_set(recipe))}",
+        f"{'context':<14}{found.context_length} tokens",
+        f"{'stop tokens':<14}{', '.join(f'{t.id} {t.text!r}' for t in found.stop_tokens) or 'none'}",
+        f"{'chat':<14}{'template' if found.chat_template else 'no template'}; "
+        f"recommended sampling: {_pairs(_set(msgspec.to_builtins(found.generation))) or 'none'}",
+    ]
+    return "\n".join([*lines, *_graph(found), *_files(found), *_memory(found)]) + "\n"
+
+
+def _graph(found: Contents) -> Iterator[str]:
+    if found.graph is None:
+        return
+    yield f"{'operators':<14}{sum(found.graph.ops.values())}: {_pairs(found.graph.ops)}; opset {_pairs(found.graph.opset)}"
+    for purpose, count in found.graph.weight_bytes.items():
+        yield f"{'weights':<14}{purpose:<20} {_size(count):>12}"
+
+
+def _files(found: Contents) -> Iterator[str]:
+    for entry in found.files:
+        yield f"{'file':<14}{entry.path:<20} {_size(entry.bytes):>12}  {entry.sha256[:16]}"
+
+
+def _memory(found: Contents) -> Iterator[str]:
+    yield f"{'KV cache':<14}{found.kv_bytes_per_token} bytes a token; committed as it is used, at most:"
+    yield f"{'':<14}{'slots':>5} {'context':>9} {'KV cache':>12} {'with weights':>12}"
+    for row in found.memory:
+        yield f"{'':<14}{row.slots:>5} {row.context:>9} {_size(row.kv_bytes):>12} {_size(row.total_bytes):>12}"
+
+
+def _set(values: dict[str, object]) -> dict[str, object]:
+    """Leave out what is not set."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _pairs(values: dict[str, object] | dict[str, int] | dict[str, str]) -> str:
+    return ", ".join(f"{key} {_plain(value)}" for key, value in values.items())
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return f"({_pairs(_set(value))})"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count:,} B"

@@ -1,0 +1,36 @@
+"""``verify --layers`` follows the graph of every family: each passes at every stage that the graph and it share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import arch_rows
+from checkpoints import write_hf_folder
+from llorch_export.layers.stages import Kind
+from llorch_export.layers.verify import verify_layers
+from tiny_exports import export_tiny, silent
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "yarn, attention factor",
+        "heads of 24",
+        "mistral, window",
+        "qwen2, window in later layers",
+        "qwen3, heads of 24",
+        "smollm3, layers",
+        "granite, tied, biases",
+        "phi3, half rotated",
+    ],
+)
+def test_every_family_passes(tmp_path: Path, row: str) -> None:
+    source = write_hf_folder(tmp_path / "model", arch_rows.HF[row])
+    export_tiny(source, tmp_path / "out")
+    found = verify_layers(tmp_path / "out", str(source), silent)
+    assert found.passed, found.first_departing
+    assert {stage.kind for stage in found.stages} == set(Kind) - {Kind.LLAMA_CPP}
