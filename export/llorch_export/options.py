@@ -15,10 +15,15 @@ BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 32}
 """Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs: README, Precisions)."""
 
-DEFAULT_HEAD: Final[dict[Precision, Precision]] = {"fp32": "fp32", "int8": "int8", "int4": "int8"}
+DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
+    "fp32": "fp32",
+    "int8": "int8",
+    "int4": "int8",
+    "source": "source",
+}
 """A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
 
-KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6}
+KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6, "source": 0.007}
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
 
@@ -26,7 +31,7 @@ KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0
 class ExportOptions:
     """What to export, to where, and how.
 
-    precision: of the decoder's linear layers.
+    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
     accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime.
@@ -51,6 +56,8 @@ class ExportOptions:
         Raises UsageError if a value is out of range or would have no effect.
         """
         head = self.head_precision or DEFAULT_HEAD[self.precision]
+        if "source" in (self.precision, head):
+            return self._source_recipe(head)
         quantised = [p for p in (self.precision, head) if p != "fp32"]
         if not quantised:
             for flag, value in (("--block-size", self.block_size), ("--accuracy-level", self.accuracy_level)):
@@ -76,4 +83,22 @@ class ExportOptions:
             block_size=block_size,
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head]),
+        )
+
+    def _source_recipe(self, head: Precision) -> Recipe:
+        if self.precision != head:
+            raise UsageError(
+                f"--precision {self.precision} with --head-precision {head}; source is for both or neither, "
+                "since a GGUF file settles the type of every tensor"
+            )
+        if self.block_size is not None:
+            raise UsageError(
+                f"--block-size {self.block_size} has no effect at precision source, where blocks are the GGUF file's; leave it out"
+            )
+        return Recipe(
+            precision="source",
+            head_precision="source",
+            block_size=None,
+            accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
+            kl_limit=KL_LIMIT["source"],
         )

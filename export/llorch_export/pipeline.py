@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     replace = options.force or options.if_changed
     check_output(options.output, force=replace)
     checkpoint = open_checkpoint(options.source)
+    _check_source(recipe, checkpoint)
     context_length = resolve_context(checkpoint.config, options.max_context)
     source_print = _fingerprint(checkpoint, progress)
     export_print = export_fingerprint(source_print, recipe, context_length)
@@ -86,13 +87,21 @@ def _loadable(output: Path) -> Artifact | None:
 def preview(options: ExportOptions) -> dict[str, object]:
     """Describe the export without reading a weight: tensors and shapes of the checkpoint, graph inputs, sizes.
 
-    Needs only the GGUF header or config.json. Raises as :func:`export` does.
+    Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as :func:`export` does.
     """
     recipe = options.recipe()
-    config = open_config(options.source)
+    tensors: Mapping[str, LazyTensor]
+    if recipe.precision == "source":
+        # What the graph holds depends on the type of every tensor, so config.json would not do.
+        checkpoint = open_checkpoint(options.source)
+        _check_source(recipe, checkpoint)
+        config, tensors = checkpoint.config, checkpoint.tensors
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    else:
+        config = open_config(options.source)
+        shapes = expected_tensors(config)
+        tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     context_length = resolve_context(config, options.max_context)
-    shapes = expected_tensors(config)
-    tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     graph = build_decoder(config, recipe, tensors, context_length=context_length)
     return {
         "config": config,
@@ -106,6 +115,15 @@ def preview(options: ExportOptions) -> dict[str, object]:
             {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in graph.inputs
         ],
     }
+
+
+def _check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Raise UsageError if the recipe wants blocks that the checkpoint's format does not have."""
+    if recipe.precision == "source" and checkpoint.kind != "gguf":
+        raise UsageError(
+            f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is a "
+            "Hugging Face folder; choose fp32, int8 or int4"
+        )
 
 
 def _unread() -> npt.NDArray[np.float32]:

@@ -23,12 +23,15 @@ class LazyTensor:
 
     dtype: storage type as the source names it (``BF16``, ``Q4_1``).
     load: reads and returns it as float32 of ``shape``; each call reads anew, nothing is kept.
+    read_blocks: for a type that is stored in quantised blocks, reads rows ``start`` to ``stop`` (excluded) as stored
+        bytes [stop - start, bytes of a row], in the order of ``shape``'s rows.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     load: Callable[[], npt.NDArray[np.float32]]
+    read_blocks: Callable[[int, int], npt.NDArray[np.uint8]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

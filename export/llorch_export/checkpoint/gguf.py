@@ -19,7 +19,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
-from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_float32
+from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_blocks, read_float32
 from llorch_export.config import config_from_gguf
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
@@ -88,6 +88,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
             shape=expected[name],
             dtype=_type_name(header, header.tensors[stored]),
             load=_loader(ranges[stored], _row_order(name, config)),
+            read_blocks=_block_reader(ranges[stored], _row_order(name, config)),
         )
         for stored, name in used.items()
     }
@@ -102,6 +103,14 @@ def _loader(
     source: TensorRange, row_order: npt.NDArray[np.intp] | None
 ) -> Callable[[], npt.NDArray[np.float32]]:
     return functools.partial(read_float32, source, row_order)
+
+
+def _block_reader(
+    source: TensorRange, row_order: npt.NDArray[np.intp] | None
+) -> Callable[[int, int], npt.NDArray[np.uint8]] | None:
+    if source.codec.elements == 1 or len(source.shape) != 2:
+        return None
+    return functools.partial(read_blocks, source, row_order=row_order)
 
 
 def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
