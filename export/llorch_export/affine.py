@@ -48,7 +48,7 @@ def widen(codes: Bytes, steps: Floats, offsets: Floats) -> tuple[Bytes, Floats, 
 
 def _sub_steps(low: Floats, high: Floats, steps: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]:
     """Return scales ``step / k``, shifts ``j`` and factors ``k`` [n]; ``k`` is 0 where none fits into 8 bits."""
-    ratios = np.divide(offsets, steps, out=np.full_like(steps, np.inf), where=steps != 0)
+    ratios = np.divide(offsets, steps, out=np.zeros_like(steps), where=steps != 0)
     errors = np.full_like(steps, np.inf)
     shifts, factors = np.zeros_like(steps), np.zeros_like(steps)
     for k in range(1, _MOST_SUB_STEPS + 1):
