@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Let processes that tests start be interrupted, even where the runner itself was started in the background."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as a shell does for `ci/test &`, and children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

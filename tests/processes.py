@@ -24,7 +24,7 @@ import msgspec
 
 from llorch_serve import cli
 
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 _OURS = ("MODEL_PATH", "TOKENIZER_PATH", "LLORCH_DEBUG", "HF_HUB_CACHE", "HF_HOME")
 # A cache that cannot be written to: a test that exports into the cache names one of its own.
 _ISOLATED = {
