@@ -25,27 +25,29 @@ _CHUNK_ELEMENTS: Final = 2**21  # bytes and temporaries of so many weights are h
 
 
 @dataclass(frozen=True, slots=True)
-class BlockMatrix:
-    """A planned matrix: packed codes [rows, blocks, bytes], scales and, where ``form`` has them, zero points [rows, blocks]."""
+class BlockWeight:
+    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], scales and any zero points [rows, blocks]."""
 
-    form: BlockForm
     packed: ir.Value
     scales: ir.Value
     zero_points: ir.Value | None
+    bits: int
+    block_size: int
+    columns: int
 
 
-def block_matrix(
+def block_weight(
     b: GraphBuilder, name: str, weights: Sequence[str], precision: Precision
-) -> BlockMatrix | None:
+) -> BlockWeight | None:
     """Plan the stacked ``weights``; None where they stay in fp32, as ``precision`` or the checkpoint's types have it."""
     if precision == "fp32":
         return None
     rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
     if precision == "source":
-        types = [b.tensors[weight].dtype for weight in weights]
-        if any(kind not in REPACKED_TYPES for kind in types):
+        tensors = [b.tensors[weight] for weight in weights]
+        if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
             return None
-        form = common_form(types)
+        form = common_form(tensor.dtype for tensor in tensors)
         return _plan(b, name, form, rows, columns, lambda: _carried_over(b, weights, form, rows, columns))
     assert b.recipe.block_size is not None, "a quantised recipe has a block size"
     form = BlockForm(BITS[precision], b.recipe.block_size, zero_points=False)
@@ -62,7 +64,7 @@ def block_matrix(
 
 def _plan(
     b: GraphBuilder, name: str, form: BlockForm, rows: int, columns: int, produce: Callable[[], Arrays]
-) -> BlockMatrix:
+) -> BlockWeight:
     blocks = block_count(columns, form.block_size)
     specs = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
@@ -71,7 +73,9 @@ def _plan(
     if form.zero_points:
         specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, blocks)))
     packed, scales, *zero_points = b.weights.add(specs, produce)
-    return BlockMatrix(form, packed, scales, zero_points[0] if zero_points else None)
+    return BlockWeight(
+        packed, scales, zero_points[0] if zero_points else None, form.bits, form.block_size, columns
+    )
 
 
 def _carried_over(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.graph.blocks import BlockMatrix, block_matrix
+from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import matmul_nbits
 from llorch_export.quantize import block_count
@@ -14,7 +14,7 @@ EMBEDDING = "model.embed_tokens"
 HEAD = "lm_head"
 
 
-Table = BlockMatrix | ir.Value
+Table = ir.Value | BlockWeight
 """A planned vocabulary table: in blocks, or an fp32 matrix."""
 
 
@@ -23,13 +23,12 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
     c = b.config
     shape = ("batch", "tokens", c.hidden_size)
     table = _table(b, EMBEDDING)
-    if not isinstance(table, BlockMatrix):
+    if isinstance(table, ir.Value):
         return b.op(
             "Gather", [table, input_ids], name="embedding", shape=shape, attributes={"axis": 0}
         ), table
-    form = table.form
-    padded = block_count(c.hidden_size, form.block_size) * form.block_size
-    rows = b.weights.alias(table.packed, f"{EMBEDDING}.rows", (c.vocab_size, padded * form.bits // 8))
+    padded = block_count(c.hidden_size, table.block_size) * table.block_size
+    rows = b.weights.alias(table.packed, f"{EMBEDDING}.rows", (c.vocab_size, padded * table.bits // 8))
     zero_points = [] if table.zero_points is None else [table.zero_points]
     hidden = b.op(
         "GatherBlockQuantized",
@@ -37,8 +36,8 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
         name="embedding" if padded == c.hidden_size else "embedding.padded",
         shape=("batch", "tokens", padded),
         attributes={
-            "bits": form.bits,
-            "block_size": form.block_size,
+            "bits": table.bits,
+            "block_size": table.block_size,
             "gather_axis": 0,
             "quantize_axis": 1,
         },
@@ -58,12 +57,12 @@ def head(b: GraphBuilder, x: ir.Value, embedding: Table) -> ir.Value:
     c = b.config
     table = embedding if c.tie_word_embeddings else _table(b, HEAD)
     shape = ("rows", c.vocab_size)
-    if not isinstance(table, BlockMatrix):
+    if isinstance(table, ir.Value):
         # Gemm reads the table as it lies, so a tied one serves lookup and head alike.
         return b.op("Gemm", [x, table], name="logits", shape=shape, attributes={"transB": 1})
-    return matmul_nbits(b, x, table, in_features=c.hidden_size, name="logits", shape=shape)
+    return matmul_nbits(b, x, table, name="logits", shape=shape)
 
 
 def _table(b: GraphBuilder, module: str) -> Table:
     weight = f"{module}.weight"
-    return block_matrix(b, module, [weight], b.recipe.head_precision) or b.vector(weight)
+    return block_weight(b, module, [weight], b.recipe.head_precision) or b.vector(weight)

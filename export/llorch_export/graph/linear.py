@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.graph.blocks import BlockMatrix, block_matrix
+from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 
 
@@ -26,24 +26,25 @@ def linear(
         load_bias = b.load_rows(biases)
         bias_value = b.weights.add([(f"{name}.bias", FLOAT, (out_features,))], lambda: (load_bias(),))[0]
     shape = (*lead, out_features)
-    matrix = block_matrix(b, name, weights, b.recipe.precision)
-    if matrix is None:
+    weight = block_weight(b, name, weights, b.recipe.precision)
+    if weight is None:
         load = b.load_rows(weights)
-        weight = b.weights.add(
+        transposed = b.weights.add(
             [(f"{name}.weight", FLOAT, (in_features, out_features))],
             lambda: (np.ascontiguousarray(load().T),),
         )[0]
-        y = b.op("MatMul", [x, weight], name=name if bias_value is None else f"{name}/product", shape=shape)
+        y = b.op(
+            "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape
+        )
         return y if bias_value is None else b.op("Add", [y, bias_value], name=name, shape=shape)
-    return matmul_nbits(b, x, matrix, in_features=in_features, name=name, shape=shape, bias=bias_value)
+    return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
 
 
 def matmul_nbits(
     b: GraphBuilder,
     x: ir.Value,
-    matrix: BlockMatrix,
+    weight: BlockWeight,
     *,
-    in_features: int,
     name: str,
     shape: Sequence[int | str],
     bias: ir.Value | None = None,
@@ -53,13 +54,13 @@ def matmul_nbits(
     assert isinstance(out_features, int)
     assert b.recipe.accuracy_level is not None
     attributes = {
-        "K": in_features,
+        "K": weight.columns,
         "N": out_features,
-        "bits": matrix.form.bits,
-        "block_size": matrix.form.block_size,
+        "bits": weight.bits,
+        "block_size": weight.block_size,
         "accuracy_level": b.recipe.accuracy_level,
     }
-    inputs = [x, matrix.packed, matrix.scales, matrix.zero_points, None, bias]
+    inputs = [x, weight.packed, weight.scales, weight.zero_points, None, bias]
     while inputs[-1] is None:
         inputs.pop()
     return b.op("MatMulNBits", inputs, name=name, shape=shape, attributes=attributes, domain=CONTRIB)
