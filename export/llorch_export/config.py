@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from llorch_export.checkpoint.fp8 import fp8_format
 from llorch_export.fields import Fields
 from llorch_export.inert_keys import INERT_GGUF_KEYS, INERT_HF_KEYS
 from llorch_serve.errors import ArtifactError
@@ -41,12 +42,7 @@ def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -
         raise ArtifactError(f"{origin}: model_type is {model_type!r}; {SUPPORTED}")
     if architectures is not None and architectures != ["LlamaForCausalLM"]:
         raise ArtifactError(f"{origin}: architectures is {architectures!r}; {SUPPORTED}")
-    if "quantization_config" in fields:
-        raise ArtifactError(
-            f"{origin}: quantization_config is set; packed weights of other tools cannot be read. "
-            "Export from the original weights, or from a GGUF file"
-        )
-    fields.get("quantization_config")
+    fp8_format(fields.get("quantization_config"), origin=origin)  # refuses every other packing
     fields.require("hidden_act", "silu", "the only activation supported")
     fields.require("sliding_window", 0, "attention windows are not supported")
     fields.require("use_sliding_window", False, "attention windows are not supported")

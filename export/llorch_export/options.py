@@ -31,6 +31,7 @@ KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0
 class ExportOptions:
     """What to export, to where, and how.
 
+    lora: folder of a PEFT adapter to merge into the weights.
     precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
@@ -49,6 +50,7 @@ class ExportOptions:
     max_context: int | None = None
     force: bool = False
     if_changed: bool = False
+    lora: Path | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for.
@@ -90,6 +92,10 @@ class ExportOptions:
             raise UsageError(
                 f"--precision {self.precision} with --head-precision {head}; source is for both or neither, "
                 "since a GGUF file settles the type of every tensor"
+            )
+        if self.lora is not None:
+            raise UsageError(
+                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, int8 or int4"
             )
         if self.block_size is not None:
             raise UsageError(

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
+from llorch_export.checkpoint.lora import merged_tensors, with_adapter
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
@@ -24,7 +25,7 @@ from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
-from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
 from llorch_serve.manifest import SCHEMA_VERSION, LlamaConfig, Manifest, Recipe, SourceInfo, encode_manifest
 
 GRAPH_FILE = "model.onnx"
@@ -57,9 +58,12 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     check_output(options.output, force=replace)
     checkpoint = open_checkpoint(options.source)
     _check_source(recipe, checkpoint)
+    if options.lora is not None:
+        checkpoint = with_adapter(checkpoint, options.lora)
     context_length = resolve_context(checkpoint.config, options.max_context)
     source_print = _fingerprint(checkpoint, progress)
-    export_print = export_fingerprint(source_print, recipe, context_length)
+    terms = _licences(checkpoint)
+    export_print = export_fingerprint(source_print, recipe, context_length, terms)
     existing = _loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
@@ -68,7 +72,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
         writer.add_bytes(GRAPH_FILE, _serialise(graph))
-        _add_text_files(writer, checkpoint)
+        _add_text_files(writer, checkpoint, terms)
         manifest = _manifest(checkpoint, graph, recipe, context_length, source_print, export_print, writer)
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         load_artifact(writer.folder)
@@ -77,9 +81,14 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
 
 
 def _loadable(output: Path) -> Artifact | None:
-    """Return the artifact at ``output``; None if there is none, or a damaged one, which is then made anew."""
+    """Return the artifact at ``output``; None if there is none, or a damaged one, which is then made anew.
+
+    Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge it.
+    """
     try:
         return load_artifact(output)
+    except NewerSchemaError:
+        raise
     except ArtifactError:
         return None
 
@@ -102,6 +111,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     context_length = resolve_context(config, options.max_context)
+    if options.lora is not None:
+        tensors = merged_tensors(tensors, options.lora)
     graph = build_decoder(config, recipe, tensors, context_length=context_length)
     return {
         "config": config,
@@ -126,7 +137,7 @@ def _check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
         )
 
 
-def _unread() -> npt.NDArray[np.float32]:
+def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:
     raise AssertionError("a preview reads no weights")
 
 
@@ -141,14 +152,17 @@ def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
     return max_context
 
 
-def export_fingerprint(source_print: str, recipe: Recipe, context_length: int) -> str:
-    """Return the SHA-256 that names this export: same source, recipe and graph revision, same value."""
-    parts = msgspec.json.encode([source_print, recipe, context_length, GRAPH_REVISION])
+def export_fingerprint(
+    source_print: str, recipe: Recipe, context_length: int, terms: Mapping[str, bytes]
+) -> str:
+    """Return the SHA-256 that names this export: same source, licence files, recipe and graph revision, same value."""
+    parts = msgspec.json.encode([source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())])
     return hashlib.sha256(parts).hexdigest()
 
 
 def _fingerprint(checkpoint: Checkpoint, progress: Progress) -> str:
-    total = sum(path.stat().st_size for path in checkpoint.content_files)
+    files = (*checkpoint.content_files, *(checkpoint.adapter.content_files if checkpoint.adapter else ()))
+    total = sum(path.stat().st_size for path in files)
     return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
 
 
@@ -164,14 +178,22 @@ def _serialise(graph: DecoderGraph) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint) -> None:
+def _licences(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the content of the licence files by name. Raises ArtifactError if one is of absurd size."""
+    found = {}
+    for path in checkpoint.licence_files:
+        content = ModelFolder(path.parent).read_bytes(path.name, limit=MAX_TEXT_BYTES)
+        if content is not None:
+            found[path.name] = content
+    return found
+
+
+def _add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
     writer.add_bytes(TOKENIZER_FILE, checkpoint.tokenizer.tokenizer_json)
     if checkpoint.tokenizer.chat_template is not None:
         writer.add_bytes(TEMPLATE_FILE, checkpoint.tokenizer.chat_template.encode())
-    for path in checkpoint.licence_files:
-        terms = ModelFolder(path.parent).read_bytes(path.name, limit=MAX_TEXT_BYTES)
-        if terms is not None:
-            writer.add_bytes(path.name, terms)
+    for name, content in terms.items():
+        writer.add_bytes(name, content)
 
 
 def _manifest(
@@ -201,7 +223,12 @@ def _manifest(
         eos_token_id=text.eos_token_id,
         stop_token_ids=text.stop_token_ids,
         generation=text.generation,
-        source=SourceInfo(kind=checkpoint.kind, name=checkpoint.path.name, fingerprint=source_print),
+        source=SourceInfo(
+            kind=checkpoint.kind,
+            name=checkpoint.path.name,
+            fingerprint=source_print,
+            adapter=checkpoint.adapter.name if checkpoint.adapter else None,
+        ),
         files=tuple(sorted(writer.entries, key=lambda entry: entry.path)),
         versions={name: importlib.metadata.version(name) for name in ("llorch", "onnx-ir", "numpy")},
         min_onnxruntime=MIN_ONNXRUNTIME,

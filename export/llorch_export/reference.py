@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class Reference:
         self._model = _load(transformers, torch, checkpoint)
         if checkpoint.kind == "gguf":
             _scale_frequencies(torch, self._model.model.rotary_emb, checkpoint.config.rope)
+        if checkpoint.adapter is not None:
+            _merge_adapter(torch, self._model, checkpoint.adapter.path)
         self.description = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
 
     def logits(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
@@ -61,6 +64,25 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
             f"transformers cannot load {path} as a reference: {' '.join(str(error).split())[:300]}"
         ) from error
     return model.eval()
+
+
+def _merge_adapter(torch: Any, model: Any, path: Path) -> None:
+    """Add ``scaling * B A`` to each adapted weight: what PEFT's merge does, from the definition and by torch alone."""
+    from safetensors.torch import load_file
+
+    config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+    factors = load_file(path / "adapter_model.safetensors")
+    with torch.no_grad():
+        for key, a in factors.items():
+            if not key.endswith(".lora_A.weight"):
+                continue
+            module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            b = factors[key.replace(".lora_A.", ".lora_B.")]
+            patterns = config.get("alpha_pattern") or {}
+            own = (value for end, value in patterns.items() if f".{module}".endswith(f".{end}"))
+            alpha, rank = next(own, config["lora_alpha"]), a.shape[0]
+            scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+            model.get_submodule(module).weight += scaling * (b.float() @ a.float())
 
 
 def _scale_frequencies(torch: Any, rotary: Any, rope: RopeConfig) -> None:

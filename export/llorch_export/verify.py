@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.reference import Reference
 from llorch_serve.artifact import Artifact, load_artifact
@@ -48,13 +49,17 @@ class Verification:
     same_source: bool
 
 
-def verify(folder: Path, source: str, progress: Callable[[str, int, int], None]) -> Verification:
-    """Compare an artifact with the checkpoint it was made from.
+def verify(
+    folder: Path, source: str, progress: Callable[[str, int, int], None], *, lora: Path | None = None
+) -> Verification:
+    """Compare an artifact with the checkpoint it was made from, merged with the adapter in ``lora`` if it was.
 
     Raises ArtifactError if either cannot be loaded or their vocabularies differ.
     """
     artifact = load_artifact(folder)
     checkpoint = open_checkpoint(source)
+    if lora is not None:
+        checkpoint = with_adapter(checkpoint, lora)
     vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
     if vocabularies[0] != vocabularies[1]:
         raise ArtifactError(

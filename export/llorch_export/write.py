@@ -1,7 +1,7 @@
 """Writing an artifact folder so that it is either whole or not there.
 
-Everything goes into a temporary folder beside the destination; the last step is a rename. Weights are streamed:
-one job's arrays at a time, hashed on the way to the disk.
+Everything goes into a temporary folder beside the destination; the last step is a rename. Weights are streamed,
+a chunk of rows at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 
@@ -23,7 +24,7 @@ from llorch_serve.artifact import is_artifact
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.manifest import FileEntry
 
-_PIECE = 2**24  # bytes given to hash and disk at once
+_PIECE = 2**22  # bytes hashed at once
 
 
 class ArtifactWriter:
@@ -81,31 +82,26 @@ class ArtifactWriter:
             (self.folder / name).write_bytes(data)
 
     def add_weights(self, name: str, jobs: tuple[WeightJob, ...], progress: Callable[[int], None]) -> None:
-        """Run the jobs and stream their arrays to their offsets; ``progress`` is told bytes as they are written."""
+        """Run the jobs and stream their arrays to their offsets; ``progress`` is told bytes as they are done.
+
+        The chunks of a job's tensors come in turns and land in different places, so each job is hashed once it is
+        written, while the system still has its pages at hand.
+        """
         digest = hashlib.sha256()
-        position = 0
-
-        with _disk_errors(self.output), (self.folder / name).open("wb") as file:
-
-            def put(data: memoryview | bytes) -> None:
-                nonlocal position
-                digest.update(data)
-                file.write(data)
-                position += len(data)
-                progress(len(data))
-
-            def write(job: WeightJob) -> None:  # a function, so that no array outlives its job
-                for tensor, array in zip(job.tensors, job.arrays(), strict=True):
-                    put(bytes(tensor.offset - position))
-                    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                    for start in range(0, len(flat), _PIECE):
-                        put(flat[start : start + _PIECE])
-
+        hashed = 0
+        with _disk_errors(self.output), (self.folder / name).open("w+b", buffering=0) as file:
             for job in jobs:
-                write(job)
-            file.flush()
+                _write_job(file, job)
+                end = max(tensor.offset + tensor.nbytes for tensor in job.tensors)
+                file.seek(hashed)
+                while hashed < end:
+                    piece = file.read(min(_PIECE, end - hashed))
+                    assert piece, "a file being written is as long as what was written"
+                    digest.update(piece)
+                    hashed += len(piece)
+                    progress(len(piece))
             os.fsync(file.fileno())
-        self.entries.append(_entry(name, position, digest.hexdigest()))
+        self.entries.append(_entry(name, hashed, digest.hexdigest()))
 
     def commit(self) -> None:
         """Move the folder into place; an artifact already there is replaced, or put back if that fails."""
@@ -126,6 +122,19 @@ class ArtifactWriter:
                 raise
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_job(file: FileIO, job: WeightJob) -> None:
+    """Write a job's chunks to their places; a function, so that no array outlives its job."""
+    places = [tensor.offset for tensor in job.tensors]
+    for arrays in job.chunks():
+        for index, array in enumerate(arrays):
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            file.seek(places[index])
+            places[index] += len(data)
+            while len(data):  # a raw file may take less than it is given
+                data = data[file.write(data) :]
+        del arrays, array, data  # else they would live on while the next chunk is made
 
 
 def check_output(output: Path, *, force: bool) -> None:

@@ -45,6 +45,10 @@ class ArtifactError(LlorchError):
     exit_code = 3
 
 
+class NewerSchemaError(ArtifactError):
+    """The artifact's manifest has a schema version that this llorch does not know yet."""
+
+
 class ProviderError(LlorchError):
     """The inference runtime or the execution provider is missing, ambiguous, or refuses the graph."""
 

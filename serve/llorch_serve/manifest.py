@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from llorch_serve.errors import ArtifactError
+from llorch_serve.errors import ArtifactError, NewerSchemaError
 
 SCHEMA_VERSION: Final = 1
 
@@ -122,11 +122,16 @@ class GenerationDefaults(_Struct, frozen=True, kw_only=True):
 
 
 class SourceInfo(_Struct, frozen=True, kw_only=True):
-    """Where the weights came from. ``fingerprint`` is a SHA-256 over the source's content."""
+    """Where the weights came from.
+
+    fingerprint: SHA-256 over the source's content, the adapter's included.
+    adapter: name of the LoRA adapter that was merged into the weights; None: there was none.
+    """
 
     kind: Literal["gguf", "safetensors"]
     name: str
     fingerprint: str
+    adapter: str | None = None
 
 
 class FileEntry(_Struct, frozen=True, kw_only=True):
@@ -179,14 +184,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:
     """Decode and check a manifest; ``origin`` names it in errors.
 
-    Raises ArtifactError if it is not JSON, has a newer schema version, or does not fit the schema.
+    Raises NewerSchemaError if a newer llorch wrote it, ArtifactError if it is not JSON or does not fit the schema.
     """
     try:
         version = msgspec.json.decode(data, type=_VersionOnly).schema_version
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ArtifactError(f"{origin} is not a llorch manifest: {error}") from error
     if version > SCHEMA_VERSION:
-        raise ArtifactError(
+        raise NewerSchemaError(
             f"{origin} has schema version {version}; this llorch reads up to {SCHEMA_VERSION}. "
             "Upgrade with: pip install -U llorch"
         )

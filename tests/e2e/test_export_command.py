@@ -79,6 +79,13 @@ def test_impossible_flags_are_refused(tiny_source, tmp_path, flags, named):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bfloat16_which_the_cpu_does_not_compute_in_is_refused_with_what_there_is(tiny_source, tmp_path):
+    outcome = llorch_here("export", tiny_source, "-o", tmp_path / "a", "--precision", "bf16")
+    assert outcome.code == 2
+    assert "'bf16' is not one of 'fp32', 'int8', 'int4'" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_output_must_be_named(tiny_source):
     outcome = llorch_here("export", tiny_source)
     assert outcome.code == 2

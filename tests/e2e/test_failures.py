@@ -10,9 +10,12 @@ import socket
 import subprocess
 
 import grpc
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from checkpoints import write_gguf, write_hf_folder
+from adapters import write_adapter
+from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from llorch_serve.rpc import worker_pb2 as pb
 from processes import PATIENCE_S, llorch, llorch_here
 from rpc_harness import open_stub
@@ -48,6 +51,33 @@ def test_a_missing_tokenizer(tmp_path):
     assert "tokenizer.json" in error
     gguf = write_gguf(tmp_path / "model.gguf", tokenizer=False)
     assert "tokenizer.ggml" in refused_export(gguf, tmp_path, 3)
+
+
+def test_shards_that_are_missing_or_cut_never_become_garbage_or_zeros(tmp_path):
+    source = write_hf_folder(tmp_path / "source", shards=3)
+    save_file(
+        {"nonsense": np.zeros(3, np.float32)}, source / "model.safetensors"
+    )  # ignored: the index decides
+    whole = llorch_here("export", source, "--output", tmp_path / "whole")
+    assert whole.code == 0, whole
+    shutil.rmtree(tmp_path / "whole")
+    second, third = (source / f"model-0000{n}-of-00003.safetensors" for n in (2, 3))
+    os.truncate(third, third.stat().st_size - 1024)
+    assert str(third) in refused_export(source, tmp_path, 3)
+    second.unlink()
+    assert second.name in refused_export(source, tmp_path, 3)
+
+
+def test_an_adapter_that_cannot_be_merged(tmp_path):
+    source = write_hf_folder(tmp_path / "source")
+    write_adapter(tmp_path / "lora", tiny_llama_config(), use_dora=True)
+    before = listing(tmp_path)
+    outcome = llorch_here(
+        "export", source, "--output", tmp_path / "artifact", "--lora", tmp_path / "lora", "--json"
+    )
+    assert outcome.code == 3
+    assert "use_dora" in outcome.error()
+    assert listing(tmp_path) == before
 
 
 def test_truncated_weights(tmp_path):

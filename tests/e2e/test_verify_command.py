@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoints import write_hf_folder
+from adapters import write_adapter
+from checkpoints import tiny_llama_config, write_hf_folder
 from processes import llorch, llorch_here
 
 pytestmark = pytest.mark.reference
@@ -31,6 +32,16 @@ def test_gguf_is_its_own_reference(tiny_gguf, tmp_path, export_here):
     artifact = export_here(tiny_gguf, tmp_path / "a", "--precision", "fp32")
     document = llorch_here("verify", artifact, "--against", tiny_gguf, "--json").document()
     assert document["kl"] < 1e-6
+
+
+def test_an_adapter_is_part_of_both_sides(tiny_source, tmp_path, export_here):
+    write_adapter(tmp_path / "lora", tiny_llama_config())
+    merge = ("--lora", tmp_path / "lora")
+    artifact = export_here(tiny_source, tmp_path / "a", "--precision", "fp32", *merge)
+    document = llorch_here("verify", artifact, "--against", tiny_source, *merge, "--json").document()
+    assert document["kl"] < 1e-6
+    assert document["same_source"] is True
+    assert llorch_here("verify", artifact, "--against", tiny_source).code == 1
 
 
 def test_another_model_fails(exact, tmp_path):

@@ -154,7 +154,7 @@ def test_exporting_twice_gives_the_same_bytes_whatever_the_chunks(
 ) -> None:
     source = write_source(tmp_path / "m.gguf", lambda name: MIXED.get(name, "Q4_K"))
     first = contents(export_tiny(source, tmp_path / "a", precision="source").folder)
-    monkeypatch.setattr("llorch_export.graph.blocks._CHUNK_ELEMENTS", 10 * 256)  # not a whole head
+    monkeypatch.setattr("llorch_export.graph.blocks.CHUNK_ELEMENTS", 10 * 256)  # not a whole head
     assert contents(export_tiny(source, tmp_path / "b", precision="source").folder) == first
 
 

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import numpy_llama
+from adapters import write_adapter
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.reference import Reference
@@ -218,3 +219,18 @@ def test_the_oracle_of_a_gguf_is_right_by_definition(tmp_path: Path, name: str) 
         tiny_config(**overrides), tiny_weights(tiny_llama_config(**overrides)), ids
     )
     np.testing.assert_allclose(reference.logits(ids), expected, atol=NUMPY_LOGITS, rtol=0)
+
+
+def test_an_adapter_is_verified_against_its_own_merge(tmp_path: Path) -> None:
+    """The reference adds the adapter by torch; without ``--lora`` the same artifact is another model."""
+    source = write_hf_folder(tmp_path / "model")
+    write_adapter(
+        tmp_path / "lora", tiny_llama_config(), use_rslora=True, alpha_pattern={"layers.1.mlp.down_proj": 2}
+    )
+    artifact = export_tiny(source, tmp_path / "artifact", lora=tmp_path / "lora")
+    result = verify(artifact.folder, str(source), silent, lora=tmp_path / "lora")
+    assert result.kl < KL_FP32
+    assert result.same_source
+    without = verify(artifact.folder, str(source), silent)
+    assert without.kl > 1000 * KL_FP32
+    assert not without.same_source

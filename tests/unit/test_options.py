@@ -94,3 +94,10 @@ def test_source_is_for_body_and_head(options: tuple[str, str]) -> None:
         UsageError, match=f"--precision {precision} with --head-precision {head}; source is for both"
     ):
         recipe(precision=precision, head_precision=head)
+
+
+def test_source_takes_no_adapter() -> None:
+    with pytest.raises(
+        UsageError, match="--lora adapter changes weights whose blocks --precision source would keep"
+    ):
+        recipe(precision="source", lora=Path("adapter"))

@@ -22,7 +22,7 @@ from llorch_export.checkpoint import safetensors as safetensors_reader
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import ExportResult, export
 from llorch_serve.artifact import load_artifact
-from llorch_serve.errors import ArtifactError, LlorchError, UsageError
+from llorch_serve.errors import ArtifactError, LlorchError, NewerSchemaError, UsageError
 from llorch_serve.manifest import GenerationDefaults
 from tiny_exports import all_logits, contents, export_tiny, random_ids, silent
 
@@ -221,14 +221,14 @@ def test_progress_tells_every_byte_of_both_phases(tmp_path: Path, model: Path) -
 
 def damaged(error: BaseException) -> Callable[..., Any]:
     """Return a reader that fails at the ninth tensor, when part of the weights is on the disk."""
-    real, count = safetensors_reader.read_float32, 0
+    real, count = safetensors_reader.read_rows, 0
 
-    def read(*args: Any) -> Any:
+    def read(*args: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         if count == 9:
             raise error
-        return real(*args)
+        return real(*args, **options)
 
     return read
 
@@ -242,7 +242,7 @@ def test_a_failure_while_writing_leaves_everything_as_it_was(
     if existing:
         export_tiny(model, output, precision="int4")
     before = contents(tmp_path)
-    monkeypatch.setattr(safetensors_reader, "read_float32", damaged(error))
+    monkeypatch.setattr(safetensors_reader, "read_rows", damaged(error))
     with pytest.raises(type(error)):
         run(model, output, precision="int8", force=existing)
     assert contents(tmp_path) == before
@@ -357,6 +357,32 @@ def test_if_changed_repairs_a_damaged_artifact(tmp_path: Path, model: Path, dama
         (tmp_path / "out" / "llorch.json").write_bytes(b"{")
     assert run(model, tmp_path / "out", if_changed=True).changed
     assert contents(tmp_path / "out") == whole
+
+
+def test_if_changed_leaves_a_newer_artifact_alone(tmp_path: Path, model: Path) -> None:
+    """It is not damaged: an older llorch would throw away what a newer one made, and no worker of today's would start."""
+    run(model, tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "llorch.json").read_text())
+    (tmp_path / "out" / "llorch.json").write_text(
+        json.dumps({"schema_version": manifest["schema_version"] + 1, "anything": "new"})
+    )
+    before = contents(tmp_path / "out")
+    with pytest.raises(NewerSchemaError, match=r"schema version \d+; this llorch reads up to .* Upgrade"):
+        run(model, tmp_path / "out", if_changed=True)
+    assert contents(tmp_path / "out") == before
+    assert run(model, tmp_path / "out", force=True).changed
+
+
+def test_if_changed_exports_anew_for_other_terms(tmp_path: Path, model: Path) -> None:
+    before = run(model, tmp_path / "out").artifact.manifest
+    for terms in ("terms", "other terms", None):
+        (model / "LICENSE").write_text(terms) if terms else (model / "LICENSE").unlink()
+        result = run(model, tmp_path / "out", if_changed=True)
+        assert result.changed
+        assert result.artifact.manifest.source == before.source
+        assert contents(tmp_path / "out").get("LICENSE") == (terms.encode() if terms else None)
+        assert not run(model, tmp_path / "out", if_changed=True).changed
+    assert result.artifact.manifest.fingerprint == before.fingerprint
 
 
 # -- in a process of its own -------------------------------------------------------------------------------------

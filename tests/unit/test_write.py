@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +68,39 @@ def test_weights_lie_at_their_offsets_and_progress_adds_up(tmp_path: Path) -> No
     assert data == first.tobytes().ljust(64, b"\0") + second.T.tobytes()
     assert sum(told) == len(data) == plan.total_bytes == writer.entries[0].bytes
     assert writer.entries[0].sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_chunks_of_a_jobs_tensors_land_side_by_side(tmp_path: Path) -> None:
+    plan = WeightPlan()
+    codes, scales = np.arange(24, dtype=np.uint8).reshape(8, 3), np.arange(8, dtype=np.float32)
+    plan.add([("before", FLOAT, (1,))], lambda: (np.ones(1, np.float32),))
+    specs = [("codes", ir.DataType.UINT8, (8, 3)), ("scales", FLOAT, (8,))]
+    plan.stream(specs, lambda: ((codes[a:b], scales[a:b]) for a, b in ((0, 3), (3, 4), (4, 8))))
+    with ArtifactWriter(tmp_path / "out", force=False) as writer:
+        writer.add_weights("data", tuple(plan.jobs), lambda count: None)
+        data = (writer.folder / "data").read_bytes()
+    parts = (np.ones(1, np.float32), codes, scales)
+    assert data == b"".join(part.tobytes().ljust(64, b"\0") for part in parts)[: plan.total_bytes]
+    assert writer.entries[0].sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_no_chunk_outlives_the_next(tmp_path: Path) -> None:
+    """Chunks bound an export's memory only if they go away."""
+    plan = WeightPlan()
+    alive: list[weakref.ref[Any]] = []
+
+    def chunks() -> Iterator[tuple[np.ndarray]]:
+        for _ in range(3):
+            assert not [ref for ref in alive if ref() is not None]
+            chunk = np.zeros(4, np.float32)
+            alive.append(weakref.ref(chunk))
+            yield (chunk,)
+            del chunk
+
+    plan.stream([("a", FLOAT, (12,))], chunks)
+    with ArtifactWriter(tmp_path / "out", force=False) as writer:
+        writer.add_weights("data", tuple(plan.jobs), lambda count: None)
+    assert len(alive) == 3
 
 
 def test_no_array_outlives_its_job(tmp_path: Path) -> None:
@@ -247,4 +280,4 @@ def test_values_that_are_not_finite_are_counted_and_refused(bad: float) -> None:
     plan = WeightPlan()
     plan.add([("norm", FLOAT, (3,))], lambda: (np.array([1, bad, bad], np.float32),))
     with pytest.raises(ArtifactError, match="norm: 2 of 3 values are NaN or infinite"):
-        plan.jobs[0].arrays()
+        list(plan.jobs[0].chunks())

@@ -6,15 +6,19 @@ with GGUF's permutation of the query and key rows already undone; nothing is rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.manifest import GenerationDefaults, LlamaConfig
+
+# 8 MiB as float32: work of this size hides the overhead of numpy and of system calls, and fits many times into memory.
+CHUNK_ELEMENTS: Final = 2**21
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,8 @@ class LazyTensor:
     """A tensor on disk.
 
     dtype: storage type as the source names it (``BF16``, ``Q4_1``).
-    load: reads and returns it as float32 of ``shape``; each call reads anew, nothing is kept.
+    load_rows: reads rows ``start`` to ``stop`` (excluded) and returns them as float32 of ``[stop - start, *shape[1:]]``;
+        each call reads anew, nothing is kept. Raises ArtifactError if they cannot be read or are not finite.
     read_blocks: for a type that is stored in quantised blocks, reads rows ``start`` to ``stop`` (excluded) as stored
         bytes [stop - start, bytes of a row], in the order of ``shape``'s rows.
     """
@@ -30,8 +35,19 @@ class LazyTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    load: Callable[[], npt.NDArray[np.float32]]
+    load_rows: Callable[[int, int], npt.NDArray[np.float32]]
     read_blocks: Callable[[int, int], npt.NDArray[np.uint8]] | None = None
+
+    def load(self) -> npt.NDArray[np.float32]:
+        """Read all of it; for matrices of a large model, :meth:`row_chunks` is the way that stays small."""
+        return self.load_rows(0, self.shape[0])
+
+    def row_chunks(self) -> Iterator[npt.NDArray[np.float32]]:
+        """Read it from the first row to the last in chunks of about ``CHUNK_ELEMENTS``."""
+        rows = self.shape[0]
+        step = max(1, CHUNK_ELEMENTS // math.prod(self.shape[1:]))
+        for start in range(0, rows, step):
+            yield self.load_rows(start, min(start + step, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,15 @@ class TokenizerAssets:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that has been merged into a checkpoint's tensors; ``name`` is its folder's."""
+
+    path: Path
+    name: str
+    content_files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint whose header has been read and checked against its config.
 
@@ -60,6 +85,7 @@ class Checkpoint:
     tensors: exactly the tensors that ``config`` calls for, by Hugging Face name.
     content_files: the files whose bytes make the fingerprint, in a fixed order.
     licence_files: files that travel along with the weights.
+    adapter: what ``tensors`` has been merged with, if anything.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -70,3 +96,4 @@ class Checkpoint:
     tokenizer: TokenizerAssets
     content_files: tuple[Path, ...]
     licence_files: tuple[Path, ...]
+    adapter: Adapter | None = None

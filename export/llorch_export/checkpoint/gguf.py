@@ -19,7 +19,14 @@ import numpy.typing as npt
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
-from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_blocks, read_float32
+from llorch_export.checkpoint.stream import (
+    FLOAT_CODECS,
+    BlockCodec,
+    TensorRange,
+    read_blocks,
+    read_float32,
+    read_rows,
+)
 from llorch_export.config import config_from_gguf
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
@@ -87,7 +94,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
             name=name,
             shape=expected[name],
             dtype=_type_name(header, header.tensors[stored]),
-            load=_loader(ranges[stored], _row_order(name, config)),
+            load_rows=functools.partial(read_rows, ranges[stored], row_order=_row_order(name, config)),
             read_blocks=_block_reader(ranges[stored], _row_order(name, config)),
         )
         for stored, name in used.items()
@@ -97,12 +104,6 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
 def gguf_model_name(path: Path) -> str:
     """Return the model's name as far as the file's name tells it, without the type of quantisation."""
     return _QUANTISATION_SUFFIX.sub("", path.stem) or path.stem
-
-
-def _loader(
-    source: TensorRange, row_order: npt.NDArray[np.intp] | None
-) -> Callable[[], npt.NDArray[np.float32]]:
-    return functools.partial(read_float32, source, row_order)
 
 
 def _block_reader(

@@ -6,23 +6,28 @@ checks each file's header (sizes, overlaps, holes); tensors are then read, not m
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_float32, same_bytes
+from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, FP8_CODECS, SCALES, WEIGHT, Fp8Format, scaled_rows
+from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows, same_bytes
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
 
 SINGLE: Final = "model.safetensors"
+_CODECS: Final = FLOAT_CODECS | FP8_CODECS
 INDEX: Final = "model.safetensors.index.json"
 CONVERT_PICKLE: Final = (
     "weights in .bin, .pt or .pth files are never read, because loading them can run code; if you trust them, convert with "
@@ -31,11 +36,12 @@ CONVERT_PICKLE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """A tensor's place and its type's name."""
+class StoredTensor:
+    """A tensor's place, its type's name, and the place of the scale that fp8 weights may have."""
 
     source: TensorRange
     dtype: str
+    scale: TensorRange | None = None
 
 
 def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
@@ -59,16 +65,19 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
     return tuple(path for path in shards.values() if path is not None)
 
 
-def folder_tensors(folder: ModelFolder, config: LlamaConfig) -> Mapping[str, LazyTensor]:
+def folder_tensors(
+    folder: ModelFolder, config: LlamaConfig, packing: Fp8Format | None = None
+) -> Mapping[str, LazyTensor]:
     """Return exactly the tensors that ``config`` calls for.
 
+    packing: how fp8 weights are scaled; None: they stand for themselves.
     Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, doubly
     stored, of a wrong shape or of an unsupported type.
     """
     index = _weight_map(folder)
-    stored: dict[str, _Stored] = {}
+    stored: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        for name, tensor in _read_header(path).items():
+        for name, tensor in file_tensors(path).items():
             if name in stored:
                 raise ArtifactError(
                     f"{path} and {stored[name].source.path.name} both hold tensor {name}; remove the file that is not part of the model"
@@ -82,6 +91,8 @@ def folder_tensors(folder: ModelFolder, config: LlamaConfig) -> Mapping[str, Laz
                 raise ArtifactError(
                     f"{folder.path / shard} lacks tensor {name}, which {INDEX} says it holds; fetch the model again"
                 )
+    if packing is not None:
+        _take_scales(stored)
     if config.tie_word_embeddings and names.HEAD in stored and names.EMBEDDING in stored:
         _drop_tied_head(stored, folder)
     expected = names.expected_tensors(config)
@@ -92,16 +103,45 @@ def folder_tensors(folder: ModelFolder, config: LlamaConfig) -> Mapping[str, Laz
             name=name,
             shape=shape,
             dtype=stored[name].dtype,
-            load=functools.partial(read_float32, stored[name].source),
+            load_rows=_reader(stored[name], packing),
         )
         for name, shape in expected.items()
     }
 
 
-def _drop_tied_head(stored: dict[str, _Stored], folder: ModelFolder) -> None:
+def _take_scales(stored: dict[str, StoredTensor]) -> None:
+    """Move the scales of fp8 weights to their weights, and drop those of activations, which are not rounded here."""
+    for name, tensor in list(stored.items()):
+        if tensor.dtype not in FP8_CODECS:
+            continue
+        module = name.removesuffix(WEIGHT)
+        scales = [stored.pop(key) for suffix in SCALES if (key := f"{module}{suffix}") in stored]
+        if len(scales) != 1 or len(tensor.source.shape) != 2:
+            raise ArtifactError(
+                f"{tensor.source.path}: tensor {name} of type {tensor.dtype} has {len(scales)} scales and "
+                f"{len(tensor.source.shape)} dimensions, expected a matrix with one of {' or '.join(SCALES)}; "
+                "fetch the model again"
+            )
+        stored[name] = dataclasses.replace(tensor, scale=scales[0].source)
+        for suffix in ACTIVATION_SCALES:
+            stored.pop(f"{module}{suffix}", None)
+
+
+def _reader(tensor: StoredTensor, packing: Fp8Format | None) -> Callable[[int, int], npt.NDArray[np.float32]]:
+    if tensor.scale is None or packing is None:
+        return functools.partial(read_rows, tensor.source)
+    return scaled_rows(tensor.source, tensor.scale, packing)
+
+
+def _drop_tied_head(stored: dict[str, StoredTensor], folder: ModelFolder) -> None:
     """Remove a stored head that repeats the embedding; one that differs would be silently lost by tying."""
     head, embedding = stored[names.HEAD], stored[names.EMBEDDING]
-    if head.dtype != embedding.dtype or not same_bytes(head.source, embedding.source):
+    if (
+        head.dtype != embedding.dtype
+        or head.scale
+        or embedding.scale
+        or not same_bytes(head.source, embedding.source)
+    ):
         raise ArtifactError(
             f"{folder.path}: config.json ties the head to the embedding, but {names.HEAD} differs from {names.EMBEDDING}; "
             "set tie_word_embeddings to false if the head is meant, or remove the tensor"
@@ -130,8 +170,8 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
     return weight_map
 
 
-def _read_header(path: Path) -> dict[str, _Stored]:
-    """Return every tensor of one safetensors file."""
+def file_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of one safetensors file, by name. Raises ArtifactError if it is damaged."""
     try:
         # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
         with safe_open(path, framework="numpy"):
@@ -143,18 +183,18 @@ def _read_header(path: Path) -> dict[str, _Stored]:
         raise ArtifactError(f"{path} is truncated or damaged ({error}); fetch it again") from error
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
-    tensors: dict[str, _Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
         if name == "__metadata__" or names.is_ignorable(name):
             continue
         dtype, shape = entry["dtype"], tuple(entry["shape"])
-        if dtype not in FLOAT_CODECS:
+        if dtype not in _CODECS:
             raise ArtifactError(
-                f"{path}: tensor {name} has storage type {dtype}; supported are {', '.join(FLOAT_CODECS)}. "
+                f"{path}: tensor {name} has storage type {dtype}; supported are {', '.join(_CODECS)}. "
                 "Export from the original weights"
             )
         offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = _Stored(TensorRange(name, path, offset, shape, FLOAT_CODECS[dtype]), dtype)
+        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype]), dtype)
     return tensors
 
 

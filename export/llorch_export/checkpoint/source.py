@@ -13,6 +13,7 @@ from typing import Final
 from llorch_export.checkpoint import hub
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
+from llorch_export.checkpoint.fp8 import fp8_format
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
 from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
@@ -54,8 +55,12 @@ def list_content_files(source: str) -> tuple[Path, ...]:
 
 
 def fingerprint(checkpoint: Checkpoint, progress: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a checkpoint's content; see :func:`fingerprint_files`."""
-    return fingerprint_files(checkpoint.content_files, progress)
+    """Return the SHA-256 of a checkpoint's content, its adapter's included; see :func:`fingerprint_files`."""
+    base = fingerprint_files(checkpoint.content_files, progress)
+    if checkpoint.adapter is None:
+        return base
+    adapter = fingerprint_files(checkpoint.adapter.content_files, progress)
+    return hashlib.sha256(f"{base} {adapter}".encode()).hexdigest()
 
 
 def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | None = None) -> str:
@@ -160,7 +165,9 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         path=folder.path,
         name=_folder_name(folder.path),
         config=config,
-        tensors=folder_tensors(folder, config),
+        tensors=folder_tensors(
+            folder, config, fp8_format(data.get("quantization_config"), origin=str(folder.path / _CONFIG))
+        ),
         tokenizer=tokenizer_from_folder(folder, data, vocab_size=config.vocab_size),
         content_files=_content_files(folder),
         licence_files=_licence_files(folder),

@@ -1,6 +1,7 @@
-"""Read one tensor out of a file as float32, a piece at a time, or rows of it as they are stored.
+"""Read rows of one tensor out of a file, a piece at a time, as float32 or as they are stored.
 
-Input is a byte range and how its blocks decode; output is a float32 or byte array. Files are read, not mapped, so that
+Input is a byte range, how its blocks decode and which rows are wanted; output is a float32 or byte array. Files are read,
+not mapped, so that
 what the page cache keeps never counts as this process's memory; beside the result only one piece is held.
 """
 
@@ -71,31 +72,46 @@ class TensorRange:
 def read_float32(
     source: TensorRange, row_order: npt.NDArray[np.intp] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Read a tensor.
+    """Read a whole tensor; see :func:`read_rows`."""
+    return read_rows(source, 0, source.shape[0], row_order=row_order)
 
-    row_order: stored row ``i`` becomes row ``row_order[i]`` of the result; absent: rows stay where they are.
-    Raises ArtifactError if the file cannot be read, ends early, or the tensor holds NaN or infinity.
+
+def read_rows(
+    source: TensorRange, start: int, stop: int, *, row_order: npt.NDArray[np.intp] | None = None
+) -> npt.NDArray[np.float32]:
+    """Read rows ``start`` to ``stop`` (excluded) along the first axis.
+
+    row_order: stored row ``i`` is row ``row_order[i]`` of the tensor; absent: rows are stored in order.
+    Raises ArtifactError if the file cannot be read, ends early, or the rows hold NaN or infinity.
     """
-    columns = source.shape[-1] if len(source.shape) > 1 else 1
-    rows = math.prod(source.shape) // columns
-    result = np.empty((rows, columns), dtype=np.float32)
+    shape = (stop - start, *source.shape[1:])
+    if row_order is None:
+        return _read_stored(source, start, stop).reshape(shape)
+    # Rows move only within their head, so the stored rows that are wanted lie close together.
+    stored = np.argsort(row_order)[start:stop]
+    first = int(stored.min())
+    return _read_stored(source, first, int(stored.max()) + 1)[stored - first].reshape(shape)
+
+
+def _read_stored(source: TensorRange, first: int, last: int) -> npt.NDArray[np.float32]:
+    """Read stored rows ``first`` to ``last`` (excluded) as [rows, columns]."""
+    columns = math.prod(source.shape[1:])
     # A one-dimensional tensor is read as a column: only whole blocks can be decoded, so pieces end on them.
-    granule = source.codec.elements if columns == 1 else 1
+    granule = source.codec.elements if len(source.shape) == 1 else 1
+    begin, end = first // granule * granule, -(-last // granule) * granule
+    result = np.empty((end - begin, columns), dtype=np.float32)
     step = max(granule, _PIECE_ELEMENTS // columns // granule * granule)
     try:
         with source.path.open("rb", buffering=0) as file:
-            file.seek(source.offset)
-            for start in range(0, rows, step):
-                stop = min(start + step, rows)
+            file.seek(source.offset + begin * columns // source.codec.elements * source.codec.bytes)
+            for start in range(0, end - begin, step):
+                stop = min(start + step, end - begin)
                 size = (stop - start) * columns // source.codec.elements * source.codec.bytes
-                piece = _decode(source, _read_exactly(file.read, size, source)).reshape(stop - start, columns)
-                if row_order is None:
-                    result[start:stop] = piece
-                else:
-                    result[row_order[start:stop]] = piece
+                piece = _decode(source, _read_exactly(file.read, size, source))
+                result[start:stop] = piece.reshape(stop - start, columns)
     except OSError as error:
         raise ArtifactError(f"{source.path} cannot be read: {error.strerror or error}") from error
-    return result.reshape(source.shape)
+    return result[first - begin : last - begin]
 
 
 def read_blocks(
@@ -103,7 +119,7 @@ def read_blocks(
 ) -> npt.NDArray[np.uint8]:
     """Read rows ``start`` to ``stop`` (excluded) of a matrix of whole blocks as they are stored, [rows, bytes of a row].
 
-    row_order: as for :func:`read_float32`. Raises ArtifactError if the file cannot be read or ends early.
+    row_order: as for :func:`read_rows`. Raises ArtifactError if the file cannot be read or ends early.
     """
     row_bytes = source.shape[-1] // source.codec.elements * source.codec.bytes
     if row_order is None:
@@ -159,9 +175,14 @@ def _read_exactly(read: Callable[[int], bytes | None], size: int, source: Tensor
 def _decode(source: TensorRange, data: bytearray) -> npt.NDArray[np.float32]:
     with np.errstate(all="ignore"):  # infinite scales are reported below, as an error instead of a warning
         values = source.codec.decode(np.frombuffer(data, dtype=np.uint8))
+    require_finite(values, source)
+    return values
+
+
+def require_finite(values: npt.NDArray[np.float32], source: TensorRange) -> None:
+    """Raise ArtifactError if some of ``values``, which came out of ``source``, are NaN or infinite."""
     # min and max both carry NaN through, and cost less than a mask of all elements.
     if not (np.isfinite(values.min()) and np.isfinite(values.max())):
         raise ArtifactError(
             f"{source.path}: tensor {source.name} holds NaN or infinity; the weights are damaged, fetch them again"
         )
-    return values

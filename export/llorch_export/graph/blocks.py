@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.options import BITS
 from llorch_export.quantize import block_count, quantize_blocks
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_serve.manifest import Precision
-
-_CHUNK_ELEMENTS: Final = 2**21  # bytes and temporaries of so many weights are held at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +44,27 @@ def block_weight(
         if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
             return None
         form = common_form(tensor.dtype for tensor in tensors)
-        return _plan(b, name, form, rows, columns, lambda: _carried_over(b, weights, form, rows, columns))
+        return _plan(b, name, form, rows, columns, lambda: _carried_over(b, weights, form))
     assert b.recipe.block_size is not None, "a quantised recipe has a block size"
     form = BlockForm(BITS[precision], b.recipe.block_size, zero_points=False)
-    load = b.load_rows(weights)
+    chunks = b.row_chunks(weights)
     return _plan(
         b,
         name,
         form,
         rows,
         columns,
-        lambda: quantize_blocks(load(), bits=form.bits, block_size=form.block_size),
+        lambda: (quantize_blocks(chunk, bits=form.bits, block_size=form.block_size) for chunk in chunks()),
     )
 
 
 def _plan(
-    b: GraphBuilder, name: str, form: BlockForm, rows: int, columns: int, produce: Callable[[], Arrays]
+    b: GraphBuilder,
+    name: str,
+    form: BlockForm,
+    rows: int,
+    columns: int,
+    produce: Callable[[], Iterator[Arrays]],
 ) -> BlockWeight:
     blocks = block_count(columns, form.block_size)
     specs = [
@@ -72,33 +73,19 @@ def _plan(
     ]
     if form.zero_points:
         specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, blocks)))
-    packed, scales, *zero_points = b.weights.add(specs, produce)
+    packed, scales, *zero_points = b.weights.stream(specs, produce)
     return BlockWeight(
         packed, scales, zero_points[0] if zero_points else None, form.bits, form.block_size, columns
     )
 
 
-def _carried_over(
-    b: GraphBuilder, weights: Sequence[str], form: BlockForm, rows: int, columns: int
-) -> Arrays:
-    """Return packed codes, scales and, if the form has them, zero points of the stacked ``weights``."""
-    blocks = columns // form.block_size
-    packed = np.empty((rows, blocks, form.block_size * form.bits // 8), np.uint8)
-    scales, zero_points = np.empty((rows, blocks), np.float32), np.empty((rows, blocks), np.uint8)
-    place = 0
-    for kind, data in _stored_chunks(b, weights):
-        part = slice(place, place + len(data))
-        packed[part], scales[part], zero_points[part] = repack(kind, data, form)
-        place = part.stop
-    return (packed, scales, zero_points) if form.zero_points else (packed, scales)
-
-
-def _stored_chunks(b: GraphBuilder, weights: Sequence[str]) -> Iterator[tuple[str, npt.NDArray[np.uint8]]]:
-    """Give storage type and stored bytes of some rows at a time."""
+def _carried_over(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+    """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked ``weights`` at a time."""
     for weight in weights:
         tensor = b.tensors[weight]
         assert tensor.read_blocks is not None, (weight, tensor.dtype)
         rows, columns = tensor.shape
-        step = max(1, _CHUNK_ELEMENTS // columns)
+        step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, rows, step):
-            yield tensor.dtype, tensor.read_blocks(start, min(start + step, rows))
+            data = tensor.read_blocks(start, min(start + step, rows))
+            yield repack(tensor.dtype, data, form)[: 3 if form.zero_points else 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -81,18 +81,14 @@ class GraphBuilder:
 
     def vector(self, name: str) -> ir.Value:
         """Plan a checkpoint tensor that is used as it is, in float32."""
-        return self.weights.add(
-            [(name, FLOAT, self.tensors[name].shape)], lambda: (self.tensors[name].load(),)
+        tensor = self.tensors[name]
+        return self.weights.stream(
+            [(name, FLOAT, tensor.shape)], lambda: ((chunk,) for chunk in tensor.row_chunks())
         )[0]
 
-    def load_rows(self, names: Sequence[str]) -> Callable[[], npt.NDArray[np.float32]]:
-        """Return a loader of several checkpoint tensors, stacked along their first axis."""
-
-        def load() -> npt.NDArray[np.float32]:
-            parts = [self.tensors[name].load() for name in names]
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-        return load
+    def row_chunks(self, names: Sequence[str]) -> Callable[[], Iterator[npt.NDArray[np.float32]]]:
+        """Return a reader of several checkpoint tensors, stacked along their first axis, a chunk of rows at a time."""
+        return lambda: (chunk for name in names for chunk in self.tensors[name].row_chunks())
 
     def rows(self, names: Sequence[str]) -> int:
         """Return the number of rows of the stacked tensors."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+
+_BAND_ELEMENTS: Final = (
+    2**25
+)  # of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take
 
 
 def linear(
@@ -20,24 +26,42 @@ def linear(
     """
     weights = [f"{module}.weight" for module in modules]
     out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
+    chunks = b.row_chunks(weights)
     bias_value = None
     if bias:
         biases = [f"{module}.bias" for module in modules]
-        load_bias = b.load_rows(biases)
-        bias_value = b.weights.add([(f"{name}.bias", FLOAT, (out_features,))], lambda: (load_bias(),))[0]
+        bias_chunks = b.row_chunks(biases)
+        bias_value = b.weights.stream(
+            [(f"{name}.bias", FLOAT, (out_features,))], lambda: ((chunk,) for chunk in bias_chunks())
+        )[0]
     shape = (*lead, out_features)
     weight = block_weight(b, name, weights, b.recipe.precision)
     if weight is None:
-        load = b.load_rows(weights)
-        transposed = b.weights.add(
+        transposed = b.weights.stream(
             [(f"{name}.weight", FLOAT, (in_features, out_features))],
-            lambda: (np.ascontiguousarray(load().T),),
+            lambda: ((band,) for band in _transposed(chunks, in_features, out_features)),
         )[0]
         y = b.op(
             "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape
         )
         return y if bias_value is None else b.op("Add", [y, bias_value], name=name, shape=shape)
     return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+
+
+def _transposed(
+    chunks: Callable[[], Iterator[npt.NDArray[np.float32]]], in_features: int, out_features: int
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Give the transpose of a matrix in bands of rows; a matrix of more than one band is read once for each."""
+    step = max(1, _BAND_ELEMENTS // out_features)
+    for start in range(0, in_features, step):
+        stop = min(start + step, in_features)
+        band = np.empty((stop - start, out_features), np.float32)
+        column = 0
+        for chunk in chunks():
+            band[:, column : column + chunk.shape[0]] = chunk[:, start:stop].T
+            column += chunk.shape[0]
+        yield band
+        del band  # else it would live on beside the next one
 
 
 def matmul_nbits(

@@ -1,12 +1,13 @@
 """The plan of the external data file: every initialiser's place is known before a weight has been read.
 
-A :class:`WeightJob` reads some source tensors once and gives one or more initialisers, which lie side by side in
-the file in the order of the jobs. The writer runs the jobs one by one, so memory holds one job at a time.
+A :class:`WeightJob` reads some source tensors and gives one or more initialisers, which lie side by side in the
+file in the order of the jobs. A job gives its arrays in chunks of rows, and the writer runs the jobs one by one, so
+memory holds a chunk at a time, whatever the size of a matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,24 +36,32 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightJob:
-    """Produces the arrays of ``tensors``, in their order, types and shapes."""
+    """Produces the arrays of ``tensors``: chunks that hold some rows (first axis) of each, from the first row on."""
 
     tensors: tuple[PlannedTensor, ...]
-    produce: Callable[[], Arrays]
+    produce: Callable[[], Iterator[Arrays]]
 
-    def arrays(self) -> Arrays:
-        """Read, transform and check. Raises ArtifactError if a value is not finite."""
-        arrays = self.produce()
-        for tensor, array in zip(self.tensors, arrays, strict=True):
-            assert array.shape == tensor.shape, (tensor, array.shape)
-            assert array.dtype == tensor.dtype.numpy(), (tensor, array.dtype)
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                bad = int(array.size - np.isfinite(array).sum())
-                raise ArtifactError(
-                    f"{tensor.name}: {bad} of {array.size} values are NaN or infinite, expected finite weights; "
-                    "the checkpoint is damaged, download it again"
-                )
-        return arrays
+    def chunks(self) -> Iterator[Arrays]:
+        """Read, transform and check, a chunk at a time. Raises ArtifactError if a value is not finite."""
+        rows = [0] * len(self.tensors)
+        for arrays in self.produce():
+            for index, (tensor, array) in enumerate(zip(self.tensors, arrays, strict=True)):
+                assert array.shape[1:] == tensor.shape[1:], (tensor, array.shape)
+                assert array.dtype == tensor.dtype.numpy(), (tensor, array.dtype)
+                rows[index] += array.shape[0]
+                _check_finite(tensor.name, array)
+            yield arrays
+            del arrays, array  # else they would live on while the next chunk is made
+        assert rows == [tensor.shape[0] for tensor in self.tensors], (self.tensors, rows)
+
+
+def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        bad = int(array.size - np.isfinite(array).sum())
+        raise ArtifactError(
+            f"{name}: {bad} of {array.size} values are NaN or infinite, expected finite weights; "
+            "the checkpoint is damaged, download it again"
+        )
 
 
 class WeightPlan:
@@ -66,7 +75,19 @@ class WeightPlan:
     def add(
         self, specs: Sequence[tuple[str, ir.DataType, tuple[int, ...]]], produce: Callable[[], Arrays]
     ) -> list[ir.Value]:
-        """Plan a job that gives one array for each of ``specs`` (name, type, shape)."""
+        """Plan a job that gives one whole array for each of ``specs`` (name, type, shape)."""
+
+        def once() -> Iterator[Arrays]:
+            yield produce()
+
+        return self.stream(specs, once)
+
+    def stream(
+        self,
+        specs: Sequence[tuple[str, ir.DataType, tuple[int, ...]]],
+        produce: Callable[[], Iterator[Arrays]],
+    ) -> list[ir.Value]:
+        """Plan a job that gives chunks of rows of ``specs`` (name, type, shape), one array for each."""
         tensors = []
         for name, dtype, shape in specs:
             offset = -(-self.total_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -24,6 +24,14 @@ def command(
         Path | None,
         typer.Option("--output", "-o", metavar="DIR", help="The artifact's folder.", show_default=False),
     ] = None,
+    lora: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Merge the LoRA adapter in this PEFT folder into the weights.",
+            show_default=False,
+        ),
+    ] = None,
     precision: Annotated[
         Precision,
         typer.Option(
@@ -90,6 +98,7 @@ def command(
         max_context=max_context,
         force=force,
         if_changed=if_changed,
+        lora=lora,
     )
     if dry_run:
         _print_preview(preview(options), as_json)

@@ -17,6 +17,10 @@ def command(
     against: Annotated[
         str, typer.Option(metavar="SOURCE", help="The checkpoint it was exported from.", show_default=False)
     ],
+    lora: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The PEFT folder that was merged into it.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Compare an artifact's logits with the source's own, computed by transformers in fp32.
@@ -37,7 +41,7 @@ def command(
     from llorch_export.verify import verify
 
     with byte_progress() as progress:
-        result = verify(artifact, against, progress)
+        result = verify(artifact, against, progress, lora=lora)
     if not result.same_source:
         say(f"note: {artifact} was exported from other files than {against}")
     if as_json:

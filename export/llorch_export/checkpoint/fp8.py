@@ -1,0 +1,131 @@
+"""Weights stored in eight-bit floating point, plain or with scales, as exact float32.
+
+Input is the ``quantization_config`` of a ``config.json`` and the places of a weight and its scale; output are rows
+``weight * scale``, each product rounded to float32 once. Activations, which some of these models round too when
+they run on a GPU, stay in full precision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from llorch_export.checkpoint.stream import (
+    BlockCodec,
+    TensorRange,
+    read_rows,
+    require_finite,
+)
+from llorch_export.fields import Fields
+from llorch_serve.errors import ArtifactError
+
+WEIGHT: Final = ".weight"
+SCALES: Final = (".weight_scale_inv", ".weight_scale")
+"""Both multiply: the first is named after the scale that quantisation had divided by."""
+ACTIVATION_SCALES: Final = (".activation_scale", ".input_scale")
+
+_MAX_BLOCK: Final = 2**16
+_WAY_OUT: Final = "export from the original weights, or from a GGUF file"
+
+
+def _codec(kind: type) -> BlockCodec:
+    def decode(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        return _values(kind)[data]
+
+    return BlockCodec(1, 1, decode)
+
+
+@functools.cache
+def _values(kind: type) -> npt.NDArray[np.float32]:
+    """Return the value of each of the 256 bytes; every one of them is a float32, or NaN or infinite."""
+    values: npt.NDArray[np.float32] = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
+    return values
+
+
+FP8_CODECS: Final = {
+    "F8_E4M3": _codec(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": _codec(ml_dtypes.float8_e5m2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Format:
+    """How a checkpoint's fp8 weights are scaled.
+
+    block: rows and columns that share a scale; None: one scale for the whole weight.
+    """
+
+    block: tuple[int, int] | None
+
+
+def fp8_format(config: object, *, origin: str) -> Fp8Format | None:
+    """Parse the value of ``quantization_config``; None if there is none. ``origin`` names the file in errors.
+
+    Raises ArtifactError for any packing that is not understood.
+    """
+    if config is None:
+        return None
+    where = f"{origin}: quantization_config"
+    if not isinstance(config, dict):
+        raise ArtifactError(f"{where} is {type(config).__name__}, expected an object")
+    fields = Fields(config, origin=where)
+    method = fields.get("quant_method")
+    if method != "fp8":
+        raise ArtifactError(
+            f"{where}: quant_method is {method!r}, and packed weights of other tools than fp8 cannot be read; {_WAY_OUT}"
+        )
+    if fields.get("activation_scheme") not in (None, "dynamic", "static"):
+        raise fields.wrong("activation_scheme", "'dynamic' or 'static'")
+    fields.require("fmt", "e4m3", "the storage type of the weights")
+    fields.require("scale_fmt", "float", "scales are float32")
+    for inert in ("dequantize", "modules_to_not_convert", "ignored_layers"):
+        fields.get(inert)  # what is packed is seen from the storage types
+    block = None
+    if "weight_block_size" in fields:
+        rows, columns = fields.array("weight_block_size", int, length=2)
+        if not (0 < rows <= _MAX_BLOCK and 0 < columns <= _MAX_BLOCK):
+            raise fields.wrong("weight_block_size", f"two integers from 1 to {_MAX_BLOCK}")
+        block = (rows, columns)
+    if unknown := fields.unasked():
+        raise ArtifactError(f"{where} has keys that are not understood: {', '.join(unknown[:8])}; {_WAY_OUT}")
+    return Fp8Format(block)
+
+
+def scaled_rows(
+    weight: TensorRange, scale: TensorRange, packing: Fp8Format
+) -> Callable[[int, int], npt.NDArray[np.float32]]:
+    """Return a reader of rows of ``weight * scale``, for :attr:`LazyTensor.load_rows`.
+
+    Raises ArtifactError if the shape of ``scale`` does not fit; the reader does if a product is not finite.
+    """
+    rows, columns = weight.shape
+    block = packing.block or (rows, columns)
+    grid = tuple(-(-size // step) for size, step in zip(weight.shape, block, strict=True))
+    fits = math.prod(scale.shape) == 1 if packing.block is None else scale.shape == grid
+    if not fits:
+        raise ArtifactError(
+            f"{scale.path}: tensor {scale.name} has shape {list(scale.shape)}, expected "
+            f"{'one number' if packing.block is None else list(grid)} for {weight.name} of {list(weight.shape)}; {_WAY_OUT}"
+        )
+    scales = dataclasses.replace(scale, shape=grid)  # a lone number may have any number of dimensions
+
+    def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
+        values = read_rows(weight, start, stop)
+        first = start // block[0]
+        factors = read_rows(scales, first, (stop - 1) // block[0] + 1)[
+            np.arange(start, stop) // block[0] - first
+        ]
+        with np.errstate(over="ignore"):  # reported below, as an error instead of a warning
+            values *= np.repeat(factors, block[1], axis=1)[:, :columns]
+        require_finite(values, weight)
+        return values
+
+    return load_rows

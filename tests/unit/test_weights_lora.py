@@ -1,0 +1,195 @@
+"""An adapter is merged as its definition says, or refused by the name of what cannot be; half a merge answers fluently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters import Factors, write_adapter
+from checkpoints import tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
+from llorch_export.checkpoint.lora import with_adapter
+from llorch_export.checkpoint.source import fingerprint, open_checkpoint
+from llorch_export.options import ExportOptions
+from llorch_export.pipeline import preview
+from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig
+from tiny_exports import export_tiny
+
+CONFIG = tiny_llama_config()
+UP = "base_model.model.model.layers.0.mlp.up_proj"
+
+
+def base(folder: Path, kind: str = "folder") -> Path:
+    return write_gguf(folder / "m.gguf") if kind == "gguf" else write_hf_folder(folder / "m")
+
+
+def merged(config: LlamaConfig, factors: Factors, scaling: Callable[[str], float]) -> dict[str, Any]:
+    """Return all weights by the definition, in float64."""
+    weights = {name: value.astype(np.float64) for name, value in tiny_weights(config).items()}
+    for name, a in factors.items():
+        if name.endswith(".a"):
+            module = name.removesuffix(".a")
+            weights[f"{module}.weight"] += scaling(module) * (factors[f"{module}.b"].astype(np.float64) @ a)
+    return weights
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize(
+    ("options", "scaling"),
+    [
+        ({}, lambda module: 6 / 4),
+        ({"use_rslora": True}, lambda module: 6 / 2),
+        ({"fan_in_fan_out": True}, lambda module: 6 / 4),
+        ({"target_modules": r".*\.(q_proj|v_proj|down_proj)"}, lambda module: 6 / 4),
+        ({"layers": [1], "layers_to_transform": [1]}, lambda module: 6 / 4),
+        (
+            {"ranks": {"q_proj": 2}, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.self_attn.v_proj": 1}},
+            lambda module: 1 / 4 if module.endswith("1.self_attn.v_proj") else 6 / 2 if "q_proj" in module else 6 / 4,
+        ),
+    ],
+)  # fmt: skip
+def test_weights_are_w_plus_scaling_b_a_rounded_once(
+    tmp_path: Path, kind: str, options: dict[str, Any], scaling: Callable[[str], float]
+) -> None:
+    factors = write_adapter(tmp_path / "lora", CONFIG, **options)
+    checkpoint = with_adapter(open_checkpoint(str(base(tmp_path, kind))), tmp_path / "lora")
+    for name, expected in merged(CONFIG, factors, scaling).items():
+        found = checkpoint.tensors[name].load()
+        np.testing.assert_array_almost_equal_nulp(found, expected.astype(np.float32), nulp=1)
+        np.testing.assert_array_equal(checkpoint.tensors[name].load_rows(3, 9), found[3:9], err_msg=name)
+
+
+def test_the_adapter_is_part_of_the_source(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "one", CONFIG)
+    write_adapter(tmp_path / "two", CONFIG, lora_alpha=7)
+    source = base(tmp_path)
+    plain = open_checkpoint(str(source))
+    prints = {fingerprint(c) for c in (plain, *(with_adapter(plain, tmp_path / n) for n in ("one", "two")))}
+    assert len(prints) == 3
+    artifact = export_tiny(source, tmp_path / "out", lora=tmp_path / "one")
+    assert artifact.manifest.source.adapter == "one"
+    assert artifact.manifest.source.fingerprint in prints
+    again = export_tiny(source, tmp_path / "out", lora=tmp_path / "two", if_changed=True)
+    assert again.manifest.source.adapter == "two"
+    assert again.manifest.fingerprint != artifact.manifest.fingerprint
+    assert export_tiny(source, tmp_path / "out", force=True).manifest.source.adapter is None
+
+
+def test_a_merged_weight_no_longer_claims_the_storage_type_of_its_base(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "lora", CONFIG)
+    source = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", weight_type="Q8_0")))
+    tensors = with_adapter(source, tmp_path / "lora").tensors
+    assert tensors["model.layers.0.self_attn.q_proj.weight"].dtype == "F32"
+    assert tensors["model.layers.0.self_attn.k_proj.weight"].dtype == "Q8_0"
+
+
+def refusal(tmp_path: Path, **options: Any) -> str:
+    write_adapter(tmp_path / "lora", CONFIG, **options)
+    with pytest.raises(ArtifactError) as caught:
+        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("peft_type", "IA3"),
+        ("modules_to_save", ["lm_head"]),
+        ("bias", "all"),
+        ("use_dora", True),
+        ("lora_bias", True),
+        ("use_qalora", True),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("target_parameters", ["mlp.experts"]),
+        ("exclude_modules", ["q_proj"]),
+        ("layer_replication", [[0, 2]]),
+        ("trainable_token_indices", [1]),
+        ("layers_pattern", "h"),
+        ("layers_to_transform", ["1"]),
+        ("rank_pattern", {".*q_proj": 2}),
+        ("alpha_pattern", {"q_proj|v_proj": 2}),
+        ("alpha_pattern", {"q_proj": -1}),
+        ("r", 0),
+        ("lora_alpha", "much"),
+        ("target_modules", []),
+        ("target_modules", None),
+        ("use_new_thing", True),
+    ],
+)
+def test_what_is_more_than_two_factors_is_refused_by_name(
+    tmp_path: Path, setting: str, value: object
+) -> None:
+    assert setting in refusal(tmp_path, **{setting: value})
+
+
+def drop(key: str) -> Callable[[Factors], None]:
+    return lambda factors: factors.__delitem__(key)
+
+
+def add(key: str, *shape: int) -> Callable[[Factors], None]:
+    return lambda factors: factors.update({key: np.zeros(shape, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (add("base_model.model.lm_head.weight", 512, 64), "base_model.model.lm_head.weight"),
+        (add("base_model.model.model.embed_tokens.lora_embedding_A", 4, 512), "lora_embedding_A"),
+        (add(f"{UP}.lora_magnitude_vector", 96), "lora_magnitude_vector"),
+        (add(f"{UP}.lora_A.weight", 4, 64), "against the config, adapters for 1 modules: model.layers.0.mlp.up_proj"),
+        (add("base_model.model.layers.0.q_proj.lora_A.weight", 4, 64), "adapters for 1 modules: layers.0.q_proj"),
+        (lambda factors: factors.clear(), "holds no tensors"),
+        (drop("base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"), "lora_B []"),
+        (
+            lambda factors: [factors.pop(key) for key in list(factors) if "layers.1" in key] and None,
+            "lacks adapters for 3 modules: model.layers.1.mlp.down_proj",
+        ),
+        (add("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", 3, 64), "lora_A [3, 64]"),
+        (add("base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight", 32, 4), "lora_B [32, 4]"),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused_by_name(
+    tmp_path: Path, edit: Callable[[Factors], None], message: str
+) -> None:
+    assert message in refusal(tmp_path, edit=edit)
+
+
+def test_a_factor_that_is_not_finite_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    key = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+
+    def damage(factors: Factors) -> None:
+        factors[key][2, 1] = np.nan
+
+    write_adapter(tmp_path / "lora", CONFIG, edit=damage)
+    with pytest.raises(ArtifactError, match=r"q_proj\.lora_B\.weight holds NaN"):
+        export_tiny(base(tmp_path), tmp_path / "out", lora=tmp_path / "lora")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("adapter_model.safetensors", "never read"), ("adapter_config.json", "has no adapter_config.json")],
+)
+def test_an_incomplete_folder_is_refused(tmp_path: Path, missing: str, message: str) -> None:
+    write_adapter(tmp_path / "lora", CONFIG)
+    (tmp_path / "lora" / missing).rename(tmp_path / "lora" / "adapter_model.bin")
+    with pytest.raises(ArtifactError, match=message):
+        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+
+
+def test_no_folder_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is no folder"):
+        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+
+
+def test_a_preview_refuses_what_the_export_would(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "lora", CONFIG, use_dora=True)
+    options = ExportOptions(source=str(base(tmp_path)), output=tmp_path / "out", lora=tmp_path / "lora")
+    with pytest.raises(ArtifactError, match="use_dora"):
+        preview(options)
