@@ -77,6 +77,28 @@ def tiny_config(**overrides: object) -> dict[str, object]:
     return {key: value for key, value in config.items() if value is not None}
 
 
+CAUSAL_LM = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+
+
+def of_family(model_type: str, **overrides: object) -> dict[str, object]:
+    """Return overrides for :func:`tiny_config` that make it a config of another family."""
+    return {
+        "model_type": model_type,
+        "architectures": [CAUSAL_LM[model_type]],
+        "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
+        "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
+        **overrides,
+    }
+
+
 def tiny_llama_config(**overrides: object) -> LlamaConfig:
     """Return :func:`tiny_config` parsed."""
     return config_from_hf(tiny_config(**overrides))
@@ -89,8 +111,8 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
         return (rng.standard_normal((rows, columns)) / math.sqrt(columns)).astype(np.float32)
 
-    def norm() -> npt.NDArray[np.float32]:
-        return (1 + 0.2 * rng.standard_normal(config.hidden_size)).astype(np.float32)
+    def norm(size: int = config.hidden_size) -> npt.NDArray[np.float32]:
+        return (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
 
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key_value = (
@@ -114,12 +136,36 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
             ("mlp.down_proj", hidden, inner),
         ):
             weights[f"{prefix}{name}.weight"] = matrix(rows, columns)
-            if config.attention_bias if "attn" in name else config.mlp_bias:
+            if _has_bias(config, name):
                 weights[f"{prefix}{name}.bias"] = rng.standard_normal(rows).astype(np.float32)
+        if config.qk_norm:
+            for name in ("q_norm", "k_norm"):
+                weights[f"{prefix}self_attn.{name}.weight"] = norm(config.head_dim)
     weights["model.norm.weight"] = norm()
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = matrix(config.vocab_size, hidden)
     return weights
+
+
+def _has_bias(config: LlamaConfig, module: str) -> bool:
+    if "attn" not in module:
+        return config.mlp_bias
+    return config.attention_bias or (config.qkv_bias and "o_proj" not in module)
+
+
+def fused(weights: Weights) -> Weights:
+    """Return the weights as Phi-3 stores them: q, k, v in one matrix, gate and up in another."""
+    result: Weights = {}
+    for name, value in weights.items():
+        whole = name
+        for parts, together in (
+            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv_proj"),
+            (("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj"),
+        ):
+            for part in parts:
+                whole = whole.replace(part, together)
+        result[whole] = np.concatenate([result[whole], value]) if whole in result else value
+    return result
 
 
 @functools.cache
@@ -166,6 +212,8 @@ def write_hf_folder(
     weights = tiny_weights(config_from_hf(config), seed)
     if edit is not None:
         edit(weights)
+    if config["model_type"] == "phi3":
+        weights = fused(weights)
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
     _write_json(path / "config.json", config)
     if shards == 1:
@@ -224,13 +272,22 @@ def write_gguf(
     if edit is not None:
         edit(weights)
     values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, config.architecture)
     for key, value in values.items():
         if value is not None and key != "general.architecture":
             _add_metadata(writer, key, value)
     if config.rope.kind == "llama3":
         extra = {"rope_freqs.weight": llama3_frequency_factors(config), **(extra or {})}
-    tensors = {gguf_tensor_name(name): permuted(name, value, config) for name, value in weights.items()}
+    if config.rope.kind == "longrope":
+        divisors = {"short": config.rope.short_factor, "long": config.rope.long_factor}
+        tables = {f"rope_factors_{k}.weight": np.array(v, np.float32) for k, v in divisors.items()}
+        extra = {**tables, **(extra or {})}
+    if config.architecture == "phi3":
+        weights = fused(weights)
+    tensors = {
+        gguf_tensor_name(name, config.architecture): permuted(name, value, config)
+        for name, value in weights.items()
+    }
     kind = gguf.GGMLQuantizationType[weight_type]
     for name, value in (tensors | dict(extra or {})).items():
         if value.ndim == 1:
@@ -247,25 +304,41 @@ def write_gguf(
 
 
 def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
-    """Return the ``llama.*`` metadata that conversion writes for a config."""
+    """Return the metadata under the architecture's name that conversion writes for a config."""
+    rope = config.rope
     values: dict[str, object] = {
-        "general.type": "model",
-        "llama.block_count": config.num_hidden_layers,
-        "llama.context_length": config.max_position_embeddings,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.attention.head_count": config.num_attention_heads,
-        "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.key_length": config.head_dim,
-        "llama.attention.value_length": config.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "llama.rope.dimension_count": config.head_dim,
-        "llama.rope.freq_base": config.rope.theta,
-        "llama.vocab_size": config.vocab_size,
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.rotary_dim,
+        "rope.freq_base": rope.theta,
+        "vocab_size": config.vocab_size,
     }
-    if config.rope.kind == "linear":
-        values |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": config.rope.factor}
-    return values
+    if rope.kind in ("linear", "yarn"):
+        values |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": rope.factor}
+    if rope.kind in ("yarn", "longrope"):
+        values["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
+    if rope.kind == "longrope":
+        values["rope.scaling.attn_factor"] = rope.attention_factor
+    if config.architecture == "granite":
+        values |= {
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": config.logits_scaling,
+            "attention.scale": config.attention_multiplier,
+        }
+    if config.architecture == "phi3":
+        values["attention.sliding_window"] = config.sliding_window or 0
+    return {
+        "general.type": "model",
+        **{f"{config.architecture}.{key}": value for key, value in values.items()},
+    }
 
 
 def gguf_tokenizer_metadata() -> dict[str, object]:
@@ -285,20 +358,23 @@ def gguf_tokenizer_metadata() -> dict[str, object]:
     }
 
 
-def gguf_tensor_name(name: str) -> str:
+def gguf_tensor_name(name: str, architecture: str = "llama") -> str:
     """Return the GGUF name of a Hugging Face tensor, by gguf's own table."""
     base, kind = name.rsplit(".", 1)
-    found = _gguf_names().get_name(base)
+    found = _gguf_names(architecture).get_name(base)
     return f"{found}.{kind}" if found is not None else name
 
 
 @functools.cache
-def _gguf_names() -> gguf.TensorNameMap:
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 16)
+def _gguf_names(architecture: str) -> gguf.TensorNameMap:
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[architecture], 16)
 
 
 def permuted(name: str, value: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:
-    """Interleave the two halves of every query and key head, as conversion to GGUF does."""
+    """Interleave the two halves of every query and key head, as conversion to GGUF does for some families."""
+    if config.architecture not in ("llama", "smollm3", "granite"):
+        return value
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
         name.split(".")[-2], 0
     )

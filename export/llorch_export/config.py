@@ -1,225 +1,225 @@
-"""From a checkpoint's own description of its architecture to a :class:`LlamaConfig`.
+"""From a Hugging Face ``config.json`` to a :class:`LlamaConfig`.
 
-Input is the content of a Hugging Face ``config.json`` or of a GGUF header. Every key is understood, or known to
-have no influence on inference, or refused by name: a setting that is silently dropped gives a model that works
-on short prompts and is wrong.
+Every key is understood, or known to have no influence on inference, or refused by name: a setting that is silently
+dropped gives a model that works on short prompts and is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal, cast
 
 from llorch_export.checkpoint.fp8 import fp8_format
-from llorch_export.fields import Fields
-from llorch_export.inert_keys import INERT_GGUF_KEYS, INERT_HF_KEYS
+from llorch_export.families import FAMILIES, SUPPORTED_HF, Family
+from llorch_export.fields import Fields, refuse_unknown
+from llorch_export.inert_keys import INERT_HF_KEYS
+from llorch_export.rope_config import RopeContext, rope_from_hf
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import LlamaConfig, RopeConfig
+from llorch_serve.manifest import LlamaConfig
 
-SUPPORTED: Final = (
-    "supported is the Llama architecture (model_type llama, LlamaForCausalLM; GGUF architecture llama)"
-)
-
+MAX_WIDTH: Final = 2**20
+MAX_LAYERS: Final = 1024
+MAX_HEADS: Final = 4096
+MAX_POSITIONS: Final = 2**26
+MAX_MULTIPLIER: Final = 1e6
 _MAX_VOCAB: Final = 2**22
-_MAX_WIDTH: Final = 2**20
-_MAX_LAYERS: Final = 1024
-_MAX_HEADS: Final = 4096
 _MAX_HEAD_DIM: Final = 1024
-_MAX_POSITIONS: Final = 2**26
-_MAX_THETA: Final = 1e12
-_MAX_FACTOR: Final = 1e6
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+# What transformers' LlamaConfig takes absent keys to mean; a family's own defaults come first.
+_DEFAULTS: Final[Mapping[str, int | float | bool]] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
 
 
 def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -> LlamaConfig:
     """Parse the content of a ``config.json``; ``origin`` names it in errors.
 
-    Absent keys mean what transformers' LlamaConfig takes them to mean.
+    Absent keys mean what transformers takes them to mean for that model type.
     Raises ArtifactError for anything that is not understood, contradictory or out of range.
     """
     fields = Fields(data, origin=origin)
+    family = _family(fields, origin)
+    defaults = {**_DEFAULTS, **family.defaults}
+
+    def count(key: str, high: int) -> int:
+        return fields.integer(key, int(defaults[key]), high=high)
+
+    _require_plain_decoder(fields, family, origin)
+    hidden, heads = count("hidden_size", MAX_WIDTH), count("num_attention_heads", MAX_HEADS)
+    layers = count("num_hidden_layers", MAX_LAYERS)
+    max_positions = count("max_position_embeddings", MAX_POSITIONS)
+    # Null means one for each head; only an absent key means the family's own number.
+    kv_default = heads if "num_key_value_heads" in data else int(defaults.get("num_key_value_heads", heads))
+    usual = {"head_dim": defaults["head_dim"]} if "head_dim" in defaults else {}
+    head_dim = head_size(fields, "head_dim", hidden, heads, origin=origin, default=usual.get("head_dim"))
+    no_rope_layers = _no_rope_layers(fields, family, layers)
+    window, layer_types = _windows(data, fields, family, layers, max_positions, no_rope_layers)
+    multiplier = {
+        key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
+        for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    }
+    config = LlamaConfig(
+        architecture=family.architecture,
+        vocab_size=count("vocab_size", _MAX_VOCAB),
+        hidden_size=hidden,
+        intermediate_size=count("intermediate_size", MAX_WIDTH),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=fields.integer("num_key_value_heads", kv_default, high=MAX_HEADS),
+        head_dim=head_dim,
+        rms_norm_eps=fields.number("rms_norm_eps", float(defaults["rms_norm_eps"]), above=0, high=1),
+        max_position_embeddings=max_positions,
+        rope=rope_from_hf(fields, RopeContext(family, head_dim, max_positions, origin)),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", bool(defaults["tie_word_embeddings"])),
+        attention_bias=_bias(fields, family, "attention_bias"),
+        mlp_bias=_bias(fields, family, "mlp_bias"),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        no_rope_layers=no_rope_layers,
+        sliding_window=window,
+        layer_types=cast("tuple[Literal['full_attention', 'sliding_attention'], ...]", layer_types),
+        embedding_multiplier=multiplier["embedding_multiplier"],
+        attention_multiplier=multiplier["attention_multiplier"] if family.multipliers else None,
+        residual_multiplier=multiplier["residual_multiplier"],
+        logits_scaling=multiplier["logits_scaling"],
+    )
+    refuse_unknown(fields.unasked(known=INERT_HF_KEYS | family.inert), origin)
+    return checked(config, origin)
+
+
+def _family(fields: Fields, origin: str) -> Family:
     model_type, architectures = fields.get("model_type"), fields.get("architectures")
-    if model_type != "llama":
-        raise ArtifactError(f"{origin}: model_type is {model_type!r}; {SUPPORTED}")
-    if architectures is not None and architectures != ["LlamaForCausalLM"]:
-        raise ArtifactError(f"{origin}: architectures is {architectures!r}; {SUPPORTED}")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ArtifactError(f"{origin}: model_type is {model_type!r}; {SUPPORTED_HF}")
+    if architectures is not None and architectures != [family.causal_lm]:
+        raise ArtifactError(
+            f"{origin}: architectures is {architectures!r}, expected [{family.causal_lm!r}] for model_type {model_type}; "
+            f"{SUPPORTED_HF}"
+        )
+    return family
+
+
+def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
+    """Refuse what no family here has."""
     fp8_format(fields.get("quantization_config"), origin=origin)  # refuses every other packing
     fields.require("hidden_act", "silu", "the only activation supported")
-    fields.require("sliding_window", 0, "attention windows are not supported")
-    fields.require("use_sliding_window", False, "attention windows are not supported")
     fields.require("rope_interleaved", False, "rotary pairs are half the head apart")
-    fields.require("partial_rotary_factor", 1, "all of a head is rotated")
     fields.require("is_encoder_decoder", False, "the model must be a decoder only")
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
-    hidden = fields.integer("hidden_size", 4096, high=_MAX_WIDTH)
-    heads = fields.integer("num_attention_heads", 32, high=_MAX_HEADS)
-    config = LlamaConfig(
-        vocab_size=fields.integer("vocab_size", 32000, high=_MAX_VOCAB),
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 11008, high=_MAX_WIDTH),
-        num_hidden_layers=fields.integer("num_hidden_layers", 32, high=_MAX_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=fields.integer("num_key_value_heads", heads, high=_MAX_HEADS),
-        head_dim=_head_dim(fields, "head_dim", hidden, heads, origin=origin),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, above=0, high=1),
-        max_position_embeddings=fields.integer("max_position_embeddings", 2048, high=_MAX_POSITIONS),
-        rope=_rope_from_hf(fields, origin=origin),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
-        attention_bias=fields.boolean("attention_bias", False),
-        mlp_bias=fields.boolean("mlp_bias", False),
+    for key, accepted in family.fixed.items():
+        fields.require(key, accepted, f"the only value known for {family.architecture}")
+
+
+def _bias(fields: Fields, family: Family, key: str) -> bool:
+    if key in family.biases:
+        return fields.boolean(key, False)
+    fields.require(key, False, f"{family.architecture} has no such biases")
+    return False
+
+
+def _no_rope_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
+    """Return one number a layer, 0 where it does not rotate; empty if all do."""
+    if not family.no_rope_interval:
+        return ()
+    interval = fields.integer("no_rope_layer_interval", family.no_rope_interval, high=2**31)
+    if "no_rope_layers" not in fields:
+        return spaced_no_rope_layers(interval, layers)
+    # transformers takes more than it has layers; what is beyond them does not matter.
+    numbers = fields.array("no_rope_layers", int)
+    if len(numbers) < layers or not set(numbers) <= {0, 1}:
+        raise fields.wrong("no_rope_layers", f"0 or 1 for each of {layers} layers")
+    return normal_no_rope_layers(tuple(numbers[:layers]))
+
+
+def spaced_no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
+    """Return the pattern in which the last of every ``interval`` layers does not rotate."""
+    return normal_no_rope_layers(tuple(int((layer + 1) % interval != 0) for layer in range(layers)))
+
+
+def normal_no_rope_layers(pattern: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the pattern, or nothing if all layers rotate."""
+    return pattern if 0 in pattern else ()
+
+
+def _windows(
+    data: Mapping[str, object],
+    fields: Fields,
+    family: Family,
+    layers: int,
+    max_positions: int,
+    no_rope_layers: tuple[int, ...],
+) -> tuple[int | None, tuple[str, ...]]:
+    """Return the attention window and, if only some layers have it, the type of every layer."""
+    if family.windows == "none":
+        fields.require("sliding_window", 0, "attention windows are not supported in this family")
+        fields.require("use_sliding_window", False, "attention windows are not supported in this family")
+        return None, ()
+    # Null means no window; only an absent key means the family's own.
+    default = None if "sliding_window" in data else family.defaults.get("sliding_window")
+    window = fields.integer("sliding_window", int(default or 1), high=2**31 - 1)
+    present = "sliding_window" in fields or default is not None
+    if family.windows == "all layers":
+        if present:
+            fields.require(
+                "use_sliding_window", True, "the window holds in every layer; without one, set it to null"
+            )
+        fields.get("use_sliding_window")
+        return (window if present and window < max_positions else None), ()
+    used = fields.boolean("use_sliding_window", False) and present
+    types = _layer_types(fields, family, layers, no_rope_layers, used=used)
+    if _SLIDING in types and not used:
+        raise fields.wrong(
+            "layer_types", f"only {_FULL}, because use_sliding_window is off or there is no window"
+        )
+    # A window as long as the context hides nothing.
+    if _SLIDING not in types or window >= max_positions:
+        return None, ()
+    return window, types if _FULL in types else ()
+
+
+def _layer_types(
+    fields: Fields, family: Family, layers: int, no_rope_layers: tuple[int, ...], *, used: bool
+) -> tuple[str, ...]:
+    first_sliding = (
+        fields.integer("max_window_layers", int(family.defaults["max_window_layers"]), low=0, high=2**31)
+        if "max_window_layers" in family.defaults
+        else None
     )
-    _refuse_unknown(fields.unasked(known=INERT_HF_KEYS), origin)
-    return _checked(config, origin)
+    if "layer_types" in fields:
+        types = tuple(fields.array("layer_types", str, length=layers))
+        if not set(types) <= {_FULL, _SLIDING}:
+            raise fields.wrong("layer_types", f"{_FULL} or {_SLIDING} for each layer")
+        return types
+    if not used:
+        return (_FULL,) * layers
+    if first_sliding is None:  # SmolLM3: the layers that do not rotate are those that slide
+        return tuple(
+            _FULL if not no_rope_layers or rotates else _SLIDING
+            for rotates in no_rope_layers or (1,) * layers
+        )
+    return tuple(_SLIDING if layer >= first_sliding else _FULL for layer in range(layers))
 
 
-def _rope_from_hf(fields: Fields, *, origin: str) -> RopeConfig:
-    # transformers 4 has rope_theta beside rope_scaling; transformers 5 has both inside rope_parameters.
-    scaling, parameters = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
-    if scaling and parameters and dict(scaling) != dict(parameters):
-        raise ArtifactError(
-            f"{origin}: rope_scaling and rope_parameters contradict each other; remove the wrong one"
-        )
-    rope = Fields(
-        parameters or scaling, origin=f"{origin}: {'rope_parameters' if parameters else 'rope_scaling'}"
-    )
-    old_name, new_name = rope.get("type"), rope.get("rope_type")
-    if old_name is not None and new_name is not None and old_name != new_name:
-        raise ArtifactError(
-            f"{origin}: rope type is {old_name!r} by type and {new_name!r} by rope_type; remove the wrong one"
-        )
-    kind = new_name or old_name or "default"
-    if "rope_theta" in fields and "rope_theta" in rope and fields.get("rope_theta") != rope.get("rope_theta"):
-        raise ArtifactError(
-            f"{origin}: rope_theta differs from the one inside rope_parameters; remove the wrong one"
-        )
-    outer = fields.number("rope_theta", 10000.0, above=0, high=_MAX_THETA)
-    theta = rope.number("rope_theta", outer, above=0, high=_MAX_THETA)
-    rope.require("partial_rotary_factor", 1, "all of a head is rotated")
-    if kind == "default":
-        # Some files say "default" with a factor of 1; any other factor would be a contradiction.
-        rope.require("factor", 1, "the rope type is default")
-        result = RopeConfig(theta=theta)
-    elif kind == "linear":
-        result = RopeConfig(
-            theta=theta, kind="linear", factor=rope.number("factor", above=0, high=_MAX_FACTOR)
-        )
-    elif kind == "llama3":
-        low = rope.number("low_freq_factor", above=0, high=_MAX_FACTOR)
-        result = RopeConfig(
-            theta=theta,
-            kind="llama3",
-            factor=rope.number("factor", above=0, high=_MAX_FACTOR),
-            low_freq_factor=low,
-            high_freq_factor=rope.number("high_freq_factor", above=low, high=_MAX_FACTOR),
-            original_max_position_embeddings=rope.integer(
-                "original_max_position_embeddings", high=_MAX_POSITIONS
-            ),
-        )
-    else:
-        raise ArtifactError(
-            f"{origin}: rope type {kind!r} is not supported; supported are default, linear and llama3"
-        )
-    _refuse_unknown([f"{key} (rope)" for key in rope.unasked()], origin)
-    return result
+def head_size(
+    fields: Fields, key: str, hidden: int, heads: int, *, origin: str, default: float | None = None
+) -> int:
+    """Return the size of a head: stated, the family's ``default``, or an equal share of the hidden size.
 
-
-def config_from_gguf(
-    metadata: Mapping[str, object],
-    shapes: Mapping[str, tuple[int, ...]],
-    *,
-    frequency_factors: Sequence[float] | None = None,
-    origin: str = "the GGUF file",
-) -> LlamaConfig:
-    """Parse the metadata of a GGUF file.
-
-    shapes: shape of every tensor by its GGUF name; says what metadata does not: vocabulary, biases, tying.
-    frequency_factors: content of ``rope_freqs.weight``, where the file has it.
-    Raises ArtifactError for anything that is not understood, contradictory or out of range.
+    Raises ArtifactError if none of them is usable.
     """
-    architecture = metadata.get("general.architecture")
-    if architecture != "llama":
-        raise ArtifactError(f"{origin}: general.architecture is {architecture!r}; {SUPPORTED}")
-    kind = metadata.get("general.type", "model")
-    if kind != "model":
-        raise ArtifactError(
-            f"{origin}: general.type is {kind!r}, expected 'model'; adapters must be merged first"
-        )
-    fields = Fields({k: v for k, v in metadata.items() if k.startswith("llama.")}, origin=origin)
-    fields.require("llama.expert_count", 0, "mixtures of experts are not supported")
-    fields.require("llama.attention.causal", True, "attention must be causal")
-    fields.require("llama.attention.sliding_window", 0, "attention windows are not supported")
-    embedding = shapes.get("token_embd.weight")
-    if embedding is None or len(embedding) != 2:
-        raise ArtifactError(
-            f"{origin} lacks a two-dimensional tensor token_embd.weight; it holds no complete model"
-        )
-    hidden = fields.integer("llama.embedding_length", high=_MAX_WIDTH)
-    heads = fields.integer("llama.attention.head_count", high=_MAX_HEADS)
-    # Old conversions state the head's size only by how much of it is rotated, which is all of it.
-    key = "llama.attention.key_length"
-    key = key if key in fields else "llama.rope.dimension_count"
-    head_dim = _head_dim(fields, key, hidden, heads, origin=origin)
-    fields.require("llama.attention.value_length", head_dim, "keys and values must be of one length")
-    fields.require("llama.rope.dimension_count", head_dim, "all of a head is rotated")
-    config = LlamaConfig(
-        vocab_size=embedding[0],
-        hidden_size=hidden,
-        intermediate_size=fields.integer("llama.feed_forward_length", high=_MAX_WIDTH),
-        num_hidden_layers=fields.integer("llama.block_count", high=_MAX_LAYERS),
-        num_attention_heads=heads,
-        num_key_value_heads=fields.integer("llama.attention.head_count_kv", heads, high=_MAX_HEADS),
-        head_dim=head_dim,
-        rms_norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon", above=0, high=1),
-        max_position_embeddings=fields.integer("llama.context_length", high=_MAX_POSITIONS),
-        rope=_rope_from_gguf(fields, frequency_factors, head_dim, origin=origin),
-        tie_word_embeddings="output.weight" not in shapes,
-        # One bias of a kind calls for all of them; those that are absent are then reported as missing.
-        attention_bias=any(f"blk.0.attn_{part}.bias" in shapes for part in ("q", "k", "v", "output")),
-        mlp_bias=any(f"blk.0.ffn_{part}.bias" in shapes for part in ("gate", "up", "down")),
-    )
-    _refuse_unknown(fields.unasked(known=INERT_GGUF_KEYS), origin)
-    return _checked(config, origin)
-
-
-def _rope_from_gguf(
-    fields: Fields, frequency_factors: Sequence[float] | None, head_dim: int, *, origin: str
-) -> RopeConfig:
-    theta = fields.number("llama.rope.freq_base", 10000.0, above=0, high=_MAX_THETA)
-    kind = fields.get("llama.rope.scaling.type") or "linear"
-    # llama.cpp takes a factor without a type to be linear, and knows it under an older key as well.
-    newer = (
-        fields.number("llama.rope.scaling.factor", above=0, high=_MAX_FACTOR)
-        if "llama.rope.scaling.factor" in fields
-        else None
-    )
-    older = (
-        fields.number("llama.rope.scale_linear", above=0, high=_MAX_FACTOR)
-        if "llama.rope.scale_linear" in fields
-        else None
-    )
-    fields.require("llama.rope.scaling.attn_factor", 1, "attention is scaled by the head's size only")
-    if kind not in ("none", "linear"):
-        raise ArtifactError(f"{origin}: llama.rope.scaling.type is {kind!r}; supported are none and linear")
-    factor = 1.0 if kind == "none" else newer or older or 1.0
-    if frequency_factors is None:
-        return (
-            RopeConfig(theta=theta)
-            if factor == 1.0
-            else RopeConfig(theta=theta, kind="linear", factor=factor)
-        )
-    if len(frequency_factors) != head_dim // 2 or not all(0 < f <= _MAX_FACTOR for f in frequency_factors):
-        raise ArtifactError(
-            f"{origin}: rope_freqs.weight must hold {head_dim // 2} positive numbers, one a rotary pair"
-        )
-    return RopeConfig(
-        theta=theta, kind="factors", frequency_factors=tuple(f * factor for f in frequency_factors)
-    )
-
-
-def _head_dim(fields: Fields, key: str, hidden: int, heads: int, *, origin: str) -> int:
-    if key in fields:
-        head_dim = fields.integer(key, high=_MAX_HEAD_DIM)
+    if key in fields or default is not None:
+        head_dim = fields.integer(key, None if default is None else int(default), high=_MAX_HEAD_DIM)
     elif hidden % heads == 0:
         head_dim = hidden // heads
     else:
@@ -234,18 +234,11 @@ def _head_dim(fields: Fields, key: str, hidden: int, heads: int, *, origin: str)
     return head_dim
 
 
-def _checked(config: LlamaConfig, origin: str) -> LlamaConfig:
+def checked(config: LlamaConfig, origin: str) -> LlamaConfig:
+    """Return the config. Raises ArtifactError if its heads do not fit together."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise ArtifactError(
             f"{origin}: {config.num_attention_heads} attention heads cannot share {config.num_key_value_heads} "
             "key-value heads evenly"
         )
     return config
-
-
-def _refuse_unknown(keys: Sequence[str], origin: str) -> None:
-    if keys:
-        raise ArtifactError(
-            f"{origin} has settings that are not understood and might change the model: {', '.join(keys[:8])}; "
-            "remove them if they have no influence on inference, or upgrade with: pip install -U llorch"
-        )

@@ -74,6 +74,15 @@ class Fields:
             raise ArtifactError(f"{self._origin}: {key} has {len(value)} items, expected {length}")
         return value
 
+    def numbers(self, key: str, *, length: int, above: float, high: float) -> tuple[float, ...]:
+        """Return a list of ``length`` finite numbers, each above one bound and up to the other. Raises otherwise."""
+        value = self._present(key, None)
+        if not isinstance(value, (list, tuple)) or len(value) != length:
+            raise self.wrong(key, f"a list of {length} numbers")
+        if not all(type(item) in (int, float) and above < item <= high for item in value):
+            raise self.wrong(key, f"numbers above {above:g} to {high:g}")
+        return tuple(float(item) for item in value)
+
     def boolean(self, key: str, default: bool) -> bool:
         """Return a boolean. Raises ArtifactError if it is something else."""
         value = self._present(key, default)
@@ -115,3 +124,12 @@ class Fields:
                 f"{self._origin} lacks {key}, which a Llama model needs; the file is incomplete"
             )
         return default
+
+
+def refuse_unknown(keys: Sequence[str], origin: str) -> None:
+    """Raise ArtifactError if there are ``keys`` that nobody understood; ``origin`` names where they stand."""
+    if keys:
+        raise ArtifactError(
+            f"{origin} has settings that are not understood and might change the model: {', '.join(keys[:8])}; "
+            "remove them if they have no influence on inference, or upgrade with: pip install -U llorch"
+        )

@@ -99,13 +99,12 @@ _GENERATION: Final = (
 
 INERT_HF_KEYS: Final = frozenset((*_PROVENANCE, *_TRAINING, *_EXECUTION, *_TOKENS, *_TASKS, *_GENERATION))
 
-# Keys of llama.* that have no influence on the logits, or repeat what the tensors say.
+# Keys of a GGUF file, after the architecture's name, that have no influence on the logits or repeat what tensors say.
 INERT_GGUF_KEYS: Final = frozenset(
     {
-        "llama.vocab_size",
-        "llama.tensor_data_layout",
-        "llama.expert_used_count",  # counts only beside expert_count, which is refused
-        "llama.rope.scaling.original_context_length",  # used by yarn only, which is refused
-        "llama.rope.scaling.finetuned",
+        "vocab_size",
+        "tensor_data_layout",
+        "expert_used_count",  # counts only beside expert_count, which is refused
+        "rope.scaling.finetuned",
     }
 )

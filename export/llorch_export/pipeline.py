@@ -142,12 +142,21 @@ def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:
 
 
 def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
-    """Return the artifact's context length. Raises UsageError beyond what the model was trained for."""
+    """Return the artifact's context length: by default the longest that is exact.
+
+    Raises UsageError beyond what the model was trained for, and beyond where one rotary table is right.
+    """
     if max_context is None:
-        return config.max_position_embeddings
+        return config.max_exact_context
     if not 2 <= max_context <= config.max_position_embeddings:
         raise UsageError(
             f"--max-context is {max_context}; this model takes 2 to {config.max_position_embeddings}"
+        )
+    if max_context > config.max_exact_context:
+        raise UsageError(
+            f"--max-context is {max_context}; the model's rotary type {config.rope.kind} rotates every position "
+            f"otherwise in sequences beyond {config.max_exact_context}, which no fixed table reproduces. "
+            f"Use --max-context {config.max_exact_context} or less"
         )
     return max_context
 

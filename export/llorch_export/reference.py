@@ -11,15 +11,19 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.reference_config import hf_settings
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import RopeConfig
+
+_UNKNOWN_TO_GGUF_LOADER = ("smollm3", "granite")
 
 
 class Reference:
     """A model loaded by transformers from the same files the exporter read.
 
-    Independent of the exporter: transformers reads the weights, the names and the config by itself. Only what its
-    GGUF loader leaves out is added here: whether there are biases, linear rotary scaling and ``rope_freqs.weight``.
+    Independent of the exporter: transformers reads the weights, the names and the config by itself. Of a GGUF file it
+    leaves out most of the metadata, which is handed over as this project reads it, and ``rope_freqs.weight``; and for
+    the architectures that its GGUF loader does not know, the tensors too. ``description`` says where that is so.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -31,10 +35,12 @@ class Reference:
         self._torch = torch
         self._model = _load(transformers, torch, checkpoint)
         if checkpoint.kind == "gguf":
-            _scale_frequencies(torch, self._model.model.rotary_emb, checkpoint.config.rope)
-        if checkpoint.adapter is not None:
+            _adjust_rotary(torch, self._model.model.rotary_emb, checkpoint.config.rope)
+        if checkpoint.adapter is not None and not _is_read_here(checkpoint):
             _merge_adapter(torch, self._model, checkpoint.adapter.path)
         self.description = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
+        if _is_read_here(checkpoint):
+            self.description += ", on tensors as llorch reads them"
 
     def logits(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
         """Return the logits of every position, [tokens, vocabulary]."""
@@ -44,17 +50,24 @@ class Reference:
         return logits
 
 
+def _is_read_here(checkpoint: Checkpoint) -> bool:
+    return checkpoint.kind == "gguf" and checkpoint.config.architecture in _UNKNOWN_TO_GGUF_LOADER
+
+
 def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
     path: Path = checkpoint.path
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
-    if checkpoint.kind == "gguf":
-        place = {
-            "pretrained_model_name_or_path": str(path.parent),
-            "gguf_file": path.name,
-            "attention_bias": checkpoint.config.attention_bias,
-            "mlp_bias": checkpoint.config.mlp_bias,
-        }
     try:
+        if checkpoint.kind == "gguf":
+            settings = hf_settings(checkpoint.config)
+            config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+            if _is_read_here(checkpoint):
+                return _build(transformers, torch, checkpoint, config)
+            place = {
+                "pretrained_model_name_or_path": str(path.parent),
+                "gguf_file": path.name,
+                "config": config,
+            }
         # Weights of a pickle are refused, and so is code that comes with a checkpoint.
         model = transformers.AutoModelForCausalLM.from_pretrained(
             **place, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
@@ -85,8 +98,18 @@ def _merge_adapter(torch: Any, model: Any, path: Path) -> None:
             model.get_submodule(module).weight += scaling * (b.float() @ a.float())
 
 
-def _scale_frequencies(torch: Any, rotary: Any, rope: RopeConfig) -> None:
+def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -> Any:
+    """Return a model of the config with the checkpoint's tensors put in."""
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in checkpoint.tensors.items():
+            parameters[name].copy_(torch.from_numpy(tensor.load()))
+    return model.eval()
+
+
+def _adjust_rotary(torch: Any, rotary: Any, rope: RopeConfig) -> None:
+    """Apply what only GGUF files can say of rotary embedding."""
     if rope.frequency_factors is not None:
         rotary.inv_freq /= torch.tensor(rope.frequency_factors, dtype=rotary.inv_freq.dtype)
-    elif rope.kind == "linear" and rotary.rope_type == "default":
-        rotary.inv_freq /= rope.factor
+    rotary.attention_scaling = rope.attention_factor

@@ -31,6 +31,7 @@ _LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")  # numbers digit by digit
 _DIGIT: Final = r"\p{N}"
 
 # How text is cut before merging, by the name in ``tokenizer.ggml.pre``: each pattern splits what the one before left.
@@ -39,6 +40,8 @@ _SPLITS: Final = {
     "gpt-2": (_GPT2,),
     "smollm": (_DIGIT, _GPT2),
     "llama-bpe": (_LLAMA3,),
+    "smaug-bpe": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
 }
 _ALIASES: Final = {
     "llama3": "llama-bpe",

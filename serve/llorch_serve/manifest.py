@@ -31,25 +31,56 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
 
     theta: base of the frequencies.
     kind: ``default``; ``linear`` (all frequencies divided by ``factor``); ``llama3`` (Llama 3.1's scaling by
-        wavelength); ``factors`` (GGUF ``rope_freqs.weight``: frequency i divided by ``frequency_factors[i]``).
+        wavelength); ``yarn`` (slow frequencies divided by ``factor``, fast ones kept, a ramp between them);
+        ``dynamic`` (plain up to ``original_max_position_embeddings``); ``longrope`` (frequency i divided by
+        ``short_factor[i]`` while a sequence is no longer than ``original_max_position_embeddings``, by
+        ``long_factor[i]`` once it is); ``factors`` (GGUF ``rope_freqs.weight``: divided by ``frequency_factors[i]``).
+    attention_factor: multiplies cosine and sine (yarn, longrope).
+    beta_fast, beta_slow, truncate: turns over the original context between which yarn's ramp lies, and whether its
+        ends are rounded to whole pairs.
+    rotary_dim: how many leading elements of a head are rotated; absent: all.
     """
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "factors"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "factors"] = "default"
     factor: float | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: int | None = None
     frequency_factors: tuple[float, ...] | None = None
+    attention_factor: float = 1.0
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    rotary_dim: int | None = None
+
+    @property
+    def exact_positions(self) -> int | None:
+        """Longest sequence for which one fixed table is right; None if there is no such limit."""
+        changes = self.kind == "dynamic" or (
+            self.kind == "longrope" and self.short_factor != self.long_factor
+        )
+        return self.original_max_position_embeddings if changes else None
 
 
 class LlamaConfig(_Struct, frozen=True, kw_only=True):
     """The architecture of a Llama-family decoder, in the terms of Hugging Face's ``config.json``.
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
+
+    attention_bias: biases on q, k, v and o. qkv_bias: on q, k and v only.
+    qk_norm: an RMS norm over each query and key head before rotation.
+    no_rope_layers: one number a layer, 0 where the layer does not rotate; empty: all layers rotate.
+    sliding_window: positions that a layer attends to, its own included; None: all.
+    layer_types: which layers have that window; empty: all have it.
+    embedding_multiplier, residual_multiplier: scale the embedding, and what each block adds to the residual.
+    attention_multiplier: scales attention scores; None: 1 / sqrt(head_dim).
+    logits_scaling: divides the logits.
     """
 
-    architecture: Literal["llama"] = "llama"
+    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"] = "llama"
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
@@ -63,6 +94,35 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    no_rope_layers: tuple[int, ...] = ()
+    sliding_window: Count | None = None
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many leading elements of a head are rotated."""
+        return self.head_dim if self.rope.rotary_dim is None else self.rope.rotary_dim
+
+    @property
+    def max_exact_context(self) -> int:
+        """Longest sequence that a graph with one rotary table computes as the model was trained."""
+        limit = self.rope.exact_positions
+        return self.max_position_embeddings if limit is None else min(limit, self.max_position_embeddings)
+
+    def rotates(self, layer: int) -> bool:
+        """Tell whether a layer has rotary embedding."""
+        return not self.no_rope_layers or self.no_rope_layers[layer] != 0
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions a layer attends to, or None for all."""
+        full = self.layer_types and self.layer_types[layer] == "full_attention"
+        return None if full else self.sliding_window
 
 
 class TensorSpec(_Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from arch_rows import HF
 from checkpoints import tiny_config, tiny_tokenizer_json, write_hf_folder
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config import config_from_hf
@@ -46,6 +47,19 @@ def test_without_json_stdout_is_empty(tiny_source, tmp_path):
     outcome = llorch_here("export", tiny_source, "--output", tmp_path / "a")
     assert (outcome.code, outcome.stdout) == (0, "")
     assert str(tmp_path / "a") in outcome.stderr
+
+
+def test_a_shorter_context_than_the_model_has_is_said(tmp_path):
+    """LongRoPE turns every position otherwise once a sequence is long; no flag asked for the shorter context."""
+    source = write_hf_folder(tmp_path / "model", HF["phi3, longrope, all short"])
+    outcome = llorch_here("export", source, "-o", tmp_path / "a")
+    assert (outcome.code, manifest(tmp_path / "a")["context_length"]) == (0, 128)
+    assert "note: the context is 128 of the model's 256 positions" in outcome.stderr
+    asked = llorch_here("export", source, "-o", tmp_path / "a", "--force", "--max-context", "128")
+    assert (asked.code, "note:" in asked.stderr) == (0, False)
+    beyond = llorch_here("export", source, "-o", tmp_path / "a", "--force", "--max-context", "200")
+    assert beyond.code == 2
+    assert "Use --max-context 128 or less" in beyond.stderr
 
 
 def test_flags_end_up_in_the_manifest(tiny_source, tmp_path):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-spm", "llama-bpe", "gpt-2", "phi-3", "refact", "starcoder", "command-r"]
+    "name", ["llama-spm", "llama-bpe", "gpt-2", "phi-3", "refact", "starcoder", "command-r", "qwen2"]
 )
 def test_ids_are_those_of_llama_cpp(name: str) -> None:
     path = Path(MODELS or "") / f"ggml-vocab-{name}.gguf"

@@ -6,7 +6,8 @@ import pytest
 
 from checkpoints import gguf_metadata, gguf_tensor_name, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors
-from llorch_export.config import config_from_gguf
+from llorch_export.gguf_config import config_from_gguf
+from llorch_export.gguf_rope import GgufRopeTensors
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig, RopeConfig
 
@@ -66,12 +67,12 @@ def test_the_embedding_decides_the_vocabulary() -> None:
 def test_frequency_factors_are_carried_over_and_multiply_linear_scaling() -> None:
     factors = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 8.0]
     config = tiny_llama_config()
-    plain = _parse(config, frequency_factors=factors)
+    plain = _parse(config, rope_tensors=GgufRopeTensors(plain=factors))
     assert plain.rope == RopeConfig(theta=10000.0, kind="factors", frequency_factors=tuple(factors))
     scaled = _parse(
         config,
         {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
-        frequency_factors=factors,
+        rope_tensors=GgufRopeTensors(plain=factors),
     )
     assert scaled.rope.frequency_factors == tuple(2 * factor for factor in factors)
 
@@ -101,11 +102,11 @@ def test_linear_scaling_follows_llama_cpp(changes: dict[str, object], factor: fl
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"general.architecture": "qwen2"}, r"general.architecture is 'qwen2'; supported is the Llama"),
+        ({"general.architecture": "gemma"}, r"general.architecture is 'gemma'; supported architectures are llama, qwen2, qwen3, smollm3, granite, phi3"),
         ({"general.type": "adapter"}, r"general.type is 'adapter'"),
         ({"llama.expert_count": 8}, r"llama.expert_count is 8, expected 0"),
-        ({"llama.rope.scaling.type": "yarn"}, r"'yarn'; supported are none and linear"),
-        ({"llama.rope.scaling.attn_factor": 0.5}, r"attn_factor is 0.5"),
+        ({"llama.rope.scaling.type": "ntk"}, r"'ntk'; supported are none, linear, yarn and longrope"),
+        ({"llama.rope.scaling.attn_factor": 0.0}, r"attn_factor is 0.0"),
         ({"llama.rope.dimension_count": 8}, r"rope.dimension_count is 8, expected 16"),
         ({"llama.attention.value_length": 8}, r"value_length is 8, expected 16"),
         ({"llama.attention.sliding_window": 128}, r"sliding_window is 128"),
@@ -126,7 +127,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(changes: dict[str, object], 
 @pytest.mark.parametrize("factors", [[1.0], [0.0] * 8, [float("nan")] * 8, [float("inf")] * 8])
 def test_unusable_frequency_factors_are_refused(factors: list[float]) -> None:
     with pytest.raises(ArtifactError, match=r"rope_freqs.weight must hold 8 positive numbers"):
-        _parse(tiny_llama_config(), frequency_factors=factors)
+        _parse(tiny_llama_config(), rope_tensors=GgufRopeTensors(plain=factors))
 
 
 def test_a_file_without_embedding_is_refused() -> None:

@@ -13,14 +13,14 @@ from llorch_export.pipeline import preview
 from llorch_serve.errors import ArtifactError
 
 
-@pytest.mark.parametrize("head_dim", [2, 8, 24, 40])
-def test_head_dim_must_be_a_multiple_of_16(tmp_path: Path, head_dim: int) -> None:
+@pytest.mark.parametrize("head_dim", [2, 12, 20, 28])
+def test_head_dim_must_be_a_multiple_of_8(tmp_path: Path, head_dim: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(head_dim=head_dim)))
-    with pytest.raises(ArtifactError, match=rf"head_dim is {head_dim}; .*multiple of 16"):
+    with pytest.raises(ArtifactError, match=rf"head_dim is {head_dim}; .*multiple of 8"):
         preview(ExportOptions(source=str(tmp_path), output=Path("nowhere")))
 
 
-@pytest.mark.parametrize("head_dim", [16, 32, 48, 80, 128])
+@pytest.mark.parametrize("head_dim", [8, 16, 24, 40, 48, 128])
 def test_other_sizes_are_taken(tmp_path: Path, head_dim: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(head_dim=head_dim)))
     found = preview(ExportOptions(source=str(tmp_path), output=Path("nowhere")))

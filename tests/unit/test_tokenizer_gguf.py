@@ -208,7 +208,7 @@ def _assign(index: int, value: object) -> Any:
     [
         ({}, r"tokenizer.ggml.model is None; supported are gpt2 and llama"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.model": "t5"}, r"tokenizer.ggml.model is 't5'"),
-        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "qwen2"}, r"pre-tokenizer 'qwen2' is not supported; supported are"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "tekken"}, r"pre-tokenizer 'tekken' is not supported; supported are"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": []}, r"has 0 tokens"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [str(i) for i in range(600)]}, r"has 600 tokens, expected 1 to 512"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [1, 2]}, r"tokens is \[1, 2\], expected a list of str"),

@@ -27,7 +27,9 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
-from llorch_export.config import config_from_gguf
+from llorch_export.families import FAMILIES
+from llorch_export.gguf_config import config_from_gguf
+from llorch_export.gguf_rope import GgufRopeTensors
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
 
@@ -46,6 +48,8 @@ SUPPORTED_TYPES: Final = (
 )
 
 _ROPE_FACTORS: Final = "rope_freqs.weight"
+_SHORT_FACTORS: Final = "rope_factors_short.weight"
+_LONG_FACTORS: Final = "rope_factors_long.weight"
 _MAX_ROPE_FACTORS: Final = 1024
 # Rotary frequencies that old conversions stored beside each layer; they follow from the metadata.
 _IGNORABLE: Final = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
@@ -61,16 +65,26 @@ def gguf_config(header: GgufHeader) -> LlamaConfig:
             "join them first with: llama-gguf-split --merge FIRST_PART OUTPUT"
         )
     shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
-    factors = None
-    if (tensor := header.tensors.get(_ROPE_FACTORS)) is not None:
-        # Read before any config exists that could tell its size, so it is bounded here.
-        if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROPE_FACTORS:
-            raise ArtifactError(
-                f"{header.path}: {_ROPE_FACTORS} has shape {list(tensor.shape)}, expected one number a rotary pair; "
-                "convert the model again"
-            )
-        factors = [float(value) for value in read_float32(_tensor_range(header, tensor))]
-    return config_from_gguf(header.metadata, shapes, frequency_factors=factors, origin=str(header.path))
+    rope_tensors = GgufRopeTensors(
+        plain=_rope_factors(header, _ROPE_FACTORS),
+        short=_rope_factors(header, _SHORT_FACTORS),
+        long=_rope_factors(header, _LONG_FACTORS),
+    )
+    return config_from_gguf(header.metadata, shapes, rope_tensors=rope_tensors, origin=str(header.path))
+
+
+def _rope_factors(header: GgufHeader, name: str) -> list[float] | None:
+    """Return the rotary divisors that a tensor holds, or None if there is no such tensor."""
+    tensor = header.tensors.get(name)
+    if tensor is None:
+        return None
+    # Read before any config exists that could tell its size, so it is bounded here.
+    if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROPE_FACTORS:
+        raise ArtifactError(
+            f"{header.path}: {name} has shape {list(tensor.shape)}, expected one number a rotary pair; "
+            "convert the model again"
+        )
+    return [float(value) for value in read_float32(_tensor_range(header, tensor))]
 
 
 def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTensor]:
@@ -79,26 +93,27 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
     Raises ArtifactError naming tensors that are missing, unused, of a wrong shape, of an unsupported type or
     that reach beyond the end of the file.
     """
-    expected = names.expected_tensors(config)
-    used = {names.gguf_name(name): name for name in expected}
     ranges = {name: _tensor_range(header, tensor) for name, tensor in header.tensors.items()}
     found = {
         name: r.shape
         for name, r in ranges.items()
-        if name != _ROPE_FACTORS and not _IGNORABLE.fullmatch(name)
+        if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    by_gguf_name = {names.gguf_name(name): shape for name, shape in expected.items()}
+    by_gguf_name = {names.gguf_name(name): shape for name, shape in names.stored_tensors(config).items()}
     names.check_tensors(by_gguf_name, found, origin=str(header.path))
-    return {
-        name: LazyTensor(
+    expected = names.expected_tensors(config)
+    tensors = {}
+    for name, place in names.stored_places(config).items():
+        stored = names.gguf_name(place.name)
+        source = ranges[stored].rows(place.start, place.stop)
+        tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
             dtype=_type_name(header, header.tensors[stored]),
-            load_rows=functools.partial(read_rows, ranges[stored], row_order=_row_order(name, config)),
-            read_blocks=_block_reader(ranges[stored], _row_order(name, config)),
+            load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
+            read_blocks=_block_reader(source, _row_order(name, config)),
         )
-        for stored, name in used.items()
-    }
+    return tensors
 
 
 def gguf_model_name(path: Path) -> str:
@@ -118,8 +133,11 @@ def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
     """Return where each stored row of a tensor belongs, or None where rows are in place.
 
     ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2), so
-    conversion to GGUF interleaves the two halves of each query and key head.
+    conversion to GGUF interleaves the two halves of each query and key head; in the families that ggml rotates half
+    a head apart it does not.
     """
+    if not FAMILIES[config.architecture].permuted:
+        return None
     if ".self_attn.q_proj." in name:
         heads = config.num_attention_heads
     elif ".self_attn.k_proj." in name:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from llorch_export.families import FAMILIES, FUSED_MODULES
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
 
@@ -26,10 +28,14 @@ _GGUF_IN_LAYER = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.qkv_proj": "attn_qkv",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
 }
 _MAX_LISTED = 8
 
@@ -53,25 +59,66 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (intermediate, hidden),
         "mlp.down_proj": (hidden, intermediate),
     }
+    biased = {module for module in attention if config.attention_bias}
+    biased |= {module for module in attention if config.qkv_bias and module != "self_attn.o_proj"}
+    biased |= {module for module in mlp if config.mlp_bias}
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        for group, has_bias in ((attention, config.attention_bias), (mlp, config.mlp_bias)):
+        for group in (attention, mlp):
             if group is mlp:
                 shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
             for module, shape in group.items():
                 shapes[f"{prefix}{module}.weight"] = shape
-                if has_bias:
+                if module in biased:
                     shapes[f"{prefix}{module}.bias"] = shape[:1]
+            if group is attention and config.qk_norm:
+                shapes[f"{prefix}self_attn.q_norm.weight"] = (config.head_dim,)
+                shapes[f"{prefix}self_attn.k_norm.weight"] = (config.head_dim,)
     shapes[FINAL_NORM] = (hidden,)
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
     return shapes
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Where a checkpoint keeps a tensor: rows ``start`` to ``stop`` of the tensor ``name``; stop None: all of it."""
+
+    name: str
+    start: int = 0
+    stop: int | None = None
+
+
+def stored_places(config: LlamaConfig) -> dict[str, StoredRows]:
+    """Return the place of every tensor of :func:`expected_tensors`: itself, or a part of a fused one."""
+    expected = expected_tensors(config)
+    places = {name: StoredRows(name) for name in expected}
+    if FAMILIES[config.architecture].fused:
+        for layer in range(config.num_hidden_layers):
+            for fused, parts in FUSED_MODULES.items():
+                start = 0
+                for part in parts:
+                    name = f"model.layers.{layer}.{part}.weight"
+                    stop = start + expected[name][0]
+                    places[name] = StoredRows(f"model.layers.{layer}.{fused}.weight", start, stop)
+                    start = stop
+    return places
+
+
+def stored_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that a checkpoint must hold, in the order of use."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    expected = expected_tensors(config)
+    for name, place in stored_places(config).items():
+        rows = expected[name][0] if place.stop is None else place.stop
+        shapes[place.name] = (rows, *expected[name][1:])  # the last part's end is the whole's
+    return shapes
+
+
 def gguf_name(name: str) -> str:
-    """Return the GGUF name of a tensor that :func:`expected_tensors` lists."""
+    """Return the GGUF name of a tensor that :func:`stored_tensors` lists."""
     if name in _GGUF_TOP_LEVEL:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)

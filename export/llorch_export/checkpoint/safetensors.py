@@ -95,17 +95,17 @@ def folder_tensors(
         _take_scales(stored)
     if config.tie_word_embeddings and names.HEAD in stored and names.EMBEDDING in stored:
         _drop_tied_head(stored, folder)
-    expected = names.expected_tensors(config)
     found = {name: tensor.source.shape for name, tensor in stored.items()}
-    names.check_tensors(expected, found, origin=str(folder.path))
+    names.check_tensors(names.stored_tensors(config), found, origin=str(folder.path))
+    places, expected = names.stored_places(config), names.expected_tensors(config)
     return {
         name: LazyTensor(
             name=name,
-            shape=shape,
-            dtype=stored[name].dtype,
-            load_rows=_reader(stored[name], packing),
+            shape=expected[name],
+            dtype=stored[place.name].dtype,
+            load_rows=_reader(stored[place.name], place, packing),
         )
-        for name, shape in expected.items()
+        for name, place in places.items()
     }
 
 
@@ -127,10 +127,15 @@ def _take_scales(stored: dict[str, StoredTensor]) -> None:
             stored.pop(f"{module}{suffix}", None)
 
 
-def _reader(tensor: StoredTensor, packing: Fp8Format | None) -> Callable[[int, int], npt.NDArray[np.float32]]:
+def _reader(
+    tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None
+) -> Callable[[int, int], npt.NDArray[np.float32]]:
+    """Return what reads rows of one part of a stored tensor, the whole of it unless projections are fused."""
     if tensor.scale is None or packing is None:
-        return functools.partial(read_rows, tensor.source)
-    return scaled_rows(tensor.source, tensor.scale, packing)
+        return functools.partial(read_rows, tensor.source.rows(place.start, place.stop))
+    # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
+    whole = scaled_rows(tensor.source, tensor.scale, packing)
+    return lambda start, stop: whole(place.start + start, place.start + stop)
 
 
 def _drop_tied_head(stored: dict[str, StoredTensor], folder: ModelFolder) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,14 @@ class TensorRange:
     offset: int
     shape: tuple[int, ...]
     codec: BlockCodec
+
+    def rows(self, start: int, stop: int | None) -> TensorRange:
+        """Return the part from row ``start`` to ``stop`` (None: to the end); rows must be made of whole blocks."""
+        if start == 0 and stop is None:
+            return self
+        row_bytes = math.prod(self.shape[1:]) // self.codec.elements * self.codec.bytes
+        count = (self.shape[0] if stop is None else stop) - start
+        return replace(self, offset=self.offset + start * row_bytes, shape=(count, *self.shape[1:]))
 
 
 def read_float32(

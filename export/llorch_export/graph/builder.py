@@ -31,6 +31,7 @@ class GraphBuilder:
         self.tensors = tensors
         self.weights = WeightPlan()
         self.tape = Tape()
+        self._constants: dict[str, ir.Value] = {}
 
     def op(
         self,
@@ -78,6 +79,12 @@ class GraphBuilder:
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """Add a shape or index; it stays inside the model file, where shape inference can read it."""
         return self.tape.initializer(ir.tensor(array, name=name))
+
+    def shared_constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        """Return the constant of this name, added at its first use; later uses must mean the same array."""
+        if name not in self._constants:
+            self._constants[name] = self.constant(name, array)
+        return self._constants[name]
 
     def vector(self, name: str) -> ir.Value:
         """Plan a checkpoint tensor that is used as it is, in float32."""

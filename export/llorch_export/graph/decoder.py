@@ -14,7 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.graph.attention import AttentionInputs, LayerCache, attention, cache_values
+from llorch_export.graph.attention import (
+    AttentionInputs,
+    LayerCache,
+    attention,
+    cache_values,
+    rotates_inside,
+    token_positions,
+)
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.embedding import embed, head
 from llorch_export.graph.linear import linear
@@ -61,15 +68,19 @@ def build_decoder(
     seqlens_k = _input("seqlens_k", ir.DataType.INT32, "batch")
     total = _input("total_sequence_length", ir.DataType.INT32)
     logits_indices = _input("logits_indices", ir.DataType.INT64, "rows")
-    table_shape = (context_length, config.head_dim // 2)
-    tables = b.weights.add(
+    table_shape = (context_length, config.rotary_dim // 2)
+    cos, sin = b.weights.add(
         [("rotary.cos", FLOAT, table_shape), ("rotary.sin", FLOAT, table_shape)],
         lambda: rotary_tables(config.rope, config.head_dim, context_length),
     )
-    shared = AttentionInputs(seqlens_k, total, *tables)
+    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k)
+    shared = AttentionInputs(seqlens_k, total, cos, sin, positions)
     caches = [cache_values(b, kv, layer) for layer in range(config.num_hidden_layers)]
     hidden, table = embed(b, input_ids)
+    hidden = _scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
     rows = _layers(b, hidden, shared, caches, logits_indices)
+    # Scaling the rows before the head is linear in the logits, and much narrower than they are.
+    rows = _scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
     logits = head(b, rows, table)
     inputs = [input_ids, seqlens_k, total, logits_indices, *(v for cache in caches for v in cache.past)]
     outputs = [logits, *(v for cache in caches for v in cache.present)]
@@ -108,7 +119,7 @@ def _layers(
     residual, last = hidden, len(caches) - 1
     for layer, cache in enumerate(caches):
         prefix = f"model.layers.{layer}"
-        heads = attention(b, normed, f"{prefix}.self_attn", shared, cache, lead=lead)
+        heads = attention(b, normed, layer, shared, cache, lead=lead)
         if layer == last:
             heads = _wanted_rows(
                 b, heads, logits_indices, "heads", b.config.num_attention_heads * b.config.head_dim
@@ -124,10 +135,12 @@ def _layers(
             bias=b.config.attention_bias,
         )
         shape = (*lead, size)
+        projected = _scaled(b, projected, b.config.residual_multiplier, f"{prefix}.self_attn/scaled")
         normed, residual = add_rms_norm(
             b, residual, projected, f"{prefix}.post_attention_layernorm", shape=shape, keep_sum=True
         )
         delta = mlp(b, normed, f"{prefix}.mlp", lead=lead)
+        delta = _scaled(b, delta, b.config.residual_multiplier, f"{prefix}.mlp/scaled")
         following = "model.norm" if layer == last else f"model.layers.{layer + 1}.input_layernorm"
         normed, residual = add_rms_norm(b, residual, delta, following, shape=shape, keep_sum=layer != last)
     return normed
@@ -141,11 +154,22 @@ def _wanted_rows(b: GraphBuilder, x: ir.Value, indices: ir.Value, name: str, wid
     )
 
 
+def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
+    """Append the product of ``x`` and a constant; ``x`` itself if that is one."""
+    if factor == 1:
+        return x
+    assert x.shape is not None
+    shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
+    return b.op(
+        "Mul", [x, b.constant(f"{name}/factor", np.array(factor, np.float32))], name=name, shape=shape
+    )
+
+
 def _check_shapes(config: LlamaConfig) -> None:
-    if config.head_dim % 16:
+    if config.head_dim % 8:
         raise ArtifactError(
-            f"head_dim is {config.head_dim}; GroupQueryAttention rotates heads whose size is a multiple of 16, "
-            "so this model cannot be exported yet"
+            f"head_dim is {config.head_dim}; the runtime's attention takes heads whose size is a multiple of 8, "
+            "so this model cannot be exported"
         )
 
 

@@ -60,7 +60,11 @@ def command(
         ),
     ] = None,
     max_context: Annotated[
-        int | None, typer.Option(help="Longest sequence. Default: the model's own.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Longest sequence. Default: the model's own, or where its rotary scaling stops being exact.",
+            show_default=False,
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that stands at DIR.")] = False,
     if_changed: Annotated[
@@ -130,6 +134,12 @@ def command(
         )
     else:
         say(f"{result.artifact.folder} is up to date")
+    model = manifest.model
+    if max_context is None and manifest.context_length < model.max_position_embeddings:
+        say(
+            f"note: the context is {manifest.context_length} of the model's {model.max_position_embeddings} positions, because its "
+            f"rotary type {model.rope.kind} rotates otherwise in longer sequences, which no fixed table reproduces"
+        )
     if not manifest.stop_token_ids:
         say("note: the checkpoint names no end-of-sequence token; answers end at max_tokens or a stop string")
 

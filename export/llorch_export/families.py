@@ -1,0 +1,165 @@
+"""The decoder families that are a Llama with a twist: one row each.
+
+A row says how a family differs from Llama in its config's keys and defaults, in its tensors and in how GGUF stores
+them. Everything downstream (names, graph, reference) follows from the :class:`LlamaConfig` that comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row. What is not said is as in Llama.
+
+    architecture: ``model_type`` of config.json, and ``general.architecture`` of a GGUF file.
+    causal_lm: the only entry of ``architectures`` that is accepted.
+    defaults: what transformers takes absent keys to mean, where Llama's config differs.
+    biases: which of the keys ``attention_bias`` and ``mlp_bias`` the family honours.
+    windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types`` names.
+    qkv_bias, qk_norm: biases on q, k and v only; RMS norm of query and key heads.
+    multipliers: the config scales embedding, attention, residual and logits.
+    no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
+    partial_rotary: a leading part of each head may be rotated.
+    outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope settings.
+    longrope_names: further names by which the family's config.json means longrope.
+    fused: q, k, v are stored as one tensor, gate and up as another.
+    in_gguf: llama.cpp knows the family under its own name.
+    permuted: conversion to GGUF interleaves the two halves of query and key heads.
+    fixed: keys with the one value that is accepted.
+    inert: keys of config.json that do not matter for this family alone.
+    """
+
+    architecture: Architecture
+    causal_lm: str
+    defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
+    biases: frozenset[str] = frozenset()
+    windows: Literal["none", "all layers", "by layer"] = "none"
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    multipliers: bool = False
+    no_rope_interval: int = 0
+    partial_rotary: bool = False
+    outer_original_context: int | None = None
+    longrope_names: frozenset[str] = frozenset()
+    fused: bool = False
+    in_gguf: bool = True
+    permuted: bool = False
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    inert: frozenset[str] = frozenset()
+
+
+_BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    row.architecture: row
+    for row in (
+        Family("llama", "LlamaForCausalLM", biases=_BOTH_BIASES, permuted=True),
+        # llama.cpp stores Mistral as llama.
+        Family(
+            "mistral",
+            "MistralForCausalLM",
+            defaults={
+                "intermediate_size": 14336,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 131072,
+                "sliding_window": 4096,
+            },
+            windows="all layers",
+            in_gguf=False,
+        ),
+        Family(
+            "qwen2",
+            "Qwen2ForCausalLM",
+            defaults={
+                "vocab_size": 151936,
+                "intermediate_size": 22016,
+                "num_key_value_heads": 32,
+                "max_position_embeddings": 32768,
+                "sliding_window": 4096,
+                "max_window_layers": 28,
+            },
+            windows="by layer",
+            qkv_bias=True,
+        ),
+        Family(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            defaults={
+                "vocab_size": 151936,
+                "intermediate_size": 22016,
+                "num_key_value_heads": 32,
+                "head_dim": 128,
+                "max_position_embeddings": 32768,
+                "sliding_window": 4096,
+                "max_window_layers": 28,
+            },
+            biases=frozenset({"attention_bias"}),
+            windows="by layer",
+            qk_norm=True,
+        ),
+        Family(
+            "smollm3",
+            "SmolLM3ForCausalLM",
+            defaults={
+                "vocab_size": 128256,
+                "hidden_size": 2048,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 32768,
+                "rope_theta": 2000000.0,
+                "tie_word_embeddings": True,
+            },
+            biases=_BOTH_BIASES,
+            windows="by layer",
+            no_rope_interval=4,
+            permuted=True,
+            inert=frozenset({"max_window_layers"}),  # its layers slide by no_rope_layers
+        ),
+        Family("granite", "GraniteForCausalLM", biases=_BOTH_BIASES, multipliers=True, permuted=True),
+        Family(
+            "phi3",
+            "Phi3ForCausalLM",
+            defaults={
+                "vocab_size": 32064,
+                "hidden_size": 3072,
+                "intermediate_size": 8192,
+                "max_position_embeddings": 4096,
+                "rms_norm_eps": 1e-5,
+            },
+            windows="all layers",
+            partial_rotary=True,
+            outer_original_context=4096,
+            longrope_names=frozenset({"su", "yarn"}),
+            fused=True,
+            fixed={
+                "lm_head_bias": False,
+                "full_attn_mod": 1,
+                "interpolate_factor": 1,
+                # Code that once came with the weights, and is now part of transformers; nothing here runs it.
+                "auto_map": {
+                    "AutoConfig": "configuration_phi3.Phi3Config",
+                    "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+                },
+            },
+            inert=frozenset({"embd_pdrop", "resid_pdrop"}),  # dropout, while training only
+        ),
+    )
+}
+
+SUPPORTED_HF: Final = f"supported model types are {', '.join(FAMILIES)}"
+SUPPORTED_GGUF: Final = (
+    f"supported architectures are {', '.join(n for n, row in FAMILIES.items() if row.in_gguf)}"
+)
+
+# A checkpoint of a fused family holds these modules instead of their parts, stacked along the outputs.
+FUSED_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}

@@ -1,0 +1,42 @@
+"""``verify`` knows every family: its reference is right by itself, and it accepts what was exported from the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arch_rows import GGUF, HF
+from checkpoints import write_gguf, write_hf_folder
+from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.reference import Reference
+from llorch_export.verify import verify
+from llorch_serve.bench.workload import sample_text
+from tiny_exports import export_tiny, random_ids, silent
+from tolerances import FP32_LOGITS
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.mark.parametrize("name", [name for name in GGUF if "betas" not in name])
+def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name: str) -> None:
+    ids = random_ids(128)
+    file = Reference(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", HF[name]))))
+    folder = Reference(open_checkpoint(str(write_hf_folder(tmp_path / "model", HF[name]))))
+    np.testing.assert_allclose(file.logits(ids), folder.logits(ids), atol=FP32_LOGITS, rtol=0)
+    read_here = HF[name].get("model_type") in ("smollm3", "granite")
+    assert file.description.endswith("on tensors as llorch reads them") is read_here
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    "name", ["mistral, window", "qwen3, heads of 24", "smollm3", "granite", "phi3, longrope, partial"]
+)
+def test_verify_accepts_an_export_of_every_family(
+    tmp_path: Path, name: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llorch_export.verify.sample_text", lambda: sample_text()[:800])
+    source = write_hf_folder(tmp_path / "model", HF[name])
+    export_tiny(source, tmp_path / "out", precision=precision)
+    assert verify(tmp_path / "out", str(source), silent).passed

@@ -1,0 +1,91 @@
+"""GGUF metadata of every family gives the config of the folder, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from arch_rows import GGUF, HF, LONG, SHORT
+from checkpoints import gguf_metadata, gguf_tensor_name, of_family, tiny_llama_config
+from llorch_export.checkpoint.names import stored_tensors
+from llorch_export.gguf_config import config_from_gguf
+from llorch_export.gguf_rope import GgufRopeTensors
+from llorch_serve.errors import ArtifactError
+from llorch_serve.manifest import LlamaConfig, RopeConfig
+
+
+def parse(
+    config: LlamaConfig, changes: dict[str, object] | None = None, tensors: GgufRopeTensors | None = None
+) -> LlamaConfig:
+    metadata = {"general.architecture": config.architecture, **gguf_metadata(config), **(changes or {})}
+    shapes = {gguf_tensor_name(n, config.architecture): s for n, s in stored_tensors(config).items()}
+    present = {key: value for key, value in metadata.items() if value is not None}
+    return config_from_gguf(present, shapes, rope_tensors=tensors)
+
+
+def divisors(rope: RopeConfig) -> GgufRopeTensors:
+    return GgufRopeTensors(short=rope.short_factor, long=rope.long_factor)
+
+
+@pytest.mark.parametrize("name", [name for name in GGUF if "betas" not in name])
+def test_metadata_and_config_json_of_one_model_give_one_config(name: str) -> None:
+    config = tiny_llama_config(**HF[name])
+    assert parse(config, tensors=divisors(config.rope)) == config
+
+
+def test_yarn_betas_and_attention_factor_are_read() -> None:
+    config = tiny_llama_config(**HF["yarn"])
+    scaling = {"yarn_beta_fast": 6.0, "yarn_beta_slow": 0.5, "attn_factor": 2.0, "yarn_ext_factor": 1.0}
+    rope = parse(config, {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}).rope
+    assert (rope.beta_fast, rope.beta_slow) == (6.0, 0.5)
+    assert rope.attention_factor == pytest.approx(2 * config.rope.attention_factor)
+
+
+def test_zero_multipliers_mean_none_as_in_llama_cpp() -> None:
+    config = tiny_llama_config(**of_family("granite"))
+    changes: dict[str, object] = {
+        "granite.embedding_scale": 0.0,
+        "granite.residual_scale": None,
+        "granite.logit_scale": 0.0,
+        "granite.attention.scale": None,
+        "granite.rope.scaling.finetuned": True,
+    }
+    found = parse(config, changes)
+    assert (found.embedding_multiplier, found.residual_multiplier, found.logits_scaling) == (1.0, 1.0, 1.0)
+    assert found.attention_multiplier is None
+
+
+def test_phi3_states_no_head_size_and_only_what_is_rotated() -> None:
+    config = tiny_llama_config(**HF["phi3, half rotated"])
+    changes: dict[str, object] = {"phi3.attention.key_length": None, "phi3.attention.value_length": None}
+    assert parse(config, changes) == config
+    assert (config.head_dim, config.rotary_dim) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "tensors", "found"),
+    [
+        ("llama", {"general.architecture": "mistral"}, None, r"general.architecture is 'mistral'; supported architectures are llama, qwen2"),
+        ("qwen2", {"qwen2.attention.sliding_window": 9}, None, r"sliding_window is 9"),
+        ("qwen2", {"qwen2.rope.dimension_count": 8}, None, r"rope.dimension_count is 8, expected 16"),
+        ("qwen3", {"qwen3.expert_count": 8}, None, r"expert_count is 8"),
+        ("qwen3", {"qwen3.rope.scaling.yarn_beta_fast": 8.0}, None, r"not understood.*yarn_beta_fast"),
+        ("smollm3", {"smollm3.embedding_scale": 2.0}, None, r"not understood.*embedding_scale"),
+        ("granite", {"granite.rope.scaling.finetuned": False}, None, r"finetuned is False, expected True"),
+        ("granite", {"granite.residual_scale": -1.0}, None, r"residual_scale is -1.0"),
+        ("phi3", {"phi3.rope.dimension_count": 7}, None, r"7 of 16 elements of a head are rotated"),
+        ("phi3", {"phi3.rope.scaling.type": "longrope"}, None, r"rope_factors_short.weight must hold 8"),
+        ("phi3", {}, GgufRopeTensors(short=SHORT), r"rope_factors_long.weight must hold 8"),
+        ("phi3", {}, GgufRopeTensors(short=SHORT, long=LONG[1:]), r"rope_factors_long.weight must hold 8"),
+        ("phi3", {"phi3.rope.scaling.factor": 4.0}, GgufRopeTensors(short=SHORT, long=LONG), r"combines longrope"),
+        ("llama", {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_log_multiplier": 0.1}, None, r"yarn_log_multiplier is 0.1"),
+        ("llama", {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5}, None, r"yarn_ext_factor is 0.5"),
+        ("llama", {"llama.rope.scaling.type": "yarn"}, GgufRopeTensors(plain=SHORT), r"combines yarn with rope_freqs"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_by_name(
+    family: str, changes: dict[str, Any], tensors: GgufRopeTensors | None, found: str
+) -> None:
+    with pytest.raises(ArtifactError, match=found):
+        parse(tiny_llama_config(**of_family(family)), changes, tensors)
