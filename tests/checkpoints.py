@@ -255,6 +255,7 @@ def write_gguf(
     edit: Callable[[Weights], None] | None = None,
     metadata: Mapping[str, object] | None = None,
     extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    blocks: Callable[[str, int, int], tuple[str, npt.NDArray[np.uint8]] | None] | None = None,
 ) -> Path:
     """Write a GGUF file with the weights of :func:`write_hf_folder` and return its path.
 
@@ -262,6 +263,8 @@ def write_gguf(
     edit: changes the weights, under Hugging Face's names, before they are written.
     metadata: keys added or replaced; None removes one.
     extra: further tensors under their GGUF names. Llama 3 scaling writes ``rope_freqs.weight`` without being asked.
+    blocks: given a matrix's GGUF name, rows and columns, returns storage type and bytes [rows, bytes of a row] to
+        write in place of its weights, or None to leave them.
     """
     hf_config = tiny_config(**(config_overrides or {}))
     config = config_from_hf(hf_config)
@@ -289,6 +292,8 @@ def write_gguf(
     for name, value in (tensors | dict(extra or {})).items():
         if value.ndim == 1:
             writer.add_tensor(name, value)
+        elif blocks is not None and (given := blocks(name, *value.shape)) is not None:
+            writer.add_tensor(name, given[1], raw_dtype=gguf.GGMLQuantizationType[given[0]])
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()

@@ -19,7 +19,12 @@ DEFAULT_FINE_BLOCK_SIZE: Final = 32
 """Of int4. Errors of the query, key, value and down projections weigh most: finer blocks there and coarser ones
 elsewhere give the lower divergence at the same size (docs/precision.md)."""
 
-DEFAULT_HEAD: Final[dict[Precision, Precision]] = {"fp32": "fp32", "int8": "int8", "int4": "int8"}
+DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
+    "fp32": "fp32",
+    "int8": "int8",
+    "int4": "int8",
+    "source": "source",
+}
 """A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
 
 DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
@@ -28,7 +33,7 @@ DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
 
-KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6}
+KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6, "source": 0.007}
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
 
@@ -37,7 +42,7 @@ class ExportOptions:
     """What to export, to where, and how.
 
     lora: folder of a PEFT adapter to merge into the weights.
-    precision: of the decoder's linear layers.
+    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
     fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32 where an int4 export
@@ -70,6 +75,8 @@ class ExportOptions:
         Raises UsageError if a value is out of range or would have no effect.
         """
         head = self.head_precision or DEFAULT_HEAD[self.precision]
+        if "source" in (self.precision, head):
+            return self._source_recipe(head)
         fine_block_size = self._fine_block_size()
         quantised = [p for p in (self.precision, head) if p != "fp32"]
         if not quantised:
@@ -122,3 +129,31 @@ class ExportOptions:
         if self.precision == "int4" and self.block_size is None and self.fine_block_size is None:
             return DEFAULT_FINE_BLOCK_SIZE
         return self.fine_block_size
+
+    def _source_recipe(self, head: Precision) -> Recipe:
+        if self.precision != head:
+            raise UsageError(
+                f"--precision {self.precision} with --head-precision {head}; source is for both or neither, "
+                "since a GGUF file settles the type of every tensor"
+            )
+        if self.lora is not None:
+            raise UsageError(
+                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, int8 or int4"
+            )
+        for flag, value in (
+            ("--block-size", self.block_size),
+            ("--fine-block-size", self.fine_block_size),
+            ("--scale-type", self.scale_type),
+            ("--quantizer", self.quantizer),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} {value} has no effect at precision source, where blocks are the GGUF file's; leave it out"
+                )
+        return Recipe(
+            precision="source",
+            head_precision="source",
+            block_size=None,
+            accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
+            kl_limit=KL_LIMIT["source"],
+        )

@@ -57,6 +57,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     replace = options.force or options.if_changed
     check_output(options.output, force=replace)
     checkpoint = open_checkpoint(options.source)
+    _check_source(recipe, checkpoint)
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     context_length = resolve_context(checkpoint.config, options.max_context)
@@ -95,15 +96,21 @@ def _loadable(output: Path) -> Artifact | None:
 def preview(options: ExportOptions) -> dict[str, object]:
     """Describe the export without reading a weight: tensors and shapes of the checkpoint, graph inputs, sizes.
 
-    Needs only the GGUF header or config.json. Raises as :func:`export` does.
+    Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as :func:`export` does.
     """
     recipe = options.recipe()
-    config = open_config(options.source)
+    tensors: Mapping[str, LazyTensor]
+    if recipe.precision == "source":
+        # What the graph holds depends on the type of every tensor, so config.json would not do.
+        checkpoint = open_checkpoint(options.source)
+        _check_source(recipe, checkpoint)
+        config, tensors = checkpoint.config, checkpoint.tensors
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    else:
+        config = open_config(options.source)
+        shapes = expected_tensors(config)
+        tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     context_length = resolve_context(config, options.max_context)
-    shapes = expected_tensors(config)
-    tensors: Mapping[str, LazyTensor] = {
-        name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()
-    }
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)
     graph = build_decoder(config, recipe, tensors, context_length=context_length)
@@ -119,6 +126,15 @@ def preview(options: ExportOptions) -> dict[str, object]:
             {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in graph.inputs
         ],
     }
+
+
+def _check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Raise UsageError if the recipe wants blocks that the checkpoint's format does not have."""
+    if recipe.precision == "source" and checkpoint.kind != "gguf":
+        raise UsageError(
+            f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is a "
+            "Hugging Face folder; choose fp32, int8 or int4"
+        )
 
 
 def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:

@@ -14,7 +14,7 @@ from llorch_serve.errors import ArtifactError, NewerSchemaError
 
 SCHEMA_VERSION: Final = 1
 
-Precision = Literal["fp32", "int8", "int4"]
+Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -159,7 +159,8 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
-    block_size: elements along the input dimension that share one scale (quantised precisions only).
+    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, each tensor as the file has it.
+    block_size: elements along the input dimension that share one scale (``int8`` and ``int4`` only).
     head_precision: precision of the output head, and of the embedding where the two are tied.
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.

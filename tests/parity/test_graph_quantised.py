@@ -12,7 +12,7 @@ import pytest
 
 import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_export.graph.linear import quantised
+from llorch_export.graph.blocks import quantised
 from llorch_export.options import BITS, ExportOptions
 from llorch_serve.artifact import Artifact
 from llorch_serve.fidelity import DivergenceSum

@@ -84,6 +84,39 @@ def test_super_blocks_are_decoded_row_by_row_and_put_in_order(tmp_path: Path, ki
     np.testing.assert_array_equal(permuted(tensor.name, tensor.load(), checkpoint.config), expected)
 
 
+def test_stored_blocks_are_read_in_any_range_of_rows(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", weight_type="Q5_1")
+    tensors = open_checkpoint(str(path)).tensors
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.down_proj"):
+        tensor = tensors[f"model.layers.1.{name}.weight"]
+        expected = tensor.load()
+        assert tensor.read_blocks is not None
+        for start, stop in ((0, tensor.shape[0]), (0, 1), (5, 23), (tensor.shape[0] - 3, tensor.shape[0])):
+            data = tensor.read_blocks(start, stop)
+            assert data.shape == (stop - start, tensor.shape[1] // 32 * 24)
+            found = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.Q5_1)
+            np.testing.assert_array_equal(found, expected[start:stop], err_msg=f"{name} {start}:{stop}")
+
+
+def test_only_quantised_matrices_have_stored_blocks(tmp_path: Path) -> None:
+    tensors = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", weight_type="Q8_0"))).tensors
+    assert {t.dtype for t in tensors.values() if t.read_blocks is None} == {"F32"}
+    assert tensors["lm_head.weight"].read_blocks is not None
+
+
+def test_stored_blocks_of_a_file_that_was_cut_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", weight_type="Q8_0")
+    tensor = open_checkpoint(str(path)).tensors["lm_head.weight"]
+    assert tensor.read_blocks is not None
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 4)
+    with pytest.raises(ArtifactError, match=r"ends inside tensor .*; it is truncated"):
+        tensor.read_blocks(0, tensor.shape[0])
+    path.unlink()
+    with pytest.raises(ArtifactError, match="cannot be read: No such file"):
+        tensor.read_blocks(0, 1)
+
+
 def test_pieces_smaller_than_a_tensor_give_the_same_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

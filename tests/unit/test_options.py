@@ -113,3 +113,37 @@ def test_an_option_without_effect_is_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("level", [0, 4])
 def test_accuracy_level_lands_in_the_recipe(level: int) -> None:
     assert recipe(accuracy_level=level).accuracy_level == level
+
+
+def test_source_settles_blocks_and_head_by_itself() -> None:
+    assert recipe(precision="source") == Recipe(
+        precision="source",
+        head_precision="source",
+        block_size=None,
+        accuracy_level=4,
+        kl_limit=KL_LIMIT["source"],
+    )
+    assert recipe(precision="source", head_precision="source", accuracy_level=0).accuracy_level == 0
+
+
+def test_source_takes_no_block_size() -> None:
+    with pytest.raises(UsageError, match="--block-size 32 has no effect at precision source"):
+        recipe(precision="source", block_size=32)
+
+
+@pytest.mark.parametrize(
+    "options", [("source", "int8"), ("source", "fp32"), ("int8", "source"), ("fp32", "source")]
+)
+def test_source_is_for_body_and_head(options: tuple[str, str]) -> None:
+    precision, head = options
+    with pytest.raises(
+        UsageError, match=f"--precision {precision} with --head-precision {head}; source is for both"
+    ):
+        recipe(precision=precision, head_precision=head)
+
+
+def test_source_takes_no_adapter() -> None:
+    with pytest.raises(
+        UsageError, match="--lora adapter changes weights whose blocks --precision source would keep"
+    ):
+        recipe(precision="source", lora=Path("adapter"))

@@ -28,12 +28,15 @@ class LazyTensor:
     dtype: storage type as the source names it (``BF16``, ``Q4_1``).
     load_rows: reads rows ``start`` to ``stop`` (excluded) and returns them as float32 of ``[stop - start, *shape[1:]]``;
         each call reads anew, nothing is kept. Raises ArtifactError if they cannot be read or are not finite.
+    read_blocks: for a type that is stored in quantised blocks, reads rows ``start`` to ``stop`` (excluded) as stored
+        bytes [stop - start, bytes of a row], in the order of ``shape``'s rows.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     load_rows: Callable[[int, int], npt.NDArray[np.float32]]
+    read_blocks: Callable[[int, int], npt.NDArray[np.uint8]] | None = None
 
     def load(self) -> npt.NDArray[np.float32]:
         """Read all of it; for matrices of a large model, :meth:`row_chunks` is the way that stays small."""

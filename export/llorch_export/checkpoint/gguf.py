@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,14 @@ import numpy.typing as npt
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
-from llorch_export.checkpoint.stream import FLOAT_CODECS, BlockCodec, TensorRange, read_float32, read_rows
+from llorch_export.checkpoint.stream import (
+    FLOAT_CODECS,
+    BlockCodec,
+    TensorRange,
+    read_blocks,
+    read_float32,
+    read_rows,
+)
 from llorch_export.families import FAMILIES
 from llorch_export.gguf_config import config_from_gguf
 from llorch_export.gguf_rope import GgufRopeTensors
@@ -104,6 +111,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
             shape=expected[name],
             dtype=_type_name(header, header.tensors[stored]),
             load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
+            read_blocks=_block_reader(source, _row_order(name, config)),
         )
     return tensors
 
@@ -111,6 +119,14 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
 def gguf_model_name(path: Path) -> str:
     """Return the model's name as far as the file's name tells it, without the type of quantisation."""
     return _QUANTISATION_SUFFIX.sub("", path.stem) or path.stem
+
+
+def _block_reader(
+    source: TensorRange, row_order: npt.NDArray[np.intp] | None
+) -> Callable[[int, int], npt.NDArray[np.uint8]] | None:
+    if source.codec.elements == 1 or len(source.shape) != 2:
+        return None
+    return functools.partial(read_blocks, source, row_order=row_order)
 
 
 def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:

@@ -1,6 +1,7 @@
-"""Read rows of one tensor out of a file as float32, a piece at a time.
+"""Read rows of one tensor out of a file, a piece at a time, as float32 or as they are stored.
 
-Input is a byte range, how its blocks decode and which rows are wanted; output is a float32 array. Files are read, not mapped, so that
+Input is a byte range, how its blocks decode and which rows are wanted; output is a float32 or byte array. Files are read,
+not mapped, so that
 what the page cache keeps never counts as this process's memory; beside the result only one piece is held.
 """
 
@@ -119,6 +120,31 @@ def _read_stored(source: TensorRange, first: int, last: int) -> npt.NDArray[np.f
     except OSError as error:
         raise ArtifactError(f"{source.path} cannot be read: {error.strerror or error}") from error
     return result[first - begin : last - begin]
+
+
+def read_blocks(
+    source: TensorRange, start: int, stop: int, *, row_order: npt.NDArray[np.intp] | None = None
+) -> npt.NDArray[np.uint8]:
+    """Read rows ``start`` to ``stop`` (excluded) of a matrix of whole blocks as they are stored, [rows, bytes of a row].
+
+    row_order: as for :func:`read_rows`. Raises ArtifactError if the file cannot be read or ends early.
+    """
+    row_bytes = source.shape[-1] // source.codec.elements * source.codec.bytes
+    if row_order is None:
+        first, last, picked = start, stop, None
+    else:
+        # Rows move only within their head, so the stored rows that are wanted lie close together.
+        stored = np.argsort(row_order)[start:stop]
+        first, last = int(stored.min()), int(stored.max()) + 1
+        picked = stored - first
+    try:
+        with source.path.open("rb", buffering=0) as file:
+            file.seek(source.offset + first * row_bytes)
+            data = _read_exactly(file.read, (last - first) * row_bytes, source)
+    except OSError as error:
+        raise ArtifactError(f"{source.path} cannot be read: {error.strerror or error}") from error
+    rows = np.frombuffer(data, np.uint8).reshape(last - first, row_bytes)
+    return rows if picked is None else rows[picked]
 
 
 def same_bytes(left: TensorRange, right: TensorRange) -> bool:

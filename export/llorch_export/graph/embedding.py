@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
-from llorch_export.graph.linear import BlockWeight, block_weight, matmul_nbits
+from llorch_export.graph.linear import matmul_nbits
 from llorch_export.quantize.layout import block_count
 
 EMBEDDING = "model.embed_tokens"
 HEAD = "lm_head"
 
 
-Table = ir.Value | BlockWeight  # a table in fp32 is a plain value
+Table = ir.Value | BlockWeight
+"""A planned vocabulary table: in blocks, or an fp32 matrix."""
 
 
 def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
@@ -27,12 +29,10 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
         ), table
     padded = block_count(c.hidden_size, table.block_size) * table.block_size
     rows = b.weights.alias(table.packed, f"{EMBEDDING}.rows", (c.vocab_size, padded * table.bits // 8))
-    inputs = [rows, input_ids, table.scales]
-    if table.zero_points is not None:
-        inputs.append(table.zero_points)
+    zero_points = [] if table.zero_points is None else [table.zero_points]
     hidden = b.op(
         "GatherBlockQuantized",
-        inputs,
+        [rows, input_ids, table.scales, *zero_points],
         name="embedding" if padded == c.hidden_size else "embedding.padded",
         shape=("batch", "tokens", padded),
         attributes={
@@ -64,11 +64,6 @@ def head(b: GraphBuilder, x: ir.Value, embedding: Table) -> ir.Value:
 
 
 def _table(b: GraphBuilder, module: str) -> Table:
-    c, precision = b.config, b.recipe.head_precision
-    if precision == "fp32":
-        return b.vector(f"{module}.weight")
-    assert b.recipe.block_size is not None, "a quantised recipe has a block size"
-    chunks = b.row_chunks([f"{module}.weight"])
-    return block_weight(
-        b, module, precision, c.vocab_size, c.hidden_size, chunks, block_size=b.recipe.block_size
-    )
+    weight = f"{module}.weight"
+    planned = block_weight(b, module, [weight], b.recipe.head_precision, block_size=b.recipe.block_size)
+    return planned or b.vector(weight)

@@ -1,0 +1,120 @@
+"""Weight matrices in blocks: quantised by the recipe, or carried over from a GGUF file.
+
+Input are the names of checkpoint tensors that are stacked along their rows; output are planned initialisers in
+MatMulNBits' layout, which GatherBlockQuantized shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx_ir as ir
+
+from llorch_export.checkpoint.base import CHUNK_ELEMENTS
+from llorch_export.graph.builder import FLOAT, GraphBuilder
+from llorch_export.graph.weights import Arrays
+from llorch_export.options import BITS
+from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
+from llorch_export.quantize.nearest import quantize_nearest
+from llorch_export.quantize.search import quantize_search
+from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
+from llorch_serve.manifest import Precision, Recipe, ScaleType
+
+_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], float32 scales [rows, blocks], zero points if any."""
+
+    packed: ir.Value
+    scales: ir.Value
+    zero_points: ir.Value | None
+    bits: int
+    block_size: int
+    columns: int
+
+
+def block_weight(
+    b: GraphBuilder, name: str, weights: Sequence[str], precision: Precision, *, block_size: int | None
+) -> BlockWeight | None:
+    """Plan the stacked ``weights``; None where they stay in fp32, as ``precision`` or the checkpoint's types have it.
+
+    block_size: of quantised precisions; blocks carried over have the file's own.
+    """
+    if precision == "fp32":
+        return None
+    rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
+    if precision == "source":
+        tensors = [b.tensors[weight] for weight in weights]
+        if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
+            return None
+        carried = common_form(tensor.dtype for tensor in tensors)
+        return _plan(b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried))
+    assert block_size is not None, "a quantised recipe has a block size"
+    recipe, bits = b.recipe, BITS[precision]
+    form = BlockForm(bits, block_size, zero_points=bits == 4 and recipe.quantizer == "affine")
+    chunks = b.row_chunks(weights)
+    return _plan(
+        b,
+        name,
+        form,
+        rows,
+        columns,
+        lambda: (quantised(c, recipe, bits, block_size).arrays for c in chunks()),
+    )
+
+
+def quantised(weight: Matrix, recipe: Recipe, bits: int, block_size: int) -> Blocks:
+    """Quantise a matrix, or some rows of one, as the recipe says."""
+    if bits == 8 or recipe.quantizer == "nearest":
+        return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=recipe.scale_type)
+    return quantize_search(
+        weight,
+        bits=bits,
+        block_size=block_size,
+        zero_points=recipe.quantizer == "affine",
+        scale_type=recipe.scale_type,
+    )
+
+
+def _plan(
+    b: GraphBuilder,
+    name: str,
+    form: BlockForm,
+    rows: int,
+    columns: int,
+    produce: Callable[[], Iterator[Arrays]],
+) -> BlockWeight:
+    blocks, scale_type = block_count(columns, form.block_size), b.recipe.scale_type
+    scales_name = f"{name}.scales" if scale_type == "float32" else f"{name}.scales.stored"
+    specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
+        (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
+        (scales_name, _SCALE_TYPES[scale_type], (rows, blocks)),
+    ]
+    if form.zero_points:
+        zeros = zero_point_bytes(columns, form.block_size, form.bits)
+        specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, zeros)))
+    packed, scales, *zero_points = b.weights.stream(specs, produce)
+    if scale_type != "float32":
+        # Of constants, so the runtime does it once, when it loads the graph.
+        scales = b.op(
+            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": FLOAT.value}
+        )
+    return BlockWeight(
+        packed, scales, zero_points[0] if zero_points else None, form.bits, form.block_size, columns
+    )
+
+
+def _carried_over(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+    """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked ``weights`` at a time."""
+    for weight in weights:
+        tensor = b.tensors[weight]
+        assert tensor.read_blocks is not None, (weight, tensor.dtype)
+        rows, columns = tensor.shape
+        step = max(1, CHUNK_ELEMENTS // columns)
+        for start in range(0, rows, step):
+            data = tensor.read_blocks(start, min(start + step, rows))
+            yield repack(tensor.dtype, data, form)[: 3 if form.zero_points else 2]

@@ -1,0 +1,139 @@
+"""GGUF blocks in MatMulNBits' layout stand for the weights that the gguf package reads from them."""
+
+from __future__ import annotations
+
+import itertools
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gguf_blocks import AFFINE, SYMMETRIC, dequantised, random_blocks
+from llorch_export.affine import widen
+from llorch_export.checkpoint.gguf import SUPPORTED_TYPES
+from llorch_export.checkpoint.stream import FLOAT_CODECS
+from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
+from quantised_numpy import unpack
+
+Floats = npt.NDArray[np.float32]
+TYPES = (*SYMMETRIC, *AFFINE)
+
+
+def weights_of(kind: str, data: npt.NDArray[np.uint8], form: BlockForm) -> Floats:
+    """Return what the graph's operators make of the repacked blocks."""
+    packed, scales, zero_points = repack(kind, data, form)
+    assert packed.dtype == zero_points.dtype == np.uint8
+    assert packed.shape == (*scales.shape, form.block_size * form.bits // 8)
+    if not form.zero_points:
+        assert (zero_points == 2 ** (form.bits - 1)).all()
+    steps = (unpack(packed, form.bits) - zero_points[..., None].astype(np.int64)).astype(np.float32)
+    return (steps * scales[..., None]).reshape(len(data), -1)
+
+
+def test_every_quantised_type_that_is_read_is_carried_over() -> None:
+    assert set(REPACKED_TYPES) == set(SUPPORTED_TYPES) - set(FLOAT_CODECS) == set(TYPES)
+
+
+@pytest.mark.parametrize("kind", SYMMETRIC)
+def test_types_without_an_offset_are_exact(kind: str) -> None:
+    data = random_blocks(kind, 24, 512, seed=1, spread=2.0)  # scales of either sign
+    np.testing.assert_array_equal(weights_of(kind, data, common_form([kind])), dequantised(kind, data))
+
+
+@pytest.mark.parametrize(("kind", "bits", "block_size"), [("Q4_0", 4, 32), ("Q8_0", 8, 32), ("Q6_K", 8, 16)])
+def test_types_without_an_offset_need_no_zero_points(kind: str, bits: int, block_size: int) -> None:
+    assert common_form([kind]) == BlockForm(bits, block_size, zero_points=False)
+
+
+@pytest.mark.parametrize(("kind", "finest", "typical"), [("Q4_1", 17, 2.2e-3), ("Q5_1", 8, 3.2e-3)])
+def test_offsets_inside_a_blocks_range_move_by_half_a_sub_step_at_most(
+    kind: str, finest: int, typical: float
+) -> None:
+    weights = np.random.default_rng(2).standard_normal((64, 256)).astype(np.float32)
+    data = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[kind])
+    expected = dequantised(kind, data)
+    error = np.abs(weights_of(kind, data, common_form([kind])) - expected).reshape(-1, 32)
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    steps = data.reshape(-1, size)[:, :2].copy().view("<f2").astype(np.float32)
+    assert (error <= np.abs(steps) / (2 * finest) * (1 + 1e-3)).all()
+    # One shift for a whole block, so that differences inside it are the file's.
+    assert (np.ptp(error, axis=1) <= 1e-6).all()
+    assert np.sqrt(np.mean(error**2) / np.mean(expected**2)) < typical
+
+
+@pytest.mark.parametrize("kind", AFFINE)
+def test_affine_blocks_of_any_bytes_are_within_three_thousandths(kind: str) -> None:
+    data = random_blocks(kind, 64, 512, seed=3)
+    expected = dequantised(kind, data)
+    error = weights_of(kind, data, common_form([kind])) - expected
+    assert np.sqrt(np.mean(error**2) / np.mean(expected**2)) < 3e-3
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(TYPES, 2)))
+def test_two_types_share_a_form_without_changing_a_weight(first: str, second: str) -> None:
+    form = common_form([first, second])
+    for kind in (first, second):
+        data = random_blocks(kind, 8, 256, seed=4)
+        np.testing.assert_array_equal(
+            weights_of(kind, data, form), weights_of(kind, data, common_form([kind]))
+        )
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_do_not_depend_on_each_other(kind: str) -> None:
+    data, form = random_blocks(kind, 6, 256, seed=5), common_form([kind])
+    np.testing.assert_array_equal(weights_of(kind, data, form)[2:4], weights_of(kind, data[2:4], form))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_scale_that_is_not_finite_stays_so(kind: str, bad: float) -> None:
+    data = random_blocks(kind, 4, 256, seed=6)
+    place = 208 if kind == "Q6_K" else 0
+    data[2, place : place + 2] = np.array([bad], "<f2").view(np.uint8)
+    _, scales, _ = repack(kind, data, common_form([kind]))
+    assert not np.isfinite(scales[2]).all()
+    assert np.isfinite(scales[[0, 1, 3]]).all()
+
+
+def widened(codes: list[int], step: float, offset: float) -> tuple[Floats, Floats]:
+    """Return the weights of one block before and after."""
+    given = np.array([codes], np.uint8)
+    wide, scales, zeros = widen(given, np.array([step], np.float32), np.array([offset], np.float32))
+    expected = np.float32(step) * given[0].astype(np.float32) + np.float32(offset)
+    return expected, scales * (wide[0].astype(np.float32) - zeros.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("codes", "step", "offset"),
+    [
+        ([0, 15, 7], 0.5, -4.0),  # a whole number of steps
+        ([0, 15, 7], 0.5, -0.125),  # a quarter of one
+        ([0, 15, 7], -0.5, 4.0),
+        ([0, 31, 7], 1.0, -15.5),
+        ([0, 0, 0], 0.5, -3.7),  # one value
+        ([9, 9, 9], 0.1, 3.7),
+        ([0, 15, 3], 0.0, -0.3),  # no step
+        ([0, 15, 3], 0.0, 0.0),
+        ([0, 15, 3], 1.0, 100.0),  # zero is far outside
+        ([0, 15, 3], 1.0, -255.0),
+    ],
+)
+def test_offsets_that_fit_are_exact(codes: list[int], step: float, offset: float) -> None:
+    expected, found = widened(codes, step, offset)
+    np.testing.assert_allclose(found, expected, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("offset", [-5000.0, -256.0, 241.0, 1e6])
+def test_blocks_beyond_eight_bits_are_rounded_to_the_nearest_level(offset: float) -> None:
+    expected, found = widened([0, 15, 3], 1.0, offset)
+    assert np.abs(found - expected).max() <= np.abs(expected).max() / 255 / 2 * 1.001
+
+
+@pytest.mark.parametrize("ratio", [-20.0, -15.0, -7.3, -0.01, 0.01, 4.4, 60.0, 200.0])
+def test_the_bound_follows_the_blocks_span(ratio: float) -> None:
+    expected, found = widened([0, 15, 3], 0.25, 0.25 * ratio)
+    span = max(15 + ratio, 0) - min(ratio, 0)
+    bound = 0.25 / (2 * min(17, int(255 / span)))
+    assert np.abs(found - expected).max() <= bound * (1 + 1e-4) + 1e-5
