@@ -104,7 +104,8 @@ def command(
 ) -> None:
     """Export a Llama-family checkpoint to an ONNX artifact.
 
-    Examples:
+    For example:
+
         llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2
 
         llorch export HuggingFaceTB/SmolLM2-135M-Instruct --output artifacts/smollm2-fp32 --precision fp32

@@ -48,7 +48,8 @@ def command(
     Each recipe is exported to a temporary folder and run; KL is against the source in fp32 by transformers. A GGUF file to
     compare with runs there too, with its weights widened to fp32.
 
-    Example:
+    For example:
+
         llorch frontier ./small-llama --text heldout.txt --compare small-llama.Q4_K_M.gguf --png frontier.png
 
     """

@@ -24,7 +24,8 @@ def command(
     Reads no weights and starts no runtime. Operators and bytes by purpose need the export extra; without it they are
     left out, and a note says so.
 
-    Example:
+    For example:
+
         llorch inspect artifacts/smollm2
 
     """

@@ -68,7 +68,8 @@ def command(
     tolerance. fp32: largest difference over the position's largest magnitude, 1e-5 for norms and RoPE, 1e-4 for the
     rest, 1e-3 absolute for logits. Quantised: norm of the difference over norm of the reference.
 
-    Examples:
+    For example:
+
         llorch verify artifacts/smollm2 --against SmolLM2-135M-Instruct.gguf
 
         llorch verify artifacts/smollm2 --against SmolLM2-135M-Instruct.gguf --layers

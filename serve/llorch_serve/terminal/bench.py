@@ -13,8 +13,8 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.terminal.flags import Connect, MaxContext, Model, ModelDir, Threads, Wait
 from llorch_serve.terminal.target import (
-    MODEL_HELP,
     find_target,
     find_tokenizer,
     refuse_local_flags,
@@ -33,20 +33,10 @@ _PROMPT_TOKENS: Final = 512
 
 
 def command(
-    model_dir: Annotated[
-        str | None, typer.Argument(metavar="DIR", help=MODEL_HELP, show_default=False)
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The same as DIR.", show_default=False)] = None,
-    connect: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Measure a running worker instead.", show_default=False),
-    ] = None,
-    wait: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="With --connect: seconds to wait for a starting worker.", show_default=False
-        ),
-    ] = None,
+    model_dir: ModelDir = None,
+    model: Model = None,
+    connect: Connect = None,
+    wait: Wait = None,
     prompt_tokens: Annotated[
         int | None, typer.Option(help="Tokens of each stream's prompt. Default: 512.", show_default=False)
     ] = None,
@@ -61,10 +51,8 @@ def command(
     repeat: Annotated[
         int, typer.Option(min=1, help="Counted runs after one warm-up; medians are shown.")
     ] = 3,
-    max_context: Annotated[int | None, typer.Option(help="Tokens per sequence.", show_default=False)] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)
-    ] = None,
+    max_context: MaxContext = None,
+    threads: Threads = None,
     reference: Annotated[
         Path | None,
         typer.Option(
@@ -82,7 +70,8 @@ def command(
     Prefill: all prompt tokens over the time until every stream has its first token. Decode: all later tokens over
     the time from there. Speed says nothing about fidelity: --reference puts its figure beside it.
 
-    Examples:
+    For example:
+
         llorch bench artifacts/smollm2
 
         llorch bench artifacts/smollm2 --reference smollm2.reference

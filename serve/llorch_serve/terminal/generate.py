@@ -23,8 +23,8 @@ from llorch_serve.requests import (
 )
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.terminal.flags import Connect, MaxContext, Model, ModelDir, Threads, Wait
 from llorch_serve.terminal.target import (
-    MODEL_HELP,
     find_target,
     find_tokenizer,
     refuse_local_flags,
@@ -34,20 +34,10 @@ from llorch_serve.terminal.target import (
 
 
 def command(
-    model_dir: Annotated[
-        str | None, typer.Argument(metavar="DIR", help=MODEL_HELP, show_default=False)
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The same as DIR.", show_default=False)] = None,
-    connect: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Ask a running worker instead.", show_default=False),
-    ] = None,
-    wait: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="With --connect: seconds to wait for a starting worker.", show_default=False
-        ),
-    ] = None,
+    model_dir: ModelDir = None,
+    model: Model = None,
+    connect: Connect = None,
+    wait: Wait = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default=False)] = None,
     chat: Annotated[
         str | None,
@@ -89,15 +79,14 @@ def command(
             "--no-kv-cache", help="Recompute everything for every token (slow; to check the cache)."
         ),
     ] = False,
-    max_context: Annotated[int | None, typer.Option(help="Tokens per sequence.", show_default=False)] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)
-    ] = None,
+    max_context: MaxContext = None,
+    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Generate one answer and stream it to stdout.
 
-    Examples:
+    For example:
+
         llorch generate artifacts/smollm2 --chat "What is the capital of France?"
 
         llorch generate model.gguf --prompt "Once upon a time" --temperature 0.8 --seed 7

@@ -12,35 +12,28 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say
-from llorch_serve.terminal.target import MODEL_HELP, find_target, find_tokenizer, resolve_artifact
+from llorch_serve.terminal.flags import MaxContext, Model, ModelDir, Threads
+from llorch_serve.terminal.target import find_target, find_tokenizer, resolve_artifact
 
 
 def command(
-    model_dir: Annotated[
-        str | None, typer.Argument(metavar="DIR", help=MODEL_HELP, show_default=False)
-    ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The same as DIR.", show_default=False)] = None,
+    model_dir: ModelDir = None,
+    model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="0 takes any free one, which is printed.")
     ] = 50051,
     slots: Annotated[int, typer.Option(help="Sequences that run at once; others wait.")] = 8,
-    max_context: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens per sequence. Default: the model's, or less if memory is short.", show_default=False
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)
-    ] = None,
+    max_context: MaxContext = None,
+    threads: Threads = None,
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
     ] = 30.0,
 ) -> None:
     """Serve an artifact over gRPC (llorch.v1.GenerationService, health, reflection) until SIGTERM.
 
-    Examples:
+    For example:
+
         llorch serve artifacts/smollm2
 
         llorch serve artifacts/smollm2 --port 0 --slots 16 --max-context 4096

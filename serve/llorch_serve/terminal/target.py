@@ -20,8 +20,6 @@ from llorch_serve.terminal.console import say
 # ORG/NAME; what it may contain is for the hub to say.
 _HUB_ID: Final = re.compile(r"[^/\\\s]+/[^/\\\s]+")
 
-MODEL_HELP = "Artifact folder, or a source (GGUF file, Hugging Face folder, hub id) that is exported once into a cache."
-
 
 def find_target(argument: str | None, option: str | None) -> str:
     """Return what DIR, --model or MODEL_PATH name, in this order. Raises UsageError for none or two different ones."""
