@@ -128,7 +128,11 @@ def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
     purposes: dict[str, str] = {}
     for node in model.graph.node:
         for index, name in enumerate(node.input):
-            purposes.setdefault(name, _purpose(node, index))
+            if node.op_type != "Cast":
+                purposes.setdefault(name, _purpose(node, index))
+    for node in model.graph.node:
+        if node.op_type == "Cast":  # scales that are stored narrower than they are used
+            purposes.setdefault(node.input[0], purposes.get(node.output[0], "constants"))
     sizes: dict[str, int] = {}
     used_as: dict[str, str] = {}
     for tensor in model.graph.initializer:

@@ -44,7 +44,7 @@ def test_help_imports_nothing_heavy(command):
     code, stdout, stderr = modules_after(*([] if command is None else [command]), "--help")
     assert (code, stderr) == (0, "imported:\n")
     assert "Usage: llorch" in stdout
-    expected = cli.COMMANDS if command is None else ["Example"]
+    expected = cli.COMMANDS if command is None else ["For example"]
     assert all(text in stdout for text in expected)
 
 
