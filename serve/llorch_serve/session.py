@@ -73,9 +73,24 @@ class DecoderSession:
         binding.indices[:] = range(count)
         return self._run(binding)
 
+    def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
+        """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids), vocabulary].
+
+        Raises ProviderError if the runtime fails.
+        """
+        return self.prefill(slot, token_ids, start, range(len(token_ids)))
+
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the keys and values of the first ``tokens`` positions to another slot."""
         self._cache.copy(source, target, tokens)
+
+    def swap_slots(self, first: int, second: int, tokens: int) -> None:
+        """Exchange the keys and values of the first ``tokens`` positions of two slots."""
+        self._cache.swap(first, second, tokens)
+
+    def release_slot(self, slot: int, keep: int) -> None:
+        """Give the memory behind a slot's positions from ``keep`` on back to the system."""
+        self._cache.release(slot, keep)
 
     def _run(self, binding: _Binding) -> Logits:
         try:
@@ -169,18 +184,31 @@ def open_session(
         context_length=manifest.context_length,
         max_context=config.max_context,
         free_bytes=max(free, 0),
+        cache_bytes=config.kv_cache_bytes,
     )
     threads = config.threads or usable_cpus()
-    notice = None
-    if capacity.limited_by_memory:
-        notice = (
-            f"context limited to {capacity.context} of {manifest.context_length} tokens: {capacity.slots} slots x "
-            f"{capacity.bytes_per_token} bytes a token must fit {free * 0.8 / 2**20:.0f} MiB"
-        )
-    report(LoadReport(threads, capacity, notice))
+    report(LoadReport(threads, capacity, _notice(capacity, manifest.context_length)))
     session = _load_graph(artifact, runtime, threads)
     _check_signature(artifact, session)
     return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
+
+
+def _notice(capacity: KvCapacity, context_length: int) -> str | None:
+    full = capacity.slots * capacity.context
+    arithmetic = (
+        f"of {capacity.bytes_per_token} bytes each in {capacity.total_bytes / 2**20:.0f} MiB of KV cache"
+    )
+    if capacity.limited_by_memory:
+        return (
+            f"context limited to {capacity.context} of {context_length} tokens: {capacity.slots} slots share "
+            f"{capacity.budget} tokens {arithmetic}"
+        )
+    if capacity.budget < full:
+        return (
+            f"{capacity.slots} slots of {capacity.context} tokens share {capacity.budget} tokens {arithmetic}; a request "
+            "waits until its prompt and max_tokens fit"
+        )
+    return None
 
 
 def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:

@@ -19,7 +19,9 @@ from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
 from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError
+from llorch_serve.load import Load
 from llorch_serve.local import stream
+from llorch_serve.lookup import PromptLookup
 from llorch_serve.loop import EngineLoop
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
@@ -72,11 +74,16 @@ class Worker:
         self._closed = False
         scheduler = Scheduler(
             slots=session.capacity.slots,
+            budget=session.capacity.budget,
             prefill_chunk=config.prefill_chunk,
             max_waiting=config.max_waiting,
             kv_cache=config.kv_cache,
+            prefix_cache=config.prefix_cache,
+            strict_reuse=config.strict_reuse,
         )
-        self._loop = EngineLoop(Engine(session, scheduler), self._on_events, self._on_death)
+        self._lookup = config.lookup
+        self._engine = Engine(session, scheduler)
+        self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
 
     @classmethod
@@ -142,6 +149,8 @@ class Worker:
             prompt_length=len(ids),
             max_new_tokens=wanted,
             stop_ids=frozenset(stop_ids),
+            client=request.client_id,
+            lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
             submitted_at=time.perf_counter(),
         )
         text = TextStream(self._tokenizer, request.sampling.stop)
@@ -198,6 +207,10 @@ class Worker:
             batch_invariant=not {"int4", "source"} & {recipe.precision, recipe.head_precision},
         )
 
+    def load(self) -> Load:
+        """Return how busy the engine is, as of its last step."""
+        return self._engine.load()
+
     def _check_open(self) -> None:
         if self._failure is not None:
             raise UnavailableError(f"the engine has stopped after an error: {self._failure}")
@@ -253,6 +266,9 @@ class Worker:
             stop_matched=stop_matched,
             prompt_tokens=s.prompt_length,
             generated_tokens=s.generated,
+            cached_tokens=s.cached_tokens,
+            drafted_tokens=s.drafted,
+            accepted_tokens=s.accepted,
             seed=live.seed,
             timings=Timings(
                 queue_s=started - s.submitted_at, prefill_s=first - started, decode_s=last - first

@@ -31,7 +31,9 @@ class Bench:
         self, session: FakeSession, *, slots: int = 4, chunk: int = 4, max_waiting: int = 10
     ) -> None:
         self.session = session
-        scheduler = Scheduler(slots=slots, prefill_chunk=chunk, max_waiting=max_waiting)
+        scheduler = Scheduler(
+            slots=slots, budget=slots * session.context, prefill_chunk=chunk, max_waiting=max_waiting
+        )
         self.engine = Engine(session, scheduler, ticking())
         self.events: dict[Sequence, list[TokenEvent]] = {}
 
