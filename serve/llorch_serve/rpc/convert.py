@@ -51,7 +51,7 @@ T = TypeVar("T")
 # Requests, wire to plain.
 
 
-def read_generation_request(message: pb.GenerateRequest, *, connection: str) -> GenerationRequest:
+def read_generation_request(message: pb.GenerateRequest, *, connection: str = "") -> GenerationRequest:
     """Return the request; one without a request_id gets a random one, one without a client_id is ``connection``'s.
 
     Raises InvalidRequestError.
