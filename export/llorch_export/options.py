@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
 
@@ -53,6 +54,7 @@ class ExportOptions:
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
+    calibration: a text to measure on what the recipe measures.
     """
 
     source: str
@@ -68,12 +70,18 @@ class ExportOptions:
     force: bool = False
     if_changed: bool = False
     lora: Path | None = None
+    calibration: Path | None = None
 
     def recipe(self) -> Recipe:
-        """Return the recipe these options stand for.
+        """Return the recipe these options stand for, less the hash of a calibration text, which is not read here.
 
         Raises UsageError if a value is out of range or would have no effect.
         """
+        recipe = self._precision_recipe()
+        require_use(recipe, self.calibration)
+        return recipe
+
+    def _precision_recipe(self) -> Recipe:
         head = self.head_precision or DEFAULT_HEAD[self.precision]
         if "source" in (self.precision, head):
             return self._source_recipe(head)

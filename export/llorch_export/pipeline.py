@@ -23,6 +23,8 @@ from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_c
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
+from llorch_export.transform.calibration import read_calibration
+from llorch_export.transform.prepare import prepare
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
@@ -61,13 +63,24 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     context_length = resolve_context(checkpoint.config, options.max_context)
+    text = None
+    if options.calibration is not None:
+        text = read_calibration(options.calibration, checkpoint)
+        recipe = msgspec.structs.replace(recipe, calibration=text.text)
     source_print = _fingerprint(checkpoint, progress)
     terms = _licences(checkpoint)
     export_print = export_fingerprint(source_print, recipe, context_length, terms)
     existing = _loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
-    graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
+    prepared = prepare(checkpoint, recipe, text, progress)
+    graph = build_decoder(
+        prepared.config,
+        recipe,
+        prepared.tensors,
+        context_length=context_length,
+        calibration=prepared.calibration,
+    )
     with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))

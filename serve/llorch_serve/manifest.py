@@ -17,6 +17,7 @@ SCHEMA_VERSION: Final = 1
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
+TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -156,6 +157,13 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
+class CalibrationText(_Struct, frozen=True, kw_only=True):
+    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
+
+    sha256: Sha256
+    tokens: Count
+
+
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
@@ -168,6 +176,11 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
+        residual stream into another basis), ``hadamard`` (values and what reads them), ``equalise`` (keys against
+        queries), ``smooth`` (the down projection's input).
+    transform_seed: of the random bases of ``rotate``; None: there are none.
+    calibration: what was measured for transforms, scales or activations; None: nothing was.
     """
 
     precision: Precision
@@ -178,6 +191,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
+    transforms: tuple[TransformName, ...] = ()
+    transform_seed: int | None = None
+    calibration: CalibrationText | None = None
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):

@@ -97,6 +97,15 @@ def command(
     if_changed: Annotated[
         bool, typer.Option("--if-changed", help="Do nothing if DIR already holds this very export.")
     ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A text like those the model will see, a few pages long, to measure on what the recipe measures. Its hash "
+            "goes into the manifest.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shapes and sizes; reads no weights, writes nothing.")
     ] = False,
@@ -134,6 +143,7 @@ def command(
         force=force,
         if_changed=if_changed,
         lora=lora,
+        calibration=calibration,
     )
     if dry_run:
         _print_preview(preview(options), as_json)
