@@ -24,7 +24,7 @@ from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_dec
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.transform.calibration import read_calibration
-from llorch_export.transform.prepare import prepare
+from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
@@ -126,7 +126,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)
-    graph = build_decoder(config, recipe, tensors, context_length=context_length)
+    built, tensors = fixed_transforms(config, tensors, recipe)
+    graph = build_decoder(built, recipe, tensors, context_length=context_length)
     return {
         "config": config,
         "recipe": recipe,
