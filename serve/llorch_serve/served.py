@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from llorch_serve.artifact import Artifact, is_artifact, load_artifact
-from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import SessionConfig
 from llorch_serve.foreign.detect import ModelKind, foreign_kind
 from llorch_serve.foreign.genai import describe_genai
@@ -121,10 +120,6 @@ class ServedSession(Session, Protocol):
     @property
     def placement(self) -> Placement:
         """Where the nodes run."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do."""
 
 
 def load_model(folder: Path) -> Artifact | ForeignModel:

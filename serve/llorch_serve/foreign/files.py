@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -90,12 +91,12 @@ class ForeignFolder:
         return digest.hexdigest()
 
     def _files(self) -> Iterator[Path]:
-        found = sorted(path for path in self.path.rglob("*") if path.is_file())
+        found = list(islice((path for path in self.path.rglob("*") if path.is_file()), MAX_FILES + 1))
         if len(found) > MAX_FILES:
             raise ArtifactError(
-                f"{self.path} holds {len(found)} files, expected at most {MAX_FILES}; name the model's own folder"
+                f"{self.path} holds more than {MAX_FILES} files; name the folder that holds the model alone"
             )
-        for path in found:
+        for path in sorted(found):
             name = path.relative_to(self.path).as_posix()
             if self.file(name) is not None:
                 yield path

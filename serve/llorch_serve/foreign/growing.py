@@ -67,10 +67,8 @@ class GrowingSession:
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
         """See :meth:`llorch_serve.session.DecoderSession.decode`; each slot takes a call of its own."""
-        rows = zip(token_ids, lengths, strict=True)
-        return np.concatenate(
-            [self._advance(slot, (token,), length - 1) for slot, (token, length) in enumerate(rows)]
-        )
+        rows = enumerate(zip(token_ids, lengths, strict=True))
+        return np.concatenate([self._advance(slot, (token,), length - 1) for slot, (token, length) in rows])
 
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Give a slot the whole cache of another, which holds ``tokens`` tokens."""
@@ -80,7 +78,6 @@ class GrowingSession:
     def _advance(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
         """Run tokens after all that a slot holds; return logits [tokens, vocabulary] in float32."""
         cache = self._slots[slot]
-        # Prompts come whole and nothing runs in a slot without a sequence, so there is nothing to cut off.
         assert cache.length == start, "a growing cache goes on where it ends"
         end = start + len(token_ids)
         feed = {
