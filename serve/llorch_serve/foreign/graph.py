@@ -32,6 +32,7 @@ class LoadedGraph:
     runtime, session: the onnxruntime module and its InferenceSession.
     ids_type, mask_type, positions_type: element types of the inputs; positions_type is None where there is none.
     logits_type, cache_type: of the logits and of keys and values.
+    last_logits: the graph computes the last token's logits alone; else those of every token.
     """
 
     runtime: Any
@@ -42,6 +43,11 @@ class LoadedGraph:
     positions_type: type[np.generic] | None
     logits_type: type[np.generic]
     cache_type: type[np.generic]
+    last_logits: bool
+
+    def logits_rows(self, tokens: int) -> int:
+        """Return how many rows of logits a sequence has after a call with so many tokens."""
+        return 1 if self.last_logits else tokens
 
 
 def load_graph(model: ForeignModel, threads: int) -> LoadedGraph:
@@ -104,6 +110,7 @@ def _checked(model: ForeignModel, runtime: Any, session: Any) -> LoadedGraph:
         positions_type=None if positions is None else _type(model, positions, 2, _WHOLE),
         logits_type=_logits_type(model, outputs[names.logits]),
         cache_type=cache.pop(),
+        last_logits=outputs[names.logits].shape[1] == 1,
     )
 
 
