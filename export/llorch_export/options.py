@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
+from llorch_serve.manifest import Interop, Precision, Quantizer, Recipe, ScaleType
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
@@ -53,6 +53,7 @@ class ExportOptions:
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
+    interop: another runtime that shall load the artifact too.
     """
 
     source: str
@@ -68,6 +69,7 @@ class ExportOptions:
     force: bool = False
     if_changed: bool = False
     lora: Path | None = None
+    interop: Interop | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for.

@@ -20,13 +20,23 @@ from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.lora import merged_tensors, with_adapter
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
+from llorch_export.genai import GENAI_GRAPH, genai_files
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.front import Interface
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
-from llorch_serve.manifest import SCHEMA_VERSION, LlamaConfig, Manifest, Recipe, SourceInfo, encode_manifest
+from llorch_serve.manifest import (
+    SCHEMA_VERSION,
+    Interop,
+    LlamaConfig,
+    Manifest,
+    Recipe,
+    SourceInfo,
+    encode_manifest,
+)
 
 GRAPH_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
@@ -63,17 +73,20 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     context_length = resolve_context(checkpoint.config, options.max_context)
     source_print = _fingerprint(checkpoint, progress)
     terms = _licences(checkpoint)
-    export_print = export_fingerprint(source_print, recipe, context_length, terms)
+    export_print = export_fingerprint(source_print, recipe, context_length, terms, options.interop)
     existing = _loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
     graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
+    guests = _interop_files(options.interop, checkpoint, recipe, graph, context_length)
     with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
         writer.add_bytes(GRAPH_FILE, _serialise(graph))
-        _add_text_files(writer, checkpoint, terms)
+        _add_text_files(writer, checkpoint, terms | guests)
         manifest = _manifest(checkpoint, graph, recipe, context_length, source_print, export_print, writer)
+        if options.interop is not None:
+            manifest = msgspec.structs.replace(manifest, interop=(options.interop,))
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         load_artifact(writer.folder)
         writer.commit()
@@ -162,17 +175,43 @@ def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
 
 
 def export_fingerprint(
-    source_print: str, recipe: Recipe, context_length: int, terms: Mapping[str, bytes]
+    source_print: str,
+    recipe: Recipe,
+    context_length: int,
+    terms: Mapping[str, bytes],
+    interop: Interop | None = None,
 ) -> str:
     """Return the SHA-256 that names this export: same source, licence files, recipe and graph revision, same value."""
-    parts = msgspec.json.encode([source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())])
-    return hashlib.sha256(parts).hexdigest()
+    parts = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
+    extra = [] if interop is None else [interop]  # so that plain exports keep the names they had
+    return hashlib.sha256(msgspec.json.encode([*parts, *extra])).hexdigest()
 
 
 def _fingerprint(checkpoint: Checkpoint, progress: Progress) -> str:
     files = (*checkpoint.content_files, *(checkpoint.adapter.content_files if checkpoint.adapter else ()))
     total = sum(path.stat().st_size for path in files)
     return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
+
+
+def _interop_files(
+    interop: Interop | None,
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    graph: DecoderGraph,
+    context_length: int,
+) -> dict[str, bytes]:
+    """Return the files for another runtime by name: its graph, over ``graph``'s data file, and its settings."""
+    if interop is None:
+        return {}
+    guest = build_decoder(
+        checkpoint.config,
+        recipe,
+        checkpoint.tensors,
+        context_length=context_length,
+        interface=Interface.GENAI,
+    )
+    assert [job.tensors for job in guest.jobs] == [job.tensors for job in graph.jobs], "one data file for both"
+    return {GENAI_GRAPH: _serialise(guest), **genai_files(checkpoint, graph.kv, context_length)}
 
 
 def _serialise(graph: DecoderGraph) -> bytes:

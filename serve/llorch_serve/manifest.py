@@ -17,6 +17,7 @@ SCHEMA_VERSION: Final = 1
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
+Interop = Literal["genai"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -221,6 +222,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
+    interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
     """
 
     schema_version: Literal[1]
@@ -243,6 +245,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     versions: dict[str, str]
     min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+    interop: tuple[Interop, ...] = ()
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -12,7 +12,7 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, ScaleType
+from llorch_serve.manifest import Interop, Precision, Quantizer, ScaleType
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 
@@ -93,6 +93,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    interop: Annotated[
+        Interop | None,
+        typer.Option(
+            help="Another runtime that shall load the artifact too: genai (onnxruntime-genai). Adds a graph over the same "
+            "weights, and settings: 1 MiB.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that stands at DIR.")] = False,
     if_changed: Annotated[
         bool, typer.Option("--if-changed", help="Do nothing if DIR already holds this very export.")
@@ -111,6 +119,8 @@ def command(
         llorch export HuggingFaceTB/SmolLM2-135M-Instruct --output artifacts/smollm2-fp32 --precision fp32
 
         llorch export Llama-3-8B.Q4_K_M.gguf --output artifacts/llama3 --precision source
+
+        llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
 
         llorch export ./Llama-3-8B --dry-run
 
@@ -134,6 +144,7 @@ def command(
         force=force,
         if_changed=if_changed,
         lora=lora,
+        interop=interop,
     )
     if dry_run:
         _print_preview(preview(options), as_json)
