@@ -77,7 +77,8 @@ def build_decoder(
         [("rotary.cos", FLOAT, table_shape), ("rotary.sin", FLOAT, table_shape)],
         lambda: rotary_tables(config.rope, config.head_dim, context_length),
     )
-    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k)
+    padded = interface is Interface.GENAI
+    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k, padded=padded)
     shared = AttentionInputs(seqlens_k, front.total_sequence_length, cos, sin, positions)
     caches = [cache_values(b, kv, layer) for layer in range(config.num_hidden_layers)]
     hidden, table = embed(b, input_ids)
