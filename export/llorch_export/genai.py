@@ -102,11 +102,16 @@ def _tokenizer_settings(checkpoint: Checkpoint) -> dict[str, object]:
             f"--interop genai: the tokenizer of {checkpoint.path} is of type {kind}; onnxruntime-genai is known to read BPE "
             "as llorch does. Leave the option out"
         )
-    return {"tokenizer_class": "PreTrainedTokenizerFast", **_special_tokens(text)}
-
-
-def _special_tokens(text: TokenizerAssets) -> dict[str, object]:
     tokenizer = Tokenizer.from_buffer(text.tokenizer_json)
+    adds_bos = text.bos_token_id is not None and text.bos_token_id in tokenizer.encode("a").ids
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": adds_bos,
+        **_special_tokens(tokenizer, text),
+    }
+
+
+def _special_tokens(tokenizer: Tokenizer, text: TokenizerAssets) -> dict[str, object]:
     ids = {"bos_token": text.bos_token_id, "eos_token": text.eos_token_id}
     found = {key: None if id_ is None else tokenizer.id_to_token(id_) for key, id_ in ids.items()}
     return {key: token for key, token in found.items() if token is not None}

@@ -210,7 +210,9 @@ def _interop_files(
         context_length=context_length,
         interface=Interface.GENAI,
     )
-    assert [job.tensors for job in guest.jobs] == [job.tensors for job in graph.jobs], "one data file for both"
+    assert [job.tensors for job in guest.jobs] == [job.tensors for job in graph.jobs], (
+        "one data file for both"
+    )
     return {GENAI_GRAPH: _serialise(guest), **genai_files(checkpoint, graph.kv, context_length)}
 
 

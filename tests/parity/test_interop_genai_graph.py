@@ -77,9 +77,7 @@ def test_prompts_of_different_lengths_share_a_batch(exported: Export, family: st
     own, guest = open_tiny(artifact, slots=3), GenaiFeeder(artifact.folder, batch=3)
     found = guest.feed(*prompts)
     for slot, prompt in enumerate(prompts):
-        np.testing.assert_allclose(
-            found[slot], own.prefill(slot, prompt, 0)[0], atol=STEPWISE_LOGITS, rtol=0
-        )
+        np.testing.assert_allclose(found[slot], own.prefill(slot, prompt, 0)[0], atol=STEPWISE_LOGITS, rtol=0)
     lengths = [len(prompt) for prompt in prompts]
     for token in random_ids(4, seed=4):
         lengths = [length + 1 for length in lengths]

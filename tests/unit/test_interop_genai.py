@@ -51,7 +51,9 @@ def test_the_graph_has_no_weights_of_its_own(tmp_path: Path) -> None:
 
 def test_settings_are_the_models(tmp_path: Path) -> None:
     source = write_hf_folder(
-        tmp_path / "model", of_family("qwen3", num_key_value_heads=1), generation_config={"eos_token_id": [2, 5]}
+        tmp_path / "model",
+        of_family("qwen3", num_key_value_heads=1),
+        generation_config={"eos_token_id": [2, 5]},
     )
     found = settings(export_tiny(source, tmp_path / "out", interop="genai", max_context=96).folder)
     model, decoder = found["model"], found["model"]["decoder"]
@@ -63,11 +65,22 @@ def test_settings_are_the_models(tmp_path: Path) -> None:
     assert (decoder["num_attention_heads"], decoder["hidden_size"]) == (4, 64)
     assert found["search"] == {"max_length": 96, "past_present_share_buffer": True, "do_sample": False}
     special = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    assert special == {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
+    assert special == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": True,
+        "bos_token": BOS,
+        "eos_token": EOS,
+    }
 
 
 def test_recommended_sampling_is_carried_over(tmp_path: Path) -> None:
-    recommended = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
+    recommended = {
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.1,
+    }
     source = write_hf_folder(tmp_path / "model", generation_config=recommended)
     search = settings(export_tiny(source, tmp_path / "out", interop="genai").folder)["search"]
     assert {key: search[key] for key in recommended} == recommended
