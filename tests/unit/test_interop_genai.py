@@ -103,6 +103,6 @@ def test_a_tokenizer_that_is_not_bpe_is_refused_before_anything_is_written(tmp_p
     words = {EOS: EOS_ID, BOS: BOS_ID, "?": 3}
     other = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     (source / "tokenizer.json").write_text(other.to_str())
-    with pytest.raises(UsageError, match="tokenizer of .* is of type WordLevel.*Leave the option out"):
+    with pytest.raises(UsageError, match=r"tokenizer of .* is of type WordLevel.*Leave the option out"):
         export_tiny(source, tmp_path / "out", interop="genai")
     assert not (tmp_path / "out").exists()
