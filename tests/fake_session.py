@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from llorch_serve.capabilities import FULL, Capabilities
 from llorch_serve.kv_cache import KvCapacity
 from llorch_serve.providers import Placement
 from llorch_serve.sampler import SamplingRow, sample
@@ -121,6 +122,7 @@ class FakeSession:
     edit: Callable[[Call, Logits], None] = lambda _call, _logits: None
     calls: list[Call] = field(default_factory=list)
     moves: list[tuple[int, int, int]] = field(default_factory=list)
+    capabilities: Capabilities = FULL
     _cache: list[list[bytes]] = field(init=False)
     _tokens: list[list[int]] = field(init=False)
 

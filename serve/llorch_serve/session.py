@@ -15,6 +15,7 @@ import numpy.typing as npt
 import psutil
 
 from llorch_serve.artifact import Artifact
+from llorch_serve.capabilities import FULL
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
@@ -25,6 +26,8 @@ Logits = npt.NDArray[np.float32]
 
 class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe."""
+
+    capabilities = FULL
 
     def __init__(
         self, artifact: Artifact, runtime: Any, session: Any, where: Placement, capacity: KvCapacity
@@ -183,7 +186,8 @@ def open_session(
     return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
 
 
-def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
+def runtime_options(runtime: Any, threads: int) -> Any:
+    """Return onnxruntime's options for a session that runs on so many threads."""
     runtime.set_default_logger_severity(3)
     options = runtime.SessionOptions()
     # An explicit count also keeps the runtime from pinning threads to CPUs outside the process's cpuset.
@@ -191,6 +195,11 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options
+
+
+def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
+    options = runtime_options(runtime, threads)
     try:
         return runtime.InferenceSession(
             str(artifact.graph_path), sess_options=options, providers=[CPU], enable_fallback=False

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
 from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError
+from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.local import stream
 from llorch_serve.loop import EngineLoop
 from llorch_serve.prompts import PromptEncoder
@@ -36,7 +36,8 @@ from llorch_serve.sampler import SamplingRow
 from llorch_serve.sampling import SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
-from llorch_serve.session import DecoderSession, LoadReport, open_session
+from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
+from llorch_serve.session import LoadReport
 from llorch_serve.text import TextStream, Tokenizer
 
 
@@ -56,8 +57,8 @@ class Worker:
 
     def __init__(
         self,
-        artifact: Artifact,
-        session: DecoderSession,
+        artifact: ServedModel,
+        session: ServedSession,
         prompts: PromptEncoder,
         config: EngineConfig,
     ) -> None:
@@ -72,7 +73,9 @@ class Worker:
         self._closed = False
         scheduler = Scheduler(
             slots=session.capacity.slots,
-            prefill_chunk=config.prefill_chunk,
+            prefill_chunk=config.prefill_chunk
+            if session.capabilities.chunked_prefill
+            else session.capacity.context,
             max_waiting=config.max_waiting,
             kv_cache=config.kv_cache,
         )
@@ -93,10 +96,10 @@ class Worker:
         tokenizer: a tokenizer.json to use instead of the artifact's.
         Raises ArtifactError, ProviderError, ResourceError or UsageError.
         """
-        artifact = load_artifact(folder)
+        artifact = load_model(folder)
         check_defaults(artifact.manifest.generation)
         prompts = PromptEncoder(artifact, Tokenizer.load(tokenizer or artifact.tokenizer_path))
-        session = open_session(artifact, config.session, report)
+        session = open_model(artifact, config.session, report)
         return cls(artifact, session, prompts, config)
 
     def close(self) -> None:
@@ -195,7 +198,10 @@ class Worker:
             stop_token_ids=manifest.stop_token_ids,
             version=importlib.metadata.version("llorch"),
             # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
-            batch_invariant=not {"int4", "source"} & {recipe.precision, recipe.head_precision},
+            batch_invariant=not self._session.capabilities.batched_decode
+            or not {"int4", "source", UNSTATED} & {recipe.precision, recipe.head_precision},
+            kind=self.artifact.kind.value,
+            limits=self._session.capabilities.limits(),
         )
 
     def _check_open(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llorch_serve.bench.measure import Backend, Figures
     from llorch_serve.bench.workload import Workload
     from llorch_serve.reference_file import Fidelity
-    from llorch_serve.requests import Prompt
+    from llorch_serve.requests import ModelInfo, Prompt
 
 _PROMPT_TOKENS: Final = 512
 
@@ -136,14 +136,22 @@ def _local(
     reference: Path | None,
     as_json: bool,
 ) -> None:
-    from llorch_serve.artifact import load_artifact
+    from llorch_serve.artifact import is_artifact, load_artifact
     from llorch_serve.bench.measure import LocalBackend
     from llorch_serve.bench.report import SCHEMA_VERSION, Report, peak_rss_mib
+    from llorch_serve.foreign.detect import foreign_kind
     from llorch_serve.reference_file import check_reference, read_reference
     from llorch_serve.terminal.opening import open_worker
 
+    artifact: Artifact | None = None
     if reference is not None:  # before minutes are spent on measuring
-        check_reference(read_reference(reference), load_artifact(folder))
+        kind = None if is_artifact(folder) else foreign_kind(folder)
+        if kind is not None:
+            raise UsageError(
+                f"--reference is for llorch's own artifacts and {folder} was made by {kind.value}; leave it out"
+            )
+        artifact = load_artifact(folder)
+        check_reference(read_reference(reference), artifact)
     started = time.perf_counter()
     worker = open_worker(folder, config, tokenizer=find_tokenizer())
     load_s = time.perf_counter() - started
@@ -153,15 +161,22 @@ def _local(
         results = _measure_all(LocalBackend(worker), work, counts, repeat)
     finally:
         worker.close()
-    recipe = worker.artifact.manifest.recipe
-    described: dict[str, object] = {
-        "precision": recipe.precision,
-        "head_precision": recipe.head_precision,
-        "block_size": recipe.block_size,
+    info, peak = worker.model_info(), peak_rss_mib()
+    described = _described(info) | {"block_size": worker.artifact.manifest.recipe.block_size}
+    fidelity = None
+    if reference is not None and artifact is not None:
+        fidelity = _fidelity(reference, artifact, config.session.threads)
+    _show(Report(SCHEMA_VERSION, described, info.provider, load_s, peak, results, fidelity), as_json)
+
+
+def _described(info: ModelInfo) -> dict[str, object]:
+    """Return how the model was made, and what it cannot do if there is anything."""
+    return {
+        "kind": info.kind,
+        "precision": info.precision,
+        "head_precision": info.head_precision,
+        "limits": "; ".join(info.limits) or None,
     }
-    provider, peak = worker.model_info().provider, peak_rss_mib()
-    fidelity = None if reference is None else _fidelity(reference, worker.artifact, config.session.threads)
-    _show(Report(SCHEMA_VERSION, described, provider, load_s, peak, results, fidelity), as_json)
 
 
 def _fidelity(path: Path, artifact: Artifact, threads: int | None) -> Fidelity:
@@ -198,8 +213,7 @@ def _remote(
         work = source.workload(max_tokens, client.tokenize)
         _check_context(work, info.context_length)
         results = _measure_all(RemoteBackend(client.generate), work, counts, repeat)
-    described: dict[str, object] = {"precision": info.precision, "head_precision": info.head_precision}
-    _show(Report(SCHEMA_VERSION, described, info.provider, None, None, results), as_json)
+    _show(Report(SCHEMA_VERSION, _described(info), info.provider, None, None, results), as_json)
 
 
 def _check_context(work: Workload, context: int) -> None:
