@@ -1,7 +1,7 @@
 """An artifact that onnxruntime-genai also loads: its settings, and what it needs beside ``tokenizer.json``.
 
-Input is the checkpoint and its second graph (:mod:`llorch_export.graph.front`), which reads the same data file as
-llorch's own; output are the files that the pipeline adds to the artifact. Written for onnxruntime-genai 0.18, which
+Input is the checkpoint; its second graph (:mod:`llorch_export.graph.front`) reads the same data file as llorch's own.
+Output are the files that the pipeline adds to the artifact. Written for onnxruntime-genai 0.18, which
 knows every family that llorch exports by the same name and leaves windows and rotation to the graph.
 """
 
@@ -13,22 +13,44 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from llorch_export.checkpoint.base import Checkpoint, TokenizerAssets
+from llorch_export.graph.check import checked_bytes
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.front import Interface
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import GenerationDefaults, KvLayout
+from llorch_serve.manifest import GenerationDefaults, Interop, KvLayout, Recipe
 
 GENAI_GRAPH: Final = "genai.onnx"
 GENAI_CONFIG: Final = "genai_config.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 
 
-def genai_files(checkpoint: Checkpoint, kv: KvLayout, context_length: int) -> dict[str, bytes]:
-    """Return the content of ``genai_config.json`` and ``tokenizer_config.json`` by name.
+def guest_files(
+    interop: Interop | None,
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    graph: DecoderGraph,
+    context_length: int,
+) -> dict[str, bytes]:
+    """Return the files for another runtime by name: a graph over ``graph``'s data file, and settings; none for None.
 
     Raises UsageError if onnxruntime-genai cannot read the tokenizer.
     """
+    if interop is None:
+        return {}
+    guest = build_decoder(
+        checkpoint.config,
+        recipe,
+        checkpoint.tensors,
+        context_length=context_length,
+        interface=Interface.GENAI,
+    )
+    assert [job.tensors for job in guest.jobs] == [job.tensors for job in graph.jobs], (
+        "one data file for both"
+    )
     return {
-        GENAI_CONFIG: _json(_settings(checkpoint, kv, context_length)),
+        GENAI_CONFIG: _json(_settings(checkpoint, graph.kv, context_length)),
         TOKENIZER_CONFIG: _json(_tokenizer_settings(checkpoint)),
+        GENAI_GRAPH: checked_bytes(guest.model),
     }
 
 

@@ -12,17 +12,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
 
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.lora import merged_tensors, with_adapter
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
-from llorch_export.genai import GENAI_GRAPH, genai_files
+from llorch_export.genai import guest_files
+from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
-from llorch_export.graph.front import Interface
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.write import ArtifactWriter, check_output
@@ -71,19 +69,19 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     context_length = resolve_context(checkpoint.config, options.max_context)
-    source_print = _fingerprint(checkpoint, progress)
-    terms = _licences(checkpoint)
+    source_print = fingerprint_source(checkpoint, progress)
+    terms = licences(checkpoint)
     export_print = export_fingerprint(source_print, recipe, context_length, terms, options.interop)
-    existing = _loadable(options.output) if options.if_changed else None
+    existing = loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
     graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
-    guests = _interop_files(options.interop, checkpoint, recipe, graph, context_length)
+    guests = guest_files(options.interop, checkpoint, recipe, graph, context_length)
     with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
-        writer.add_bytes(GRAPH_FILE, _serialise(graph))
-        _add_text_files(writer, checkpoint, terms | guests)
+        writer.add_bytes(GRAPH_FILE, checked_bytes(graph.model))
+        add_text_files(writer, checkpoint, terms | guests)
         manifest = _manifest(checkpoint, graph, recipe, context_length, source_print, export_print, writer)
         if options.interop is not None:
             manifest = msgspec.structs.replace(manifest, interop=(options.interop,))
@@ -93,7 +91,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     return ExportResult(load_artifact(options.output), changed=True)
 
 
-def _loadable(output: Path) -> Artifact | None:
+def loadable(output: Path) -> Artifact | None:
     """Return the artifact at ``output``; None if there is none, or a damaged one, which is then made anew.
 
     Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge it.
@@ -187,48 +185,14 @@ def export_fingerprint(
     return hashlib.sha256(msgspec.json.encode([*parts, *extra])).hexdigest()
 
 
-def _fingerprint(checkpoint: Checkpoint, progress: Progress) -> str:
+def fingerprint_source(checkpoint: Checkpoint, progress: Progress) -> str:
+    """Return the SHA-256 of a checkpoint's content, and tell ``progress`` of the reading."""
     files = (*checkpoint.content_files, *(checkpoint.adapter.content_files if checkpoint.adapter else ()))
     total = sum(path.stat().st_size for path in files)
     return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
 
 
-def _interop_files(
-    interop: Interop | None,
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    graph: DecoderGraph,
-    context_length: int,
-) -> dict[str, bytes]:
-    """Return the files for another runtime by name: its graph, over ``graph``'s data file, and its settings."""
-    if interop is None:
-        return {}
-    guest = build_decoder(
-        checkpoint.config,
-        recipe,
-        checkpoint.tensors,
-        context_length=context_length,
-        interface=Interface.GENAI,
-    )
-    assert [job.tensors for job in guest.jobs] == [job.tensors for job in graph.jobs], (
-        "one data file for both"
-    )
-    return {GENAI_GRAPH: _serialise(guest), **genai_files(checkpoint, graph.kv, context_length)}
-
-
-def _serialise(graph: DecoderGraph) -> bytes:
-    """Return the model's bytes after the checks that need no weights."""
-    proto = ir.to_proto(graph.model)
-    try:
-        onnx.shape_inference.infer_shapes(proto, strict_mode=True, check_type=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise ArtifactError(
-            f"the graph does not pass ONNX shape inference: {error}. Please report this model."
-        ) from error
-    return proto.SerializeToString(deterministic=True)
-
-
-def _licences(checkpoint: Checkpoint) -> dict[str, bytes]:
+def licences(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return the content of the licence files by name. Raises ArtifactError if one is of absurd size."""
     found = {}
     for path in checkpoint.licence_files:
@@ -238,7 +202,8 @@ def _licences(checkpoint: Checkpoint) -> dict[str, bytes]:
     return found
 
 
-def _add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
+def add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
+    """Write tokenizer and template, and the files in ``terms`` by name."""
     writer.add_bytes(TOKENIZER_FILE, checkpoint.tokenizer.tokenizer_json)
     if checkpoint.tokenizer.chat_template is not None:
         writer.add_bytes(TEMPLATE_FILE, checkpoint.tokenizer.chat_template.encode())

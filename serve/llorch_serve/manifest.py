@@ -223,6 +223,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
     interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
+    layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a cache that grows by
+        concatenation, ``attention_mask`` and ``position_ids``.
     """
 
     schema_version: Literal[1]
@@ -246,6 +248,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
     interop: tuple[Interop, ...] = ()
+    layout: Literal["llorch", "optimum"] = "llorch"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -331,7 +331,9 @@ def test_a_growing_graph_that_claims_to_append_in_place_is_refused(
 @pytest.mark.parametrize("location", ["../outside/w.data", "/etc/passwd", "link"])
 def test_weights_outside_the_folder_are_never_read(optimum: Path, location: str) -> None:
     model = onnx.load(optimum / "model.onnx")
-    onnx.save(model, optimum / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=1024)
+    onnx.save(
+        model, optimum / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=1024
+    )
     opened(optimum)  # inside the folder it is fine
     (optimum.parent / "outside").mkdir()
     shutil.copy(optimum / "w.data", optimum.parent / "outside" / "w.data")
