@@ -75,7 +75,7 @@ class _Graph:
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
         name = f"c{len(self.constants)}"
-        array = np.ascontiguousarray(value, dtype)
+        array = np.asarray(value, dtype, order="C")
         self.constants.append(numpy_helper.from_array(array, name))
         return name
 
@@ -176,11 +176,11 @@ def _traced_attention(g: _Graph, q: str, k: str, v: str, layer: int, half: bool)
     return g.op("Reshape", rows, g.constant([0, 0, HEADS * HEAD_DIM]))
 
 
-def decoder(*, fused: bool, positions: bool, half: bool = False) -> onnx.ModelProto:
+def decoder(*, fused: bool, positions: bool, half: bool = False, pruned: bool = False) -> onnx.ModelProto:
     """Return the graph.
 
     fused: with genai's attention operator. positions: takes position_ids, which primitive operators need.
-    half: keys, values and logits pass as float16.
+    half: keys, values and logits pass as float16. pruned: only the last token's logits are computed.
     """
     g, w = _Graph(), weights()
     x = g.op("Gather", g.constant(w["model.embed_tokens.weight"], np.float32), "input_ids")
@@ -198,6 +198,8 @@ def decoder(*, fused: bool, positions: bool, half: bool = False) -> onnx.ModelPr
         gate, up = (g.linear(normed, w[f"{prefix}.mlp.{part}_proj.weight"]) for part in ("gate", "up"))
         inner = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
         x = g.op("Add", x, g.linear(inner, w[f"{prefix}.mlp.down_proj.weight"]))
+    if pruned:
+        x = g.op("Unsqueeze", g.op("Gather", x, g.constant(-1), axis=1), g.constant([1]))
     logits = g.linear(g.norm(x, w["model.norm.weight"]), w["lm_head.weight"])
     real = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     g.op("Cast", logits, outputs=["logits"], to=real)
@@ -207,7 +209,7 @@ def decoder(*, fused: bool, positions: bool, half: bool = False) -> onnx.ModelPr
     inputs += [("attention_mask", TensorProto.INT64, ["batch", "total"])]
     inputs += [("position_ids", TensorProto.INT64, ["batch", "tokens"])] if positions else []
     inputs += [(f"past_key_values.{layer}.{kind}", real, past) for layer, kind in cache]
-    outputs = [("logits", real, ["batch", "tokens", SHAPE.vocab_size])]
+    outputs = [("logits", real, ["batch", 1 if pruned else "tokens", SHAPE.vocab_size])]
     outputs += [(f"present.{layer}.{kind}", real, whole) for layer, kind in cache]
     graph = helper.make_graph(
         g.nodes,
@@ -221,7 +223,12 @@ def decoder(*, fused: bool, positions: bool, half: bool = False) -> onnx.ModelPr
 
 
 def write_genai_folder(
-    path: Path, *, positions: bool = False, shared: bool = True, edit: dict[str, Any] | None = None
+    path: Path,
+    *,
+    positions: bool = False,
+    shared: bool = True,
+    pruned: bool = False,
+    edit: dict[str, Any] | None = None,
 ) -> Path:
     """Write a folder as genai's builder does; ``edit`` replaces values of its config by their dotted names."""
     config: dict[str, Any] = {
@@ -266,7 +273,7 @@ def write_genai_folder(
     _write_shared_files(path)
     (path / "genai_config.json").write_text(json.dumps(config))
     (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    onnx.save(decoder(fused=True, positions=positions), path / "model.onnx")
+    onnx.save(decoder(fused=True, positions=positions, pruned=pruned), path / "model.onnx")
     return path
 
 

@@ -125,6 +125,17 @@ def test_a_shared_cache_takes_a_prompt_in_parts(tmp_path: Path, positions: bool)
     )
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_graph_may_compute_the_last_logits_alone(tmp_path: Path, shared: bool) -> None:
+    folder = write_genai_folder(tmp_path / "model", shared=shared, pruned=True)
+    session = open_model(load_model(folder), SessionConfig(threads=1, slots=2), lambda _report: None)
+    assert session.capabilities.chosen_logits
+    np.testing.assert_allclose(session.prefill(0, PROMPTS[3], 0), [last(PROMPTS[3])], atol=TOLERANCE)
+    assert session.prefill(1, PROMPTS[1], 0, ()).shape == (0, VOCAB_SIZE)
+    after = session.decode([4, 5], [len(PROMPTS[3]) + 1, len(PROMPTS[1]) + 1])
+    np.testing.assert_allclose(after, [last([*PROMPTS[3], 4]), last([*PROMPTS[1], 5])], atol=TOLERANCE)
+
+
 @pytest.fixture(params=["genai", "optimum"])
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
     folder = KINDS[request.param](tmp_path / "model")

@@ -298,6 +298,7 @@ GRAPH_REFUSALS: dict[str, tuple[ModelKind, Edit, str]] = {
         r"past_key_values\.1",
     ),
     "more layers": (OPTIMUM, set_json("config.json", "num_hidden_layers", LAYERS + 1), r"past_key_values\.2"),
+    "far more layers": (OPTIMUM, set_json("config.json", "num_hidden_layers", 2**31 - 1), "two for each"),
     "other heads": (OPTIMUM, set_json("config.json", "num_key_value_heads", HEADS), "axis 1"),
     "other head size": (OPTIMUM, set_json("config.json", "head_dim", 8), "axis 3"),
     "another vocabulary": (OPTIMUM, set_json("config.json", "vocab_size", 600), "600"),

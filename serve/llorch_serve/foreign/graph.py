@@ -32,6 +32,7 @@ class LoadedGraph:
     runtime, session: the onnxruntime module and its InferenceSession.
     ids_type, mask_type, positions_type: element types of the inputs; positions_type is None where there is none.
     logits_type, cache_type: of the logits and of keys and values.
+    last_logits: the graph computes the last token's logits alone; else those of every token.
     """
 
     runtime: Any
@@ -42,6 +43,11 @@ class LoadedGraph:
     positions_type: type[np.generic] | None
     logits_type: type[np.generic]
     cache_type: type[np.generic]
+    last_logits: bool
+
+    def logits_rows(self, tokens: int) -> int:
+        """Return how many rows of logits a sequence has after a call with so many tokens."""
+        return 1 if self.last_logits else tokens
 
 
 def load_graph(model: ForeignModel, threads: int) -> LoadedGraph:
@@ -83,12 +89,15 @@ def _checked(model: ForeignModel, runtime: Any, session: Any) -> LoadedGraph:
     names, layers = model.names, range(model.manifest.model.layers)
     inputs = {node.name: node for node in session.get_inputs()}
     outputs = {node.name: node for node in session.get_outputs()}
-    past = [name for layer in layers for name in names.past(layer)]
-    present = [name for layer in layers for name in names.present(layer)]
     if "use_cache_branch" in inputs:
         raise _wrong(model, "is a merged decoder of an older Optimum", "one graph with past and present")
-    if not any(name in inputs for name in past):
-        raise _wrong(model, "keeps no keys and values", f"inputs like {past[0]} (text-generation-with-past)")
+    first = names.past(0)[0]
+    if first not in inputs:
+        raise _wrong(model, "keeps no keys and values", f"inputs like {first} (text-generation-with-past)")
+    if 2 * len(layers) > len(inputs):  # before names are made for a number that anyone may have written
+        raise _wrong(model, f"has {len(inputs)} inputs", f"two for each of {len(layers)} layers, and more")
+    past = [name for layer in layers for name in names.past(layer)]
+    present = [name for layer in layers for name in names.present(layer)]
     _check_names(model, "inputs", inputs, [names.input_ids, names.attention_mask, *past], names.position_ids)
     _check_names(model, "outputs", outputs, [names.logits, *present], None)
     cache = {_cache_type(model, node) for node in (*map(inputs.get, past), *map(outputs.get, present))}
@@ -104,6 +113,7 @@ def _checked(model: ForeignModel, runtime: Any, session: Any) -> LoadedGraph:
         positions_type=None if positions is None else _type(model, positions, 2, _WHOLE),
         logits_type=_logits_type(model, outputs[names.logits]),
         cache_type=cache.pop(),
+        last_logits=outputs[names.logits].shape[1] == 1,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,6 @@ from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.kv_cache import MEMORY_SHARE, KvCapacity
 
 Logits = npt.NDArray[np.float32]
-
-CAPABILITIES: Final = Capabilities(batched_decode=False, chunked_prefill=False, chosen_logits=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +35,12 @@ class _Cache:
 class GrowingSession:
     """Runs whole prompts and single tokens, slot by slot. Not thread-safe."""
 
-    capabilities = CAPABILITIES
-
     def __init__(self, model: ForeignModel, graph: LoadedGraph, capacity: KvCapacity) -> None:
         self.capacity = capacity
         self.placement = graph.placement
+        self.capabilities = Capabilities(
+            batched_decode=False, chunked_prefill=False, chosen_logits=graph.last_logits
+        )
         self._graph = graph
         self._names = model.names
         self._vocab_size = model.manifest.model.vocab_size
@@ -76,7 +75,7 @@ class GrowingSession:
         self._slots[target] = self._slots[source]
 
     def _advance(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
-        """Run tokens after all that a slot holds; return logits [tokens, vocabulary] in float32."""
+        """Run tokens after all that a slot holds; return logits [logits_rows, vocabulary] in float32."""
         cache = self._slots[slot]
         assert cache.length == start, "a growing cache goes on where it ends"
         end = start + len(token_ids)
@@ -96,7 +95,7 @@ class GrowingSession:
                 f"the runtime failed in a step: {str(error).strip().splitlines()[0]}"
             ) from error
         self._slots[slot] = _Cache(dict(zip(self._past, present, strict=True)), end)
-        expected = (1, len(token_ids), self._vocab_size)
+        expected = (1, self._graph.logits_rows(len(token_ids)), self._vocab_size)
         if found.shape != expected:
             raise ProviderError(
                 f"the graph computed logits of shape {found.shape}, expected {expected}; its folder's config is not its own"

@@ -7,7 +7,7 @@ may come in parts: what llorch's own graphs do, told in another way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,14 @@ from llorch_serve.manifest import KvLayout
 Logits = npt.NDArray[np.float32]
 _Array = npt.NDArray[np.generic]
 
-CAPABILITIES: Final = Capabilities(chosen_logits=False)
-
 
 class SharedSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe."""
 
-    capabilities = CAPABILITIES
-
     def __init__(self, model: ForeignModel, graph: LoadedGraph, capacity: KvCapacity) -> None:
         self.capacity = capacity
         self.placement = graph.placement
+        self.capabilities = Capabilities(chosen_logits=graph.last_logits)
         self._graph = graph
         self._names = model.names
         self._layers = model.manifest.model.layers
@@ -59,7 +56,7 @@ class SharedSession:
         self._cache.copy(source, target, tokens)
 
     def _run(self, first: int, ids: _Array, lengths: Sequence[int]) -> _Array:
-        """Run ids [rows, tokens] in the slots from ``first``; return logits [rows, tokens, vocabulary].
+        """Run ids [rows, tokens] in the slots from ``first``; return logits [rows, logits_rows, vocabulary].
 
         lengths: tokens of each slot, the new ones included.
         """
@@ -73,7 +70,8 @@ class SharedSession:
             inputs[self._names.position_ids] = positions.astype(self._graph.positions_type)
         for name, array in inputs.items():
             io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        logits = self._buffer(rows * tokens).reshape(rows, tokens, self._vocab_size)
+        shape = (rows, self._graph.logits_rows(tokens), self._vocab_size)
+        logits = self._buffer(shape[0] * shape[1]).reshape(shape)
         io.bind_output(self._names.logits, "cpu", 0, logits.dtype.type, logits.shape, logits.ctypes.data)
         try:
             self._graph.session.run_with_iobinding(io)

@@ -172,7 +172,7 @@ def _local(
 def _described(info: ModelInfo) -> dict[str, object]:
     """Return how the model was made, and what it cannot do if there is anything."""
     return {
-        "kind": info.kind,
+        "kind": info.kind or None,  # an older worker does not say
         "precision": info.precision,
         "head_precision": info.head_precision,
         "limits": "; ".join(info.limits) or None,
