@@ -58,9 +58,9 @@ def find_optimum(python: str | None) -> Optimum:
         ) from error
     if "optimum-onnx" not in versions:
         raise ProviderError(
-            f"{python} has no optimum-onnx, which --via optimum needs; install it, in an environment of its own since it "
-            f"takes an older transformers, with: {python} -m pip install torch optimum-onnx; then name that interpreter "
-            "with --optimum-python"
+            f"{python} has no optimum-onnx, which --via optimum needs. It takes an older transformers, so give it an "
+            f"environment of its own: {python} -m venv optimum && optimum/bin/pip install torch optimum-onnx; then say "
+            "--optimum-python optimum/bin/python"
         )
     return Optimum(python, versions)
 
