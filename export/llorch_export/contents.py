@@ -56,6 +56,7 @@ class Contents:
     """What ``llorch inspect --json`` prints.
 
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is used.
+    layout, interop: as in :class:`llorch_serve.manifest.Manifest`.
     """
 
     model_id: str
@@ -76,6 +77,8 @@ class Contents:
     generation: GenerationDefaults
     chat_template: bool
     graph: GraphContents | None
+    layout: str
+    interop: tuple[str, ...]
 
 
 def contents(artifact: Artifact) -> Contents:
@@ -108,6 +111,8 @@ def contents(artifact: Artifact) -> Contents:
         generation=manifest.generation,
         chat_template=manifest.chat_template is not None,
         graph=_graph(artifact) if importlib.util.find_spec("onnx") else None,
+        layout=manifest.layout,
+        interop=manifest.interop,
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType, TransformName
+from llorch_serve.manifest import Interop, Precision, Quantizer, Recipe, ScaleType, TransformName
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
@@ -64,6 +64,7 @@ class ExportOptions:
     if_changed: do nothing when ``output`` already holds this export.
     calibration: a text to measure on what the recipe measures.
     transforms: exact changes of the weights before they are quantised, in any order.
+    interop: another runtime that shall load the artifact too.
     """
 
     source: str
@@ -81,6 +82,7 @@ class ExportOptions:
     lora: Path | None = None
     calibration: Path | None = None
     transforms: tuple[TransformName, ...] = ()
+    interop: Interop | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for, less the hash of a calibration text, which is not read here.

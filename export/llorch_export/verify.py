@@ -18,6 +18,7 @@ from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity import DivergenceSum, Logits
+from llorch_serve.foreign.detect import ModelKind
 from llorch_serve.reference_file import (
     POSITIONS,
     ReferenceHeader,
@@ -25,13 +26,16 @@ from llorch_serve.reference_file import (
     tokenizer_hash,
     write_reference,
 )
-from llorch_serve.session import open_session
+from llorch_serve.served import open_model
 from llorch_serve.text import Tokenizer
 
 WINDOW: Final = 2048
 """Most tokens that one context holds; a shorter artifact context shortens it."""
 
 _CHUNK: Final = 256
+_WHOLE_WINDOW: Final = 512
+"""The same for a graph that takes each window in one call, with the logits and attention scores of all of it."""
+
 _RANDOM_TOKENS: Final = 512
 _MAX_UNKNOWN: Final = 0.1
 
@@ -74,8 +78,10 @@ def verify(
     artifact = load_artifact(folder)
     checkpoint = open_source(artifact, source, lora)
     ids, kind = token_ids(artifact)
-    window = min(WINDOW, artifact.manifest.context_length)
-    session = open_session(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
+    chunked = artifact.kind is ModelKind.LLORCH
+    window = min(WINDOW if chunked else _WHOLE_WINDOW, artifact.manifest.context_length)
+    chunk_size = _CHUNK if chunked else window
+    session = open_model(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
     reference = Reference(checkpoint)
     source_print = fingerprint(checkpoint)
     total = DivergenceSum()
@@ -84,8 +90,8 @@ def verify(
         if keep is not None:
             _keep(keep, artifact, expected, piece, kind, reference.description, source_print)
             keep = None
-        for start in range(0, len(piece), _CHUNK):
-            chunk = piece[start : start + _CHUNK]
+        for start in range(0, len(piece), chunk_size):
+            chunk = piece[start : start + chunk_size]
             found = session.prefill(0, chunk, start, range(len(chunk)))
             total.add(expected[start : start + len(chunk)], found)
             progress("comparing tokens", len(chunk), len(ids))

@@ -29,8 +29,8 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> ModelKind:
-        """Who made the folder."""
-        return ModelKind.LLORCH
+        """Who made the graph."""
+        return ModelKind.OPTIMUM if self.manifest.layout == "optimum" else ModelKind.LLORCH
 
     @property
     def graph_path(self) -> Path:

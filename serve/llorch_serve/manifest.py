@@ -18,6 +18,7 @@ Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
+Interop = Literal["genai"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -237,6 +238,9 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
+    interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
+    layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a cache that grows by
+        concatenation, ``attention_mask`` and ``position_ids``.
     """
 
     schema_version: Literal[1]
@@ -259,6 +263,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     versions: dict[str, str]
     min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+    interop: tuple[Interop, ...] = ()
+    layout: Literal["llorch", "optimum"] = "llorch"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -16,6 +16,7 @@ from llorch_serve.foreign.genai import describe_genai
 from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.foreign.opening import open_foreign
 from llorch_serve.foreign.optimum import describe_optimum
+from llorch_serve.foreign.wrapped import wrapped_model
 from llorch_serve.kv_cache import KvCapacity
 from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.providers import Placement
@@ -138,5 +139,7 @@ def open_model(
 ) -> ServedSession:
     """Load a model's graph and make its cache. See :func:`llorch_serve.session.open_session` for the errors."""
     if isinstance(model, Artifact):
-        return open_session(model, config, report)
+        if model.kind is ModelKind.LLORCH:
+            return open_session(model, config, report)
+        model = wrapped_model(model)
     return open_foreign(model, config, report)

@@ -163,6 +163,11 @@ def open_session(
     ResourceError or UsageError if slots and context do not fit.
     """
     manifest = artifact.manifest
+    if manifest.layout != "llorch":
+        raise ArtifactError(
+            f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; expected one of "
+            "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
+        )
     runtime = import_runtime(manifest.min_onnxruntime)
     weights = sum(entry.bytes for entry in manifest.files)
     free = psutil.virtual_memory().available - weights

@@ -162,8 +162,13 @@ def _rotate(
     )
 
 
-def token_positions(b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value) -> ir.Value:
-    """Append each token's position [batch, tokens]: the last one's is ``seqlens_k``, the others' count up to it."""
+def token_positions(
+    b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value, *, padded: bool = False
+) -> ir.Value:
+    """Append each token's position [batch, tokens]: the last one's is ``seqlens_k``, the others' count up to it.
+
+    padded: prompts may have padding behind them; then the first token's is 0 where they would count from below.
+    """
     one, zero, axis = (
         b.constant(f"positions.{n}", np.array(v, np.int64))
         for n, v in (("one", 1), ("zero", 0), ("axis", [1]))
@@ -179,5 +184,7 @@ def token_positions(b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value) -
     )
     before = b.op("Sub", [tokens, one], name="positions.before", shape=(), dtype=kind)
     first = b.op("Sub", [last, before], name="positions.first", shape=("batch",), dtype=kind)
+    if padded:
+        first = b.op("Max", [first, zero], name="positions.start", shape=("batch",), dtype=kind)
     column = b.op("Unsqueeze", [first, axis], name="positions.column", shape=("batch", 1), dtype=kind)
     return b.op("Add", [column, offsets], name="positions", shape=("batch", "tokens"), dtype=kind)

@@ -2,7 +2,7 @@
 
 Inputs: ``input_ids`` [batch, tokens]; ``seqlens_k`` [batch], each row's total length minus one; ``total_sequence_length``,
 the largest total length; ``logits_indices`` [rows], positions in the flattened [batch * tokens]; and past keys and
-values. Outputs: ``logits`` [rows, vocabulary] and present keys and values.
+values. Outputs: ``logits`` [rows, vocabulary] and present keys and values. Another runtime's inputs: :mod:`.front`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from llorch_export.graph.attention import (
 )
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.embedding import embed, head
+from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
 from llorch_export.graph.norm import add_rms_norm, rms_norm
@@ -60,8 +61,9 @@ def build_decoder(
     *,
     context_length: int,
     calibration: Calibration | None = None,
+    interface: Interface = Interface.LLORCH,
 ) -> DecoderGraph:
-    """Build the graph; reads no weight.
+    """Build the graph; reads no weight. The data file is the same for every ``interface``.
 
     calibration: what was measured on ``tensors``, where the recipe calls for it.
 
@@ -72,25 +74,26 @@ def build_decoder(
     kv = KvLayout(
         layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads, head_dim=config.head_dim
     )
-    input_ids = _input("input_ids", ir.DataType.INT64, "batch", "tokens")
-    seqlens_k = _input("seqlens_k", ir.DataType.INT32, "batch")
-    total = _input("total_sequence_length", ir.DataType.INT32)
-    logits_indices = _input("logits_indices", ir.DataType.INT64, "rows")
+    front = make_front(b, interface)
+    input_ids, seqlens_k = front.input_ids, front.seqlens_k
     table_shape = (context_length, config.rotary_dim // 2)
     cos, sin = b.weights.add(
         [("rotary.cos", FLOAT, table_shape), ("rotary.sin", FLOAT, table_shape)],
         lambda: rotary_tables(config.rope, config.head_dim, context_length),
     )
-    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k)
-    shared = AttentionInputs(seqlens_k, total, cos, sin, positions)
+    padded = interface is Interface.GENAI
+    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k, padded=padded)
+    shared = AttentionInputs(seqlens_k, front.total_sequence_length, cos, sin, positions)
     caches = [cache_values(b, kv, layer) for layer in range(config.num_hidden_layers)]
     hidden, table = embed(b, input_ids)
     hidden = _scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
-    rows = _layers(b, hidden, shared, caches, logits_indices)
+    rows = _layers(b, hidden, shared, caches, front.logits_indices)
     # Scaling the rows before the head is linear in the logits, and much narrower than they are.
     rows = _scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
     logits = head(b, rows, table)
-    inputs = [input_ids, seqlens_k, total, logits_indices, *(v for cache in caches for v in cache.past)]
+    if interface is Interface.GENAI:
+        logits = genai_logits(b, logits)
+    inputs = [*front.inputs, *(v for cache in caches for v in cache.past)]
     outputs = [logits, *(v for cache in caches for v in cache.present)]
     graph = ir.Graph(
         inputs,
@@ -179,10 +182,6 @@ def _check_shapes(config: LlamaConfig) -> None:
             f"head_dim is {config.head_dim}; the runtime's attention takes heads whose size is a multiple of 8, "
             "so this model cannot be exported"
         )
-
-
-def _input(name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 
 _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.INT32: "int32", ir.DataType.INT64: "int64"}

@@ -6,14 +6,17 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, ScaleType, TransformName
+from llorch_serve.manifest import Interop, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
+
+Exporter = Literal["optimum"]
+"""Who builds the graph, if not llorch itself."""
 
 
 def command(
@@ -33,13 +36,14 @@ def command(
         ),
     ] = None,
     precision: Annotated[
-        Precision,
+        Precision | None,
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
             "int8 0.004, int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1."
+            "anew; 0.003 from Q4_1. Default: int8; fp32 with --via optimum.",
+            show_default=False,
         ),
-    ] = "int8",
+    ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -93,6 +97,30 @@ def command(
             show_default=False,
         ),
     ] = None,
+    interop: Annotated[
+        Interop | None,
+        typer.Option(
+            help="Another runtime that shall load the artifact too: genai (onnxruntime-genai). Adds a graph over the same "
+            "weights, and settings: 1 MiB.",
+            show_default=False,
+        ),
+    ] = None,
+    via: Annotated[
+        Exporter | None,
+        typer.Option(
+            help="Take the graph from another exporter: optimum traces the model in fp32, with an attention mask and a growing "
+            "cache. A second opinion for llorch verify; slower, and without batching.",
+            show_default=False,
+        ),
+    ] = None,
+    optimum_python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --via optimum: the interpreter that has optimum-onnx. Default: this one.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that stands at DIR.")] = False,
     if_changed: Annotated[
         bool, typer.Option("--if-changed", help="Do nothing if DIR already holds this very export.")
@@ -131,10 +159,16 @@ def command(
 
         llorch export Llama-3-8B.Q4_K_M.gguf --output artifacts/llama3 --precision source
 
+        llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
+
+        llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python ~/optimum/bin/python
+
         llorch export ./Llama-3-8B --dry-run
 
     """
     with required("export"):
+        from llorch_export.optimum.export import export_via_optimum
+        from llorch_export.optimum.interpreter import find_optimum
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export, preview
     if accuracy_level not in (None, 0, 4):
@@ -142,7 +176,7 @@ def command(
     options = ExportOptions(
         source=source,
         output=output or Path(),
-        precision=precision,
+        precision=precision or ("int8" if via is None else "fp32"),
         head_precision=head_precision,
         block_size=block_size,
         fine_block_size=fine_block_size,
@@ -155,8 +189,15 @@ def command(
         lora=lora,
         calibration=calibration,
         transforms=_transforms(transform),
+        interop=interop,
     )
+    if optimum_python is not None and via is None:
+        raise UsageError("--optimum-python has no effect without --via optimum; give both")
     if dry_run:
+        if via is not None:
+            raise UsageError(
+                f"--dry-run describes llorch's own graph, not one --via {via}; leave one of them out"
+            )
         _print_preview(preview(options), as_json)
         return
     if output is None:
@@ -165,7 +206,14 @@ def command(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     with byte_progress() as progress:
-        result = export(options, progress)
+        if via is None:
+            result = export(options, progress)
+        else:
+            optimum = find_optimum(optimum_python)
+            say(
+                f"tracing with {', '.join(f'{n} {v}' for n, v in optimum.versions.items())}: this takes minutes"
+            )
+            result = export_via_optimum(options, optimum, progress)
     seconds = time.perf_counter() - started
     manifest = result.artifact.manifest
     nbytes = sum(entry.bytes for entry in manifest.files)

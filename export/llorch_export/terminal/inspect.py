@@ -53,6 +53,8 @@ def describe(found: Contents) -> str:
         f"{'made with':<14}{_pairs(found.versions)}; runs on onnxruntime {found.min_onnxruntime} or later",
         f"{'config':<14}{_pairs(_set(msgspec.to_builtins(found.model)))}",
         f"{'recipe':<14}{_pairs(_set(recipe))}",
+        f"{'graph':<14}{'traced by Optimum' if found.layout == 'optimum' else 'llorch'}"
+        + (f"; also loads in {', '.join(found.interop)}" if found.interop else ""),
         f"{'context':<14}{found.context_length} tokens",
         f"{'stop tokens':<14}{', '.join(f'{t.id} {t.text!r}' for t in found.stop_tokens) or 'none'}",
         f"{'chat':<14}{'template' if found.chat_template else 'no template'}; "
