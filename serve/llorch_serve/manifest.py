@@ -156,6 +156,21 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
+class ModuleRule(_Struct, frozen=True, kw_only=True):
+    """Matrices that are stored otherwise than the recipe's defaults have it.
+
+    modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
+        by ``model.embed_tokens``.
+    block_size, quantizer, scale_type: as in :class:`Recipe`.
+    """
+
+    modules: tuple[str, ...]
+    precision: Precision
+    block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType = "float32"
+
+
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
@@ -168,6 +183,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    rules: modules that the fields above do not hold for.
     """
 
     precision: Precision
@@ -178,6 +194,12 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
+    rules: tuple[ModuleRule, ...] = ()
+
+    @property
+    def precisions(self) -> frozenset[Precision]:
+        """Every precision that some matrix is stored in."""
+        return frozenset({self.precision, self.head_precision, *(rule.precision for rule in self.rules)})
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):
