@@ -17,6 +17,7 @@ SCHEMA_VERSION: Final = 1
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
+TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -171,6 +172,13 @@ class ModuleRule(_Struct, frozen=True, kw_only=True):
     scale_type: ScaleType = "float32"
 
 
+class CalibrationText(_Struct, frozen=True, kw_only=True):
+    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
+
+    sha256: Sha256
+    tokens: Count
+
+
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
@@ -184,6 +192,11 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.
+    transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
+        residual stream into another basis), ``hadamard`` (values and what reads them), ``equalise`` (keys against
+        queries), ``smooth`` (the down projection's input).
+    transform_seed: of the random bases of ``rotate``; None: there are none.
+    calibration: what was measured for transforms, scales or activations; None: nothing was.
     """
 
     precision: Precision
@@ -195,6 +208,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
     rules: tuple[ModuleRule, ...] = ()
+    transforms: tuple[TransformName, ...] = ()
+    transform_seed: int | None = None
+    calibration: CalibrationText | None = None
 
     @property
     def precisions(self) -> frozenset[Precision]:

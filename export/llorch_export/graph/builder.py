@@ -12,6 +12,7 @@ from onnx_ir.tape import Tape
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats import Formats
 from llorch_export.graph.weights import WeightPlan
+from llorch_export.transform.calibration import Calibration
 from llorch_serve.manifest import LlamaConfig, Recipe
 
 CONTRIB = "com.microsoft"
@@ -24,13 +25,21 @@ class GraphBuilder:
     """State of one graph under construction.
 
     tensors: the checkpoint's, by Hugging Face name.
+    calibration: what was measured on these tensors, where the recipe calls for it.
     """
 
-    def __init__(self, config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        recipe: Recipe,
+        tensors: Mapping[str, LazyTensor],
+        calibration: Calibration | None = None,
+    ) -> None:
         self.config = config
         self.recipe = recipe
         self.formats = Formats(recipe)
         self.tensors = tensors
+        self.calibration = calibration
         self.weights = WeightPlan()
         self.tape = Tape()
         self._constants: dict[str, ir.Value] = {}

@@ -37,8 +37,9 @@ def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> 
     names = [
         name.removesuffix(".weight") for name, shape in expected_tensors(config).items() if len(shape) == 2
     ]
-    if config.tie_word_embeddings:
+    if HEAD not in names:
         names.append(HEAD)
+    shared_table = config.tie_word_embeddings and "rotate" not in recipe.transforms  # which makes two tables of it
     winners: dict[str, Rule] = {}
     for rule in rules:
         winners |= dict.fromkeys(_matched(rule, names, config.num_hidden_layers), rule)
@@ -46,7 +47,7 @@ def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> 
         if rule not in winners.values():
             raise UsageError(f"{rule.label} has no effect: later rules settle every module that it matches")
     formats = {module: _format(rule, recipe, module) for module, rule in winners.items()}
-    if config.tie_word_embeddings:
+    if shared_table:
         _join_tables(formats, winners)
     grouped: dict[ModuleFormat, list[str]] = {}
     for module in names:
