@@ -75,10 +75,20 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
     ]
 
 
-def recipe_candidates(source: str, recipes: Sequence[str]) -> list[tuple[str, ExportOptions]]:
-    """Return labels and options of recipes by name or file. Raises UsageError if one cannot be used."""
-    base = ExportOptions(source=source, output=Path())
-    return [(Path(name).name.removesuffix(".toml"), load_recipe(name).options(base)) for name in recipes]
+def recipe_candidates(
+    source: str, recipes: Sequence[str], calibration: Path | None
+) -> list[tuple[str, ExportOptions]]:
+    """Return labels and options of recipes by name or file; ``calibration`` is for those that measure on a text.
+
+    Raises UsageError if one cannot be used.
+    """
+    base, found = ExportOptions(source=source, output=Path()), []
+    for name in recipes:
+        recipe = load_recipe(name)
+        options = recipe.options(replace(base, calibration=calibration if recipe.measures else None))
+        options.recipe()  # so that one that cannot be used is refused before minutes are spent on others
+        found.append((Path(name).name.removesuffix(".toml"), options))
+    return found
 
 
 def frontier(

@@ -106,8 +106,7 @@ class ExportOptions:
     transforms: tuple[TransformName, ...] = ()
 
     def recipe(self) -> Recipe:
-        """Return the recipe these options stand for, less its rules, which need the model's config, and the hash of a
-        calibration text, which is not read here.
+        """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
 
         Raises UsageError if a value is out of range or would have no effect.
         """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +24,16 @@ from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_c
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
+from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.recipes.resolve import with_rules
-from llorch_export.transform.calibration import read_calibration, require_use
-from llorch_export.transform.prepare import fixed_transforms, prepare
+from llorch_export.transform.calibration import (
+    CalibrationIds,
+    measured_moments,
+    read_calibration,
+    require_use,
+)
+from llorch_export.transform.moments import second_moments
+from llorch_export.transform.prepare import Prepared, fixed_transforms, prepare
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
@@ -77,14 +85,18 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
     prepared = prepare(checkpoint, recipe, text, progress)
-    graph = build_decoder(
-        prepared.config,
-        recipe,
-        prepared.tensors,
-        context_length=context_length,
-        calibration=prepared.calibration,
-    )
-    with ArtifactWriter(options.output, force=replace) as writer:
+    with (
+        _moments(prepared, recipe, text, progress) as moments,
+        ArtifactWriter(options.output, force=replace) as writer,
+    ):
+        graph = build_decoder(
+            prepared.config,
+            recipe,
+            prepared.tensors,
+            context_length=context_length,
+            calibration=prepared.calibration,
+            moments=moments,
+        )
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
         writer.add_bytes(GRAPH_FILE, _serialise(graph))
@@ -94,6 +106,19 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         load_artifact(writer.folder)
         writer.commit()
     return ExportResult(load_artifact(options.output), changed=True)
+
+
+@contextlib.contextmanager
+def _moments(
+    prepared: Prepared, recipe: Recipe, text: CalibrationIds | None, progress: Progress
+) -> Iterator[SecondMoments | None]:
+    """Give what measures second moments while weights are written; None where the recipe asks for none."""
+    if not measured_moments(recipe):
+        yield None
+        return
+    assert text is not None, "options that measure come with a text"
+    with second_moments(prepared.config, prepared.tensors, text.ids, progress) as moments:
+        yield moments.of
 
 
 def _loadable(output: Path) -> Artifact | None:

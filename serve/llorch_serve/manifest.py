@@ -16,7 +16,7 @@ SCHEMA_VERSION: Final = 1
 
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
-Quantizer = Literal["nearest", "search", "affine"]
+Quantizer = Literal["nearest", "search", "affine", "gptq"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -188,7 +188,8 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
-        error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
+        error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
+        other's errors on a calibration text). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.

@@ -17,6 +17,7 @@ from llorch_export.formats import ModuleFormat
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.options import BITS
+from llorch_export.quantize.feedback import error_factor, quantize_feedback
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
@@ -55,24 +56,36 @@ def block_weight(
             b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried), scale_type="float32"
         )
     assert form.block_size is not None, "a quantised format has a block size"
-    chunks = b.row_chunks(weights)
     return _plan(
         b,
         name,
-        BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer == "affine"),
+        BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in ("affine", "gptq")),
         rows,
         columns,
-        lambda: (quantised(chunk, form).arrays for chunk in chunks()),
+        lambda: _quantised_chunks(b, weights, form),
         scale_type=form.scale_type,
     )
 
 
-def quantised(weight: Matrix, form: ModuleFormat) -> Blocks:
-    """Quantise a matrix, or some rows of one."""
+def _quantised_chunks(b: GraphBuilder, weights: Sequence[str], form: ModuleFormat) -> Iterator[Arrays]:
+    """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
+    factor = None
+    if form.quantizer == "gptq":
+        assert b.moments is not None, "a recipe with gptq comes with a calibration text"
+        factor = error_factor(b.moments(weights[0]))
+    for chunk in b.row_chunks(weights)():
+        yield quantised(chunk, form, factor).arrays
+
+
+def quantised(weight: Matrix, form: ModuleFormat, factor: Matrix | None = None) -> Blocks:
+    """Quantise a matrix, or some rows of one. factor: of its inputs, for quantizer ``gptq``."""
     assert form.block_size is not None
     bits, block_size, scale_type = BITS[form.precision], form.block_size, form.scale_type
     if form.quantizer in (None, "nearest"):
         return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=scale_type)
+    if form.quantizer == "gptq":
+        assert factor is not None
+        return quantize_feedback(weight, factor, bits=bits, block_size=block_size, scale_type=scale_type)
     return quantize_search(
         weight,
         bits=bits,

@@ -11,7 +11,6 @@ from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import matmul_nbits
 from llorch_export.quantize.layout import block_count
 
-
 Table = ir.Value | BlockWeight
 """A planned vocabulary table: in blocks, or an fp32 matrix."""
 

@@ -65,6 +65,11 @@ class RecipeFile:
     defaults: RecipeDefaults
     rules: tuple[Rule, ...]
 
+    @property
+    def measures(self) -> bool:
+        """Whether the recipe asks for a calibration text."""
+        return "gptq" in (self.defaults.quantizer, *(rule.quantizer for rule in self.rules))
+
     def options(self, base: ExportOptions) -> ExportOptions:
         """Return ``base`` with this recipe under it: what ``base`` leaves open comes from ``[defaults]``, rules are added."""
         given = {field.name: getattr(base, field.name) for field in fields(base)}
@@ -77,7 +82,9 @@ class RecipeFile:
 def shipped_recipes() -> list[str]:
     """Return the names of the recipes that come with llorch."""
     here = resources.files(__package__)
-    return sorted(entry.name.removesuffix(".toml") for entry in here.iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in here.iterdir() if entry.name.endswith(".toml")
+    )
 
 
 def load_recipe(name_or_path: str) -> RecipeFile:
@@ -167,7 +174,9 @@ def _table(table: object, kind: type[_Kind], label: str) -> _Kind:
 def _check_keys(table: dict[str, Any], known: Collection[str], label: str) -> None:
     for key in table:
         if key not in known:
-            raise UsageError(f"{label} has the unknown key {key}{_nearest(key, known)}; known are {', '.join(known)}")
+            raise UsageError(
+                f"{label} has the unknown key {key}{_nearest(key, known)}; known are {', '.join(known)}"
+            )
 
 
 def _nearest(word: str, known: Collection[str]) -> str:

@@ -39,7 +39,9 @@ def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> 
     ]
     if HEAD not in names:
         names.append(HEAD)
-    shared_table = config.tie_word_embeddings and "rotate" not in recipe.transforms  # which makes two tables of it
+    shared_table = (
+        config.tie_word_embeddings and "rotate" not in recipe.transforms
+    )  # which makes two tables of it
     winners: dict[str, Rule] = {}
     for rule in rules:
         winners |= dict.fromkeys(_matched(rule, names, config.num_hidden_layers), rule)

@@ -60,7 +60,8 @@ def command(
         Quantizer | None,
         typer.Option(
             help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
-            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default).",
+            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default); gptq: affine, and columns make up for each other's errors "
+            "on a text (--calibration).",
             show_default=False,
         ),
     ] = None,

@@ -43,6 +43,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text that recipes with quantizer gptq measure on; not the one of --text.",
+            show_default=False,
+        ),
+    ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -75,7 +83,9 @@ def command(
     from llorch_export.frontier import candidates, frontier, recipe_candidates
 
     peers = compare or []
-    chosen = recipe_candidates(source, recipe) if recipe else candidates(source)
+    if calibration is not None and not recipe:
+        raise UsageError(f"--calibration {calibration} is for recipes given with --recipe; leave it out")
+    chosen = recipe_candidates(source, recipe, calibration) if recipe else candidates(source)
     with step_progress("measuring recipes", len(chosen) + len(peers)) as step:
         points = frontier(source, chosen, peers, _read(text), step)
     if as_json:
