@@ -107,13 +107,15 @@ def ones(tensor: LazyTensor) -> LazyTensor:
 def balance(scale: Float64) -> Float64:
     """Return scales over their geometric mean, within 2^-10 and 2^10; 1 for channels that were never used (zero).
 
-    The bound keeps a channel that the text hardly used from being blown up.
+    The bound keeps a channel that the text hardly used from being blown up. Scales are rounded to sixteenths of an
+    octave, so that the last bits of what was measured, which another processor computes otherwise, do not count.
     """
     used = scale > 0
     if not used.any():
         return np.ones_like(scale)
-    mean = np.exp(np.log(scale[used]).mean())
-    return np.where(used, np.clip(np.where(used, scale, 1.0) / mean, 2.0**-10, 2.0**10), 1.0)
+    octaves = np.log2(np.where(used, scale, 1.0))
+    octaves = np.clip(octaves - octaves[used].mean(), -10, 10)
+    return np.where(used, np.exp2(np.round(octaves * 16) / 16), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
