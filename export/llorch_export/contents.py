@@ -18,6 +18,8 @@ from llorch_serve.text import Tokenizer
 if TYPE_CHECKING:
     import onnx
 
+    from llorch_export.modules import StoredModule
+
 SLOTS: Final = (1, 8, 32)
 _SHORT_CONTEXT: Final = 2048
 _BLOCK_INPUTS: Final = {2: "scales", 3: "zero points"}
@@ -44,11 +46,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class GraphContents:
-    """Nodes by operator type, most frequent first, and bytes of weights by what they are for."""
+    """Nodes by operator type, most frequent first, and bytes of weights by what they are for.
+
+    modules: how each matrix is stored.
+    """
 
     ops: dict[str, int]
     weight_bytes: dict[str, int]
     opset: dict[str, int]
+    modules: tuple[StoredModule, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ def contents(artifact: Artifact) -> Contents:
 
 def _graph(artifact: Artifact) -> GraphContents:
     from llorch_export.layers.graph import read_graph
+    from llorch_export.modules import stored_modules
 
     model = read_graph(artifact)
     ops = Counter(node.op_type for node in model.graph.node)
@@ -125,6 +132,7 @@ def _graph(artifact: Artifact) -> GraphContents:
         ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
         weight_bytes=_weight_bytes(model),
         opset={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
+        modules=stored_modules(model),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,16 @@ from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_dec
 from llorch_export.graph.front import Interface
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
-from llorch_export.transform.calibration import read_calibration
-from llorch_export.transform.prepare import fixed_transforms, prepare
+from llorch_export.quantize.feedback import SecondMoments
+from llorch_export.recipes.resolve import with_rules
+from llorch_export.transform.calibration import (
+    CalibrationIds,
+    measured_moments,
+    read_calibration,
+    require_use,
+)
+from llorch_export.transform.moments import second_moments
+from llorch_export.transform.prepare import Prepared, fixed_transforms, prepare
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
@@ -71,6 +80,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     _check_source(recipe, checkpoint)
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
+    recipe = with_rules(recipe, options.rules, checkpoint.config)
+    require_use(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
     text = None
     if options.calibration is not None:
@@ -83,20 +94,24 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
     prepared = prepare(checkpoint, recipe, text, progress)
+    with (
+        _moments(prepared, recipe, text, progress) as moments,
+        ArtifactWriter(options.output, force=replace) as writer,
+    ):
 
-    def build(interface: Interface) -> DecoderGraph:
-        return build_decoder(
-            prepared.config,
-            recipe,
-            prepared.tensors,
-            context_length=context_length,
-            calibration=prepared.calibration,
-            interface=interface,
-        )
+        def build(interface: Interface) -> DecoderGraph:
+            return build_decoder(
+                prepared.config,
+                recipe,
+                prepared.tensors,
+                context_length=context_length,
+                calibration=prepared.calibration,
+                moments=moments,
+                interface=interface,
+            )
 
-    graph = build(Interface.LLORCH)
-    guests = guest_files(options.interop, checkpoint, graph, context_length, build)
-    with ArtifactWriter(options.output, force=replace) as writer:
+        graph = build(Interface.LLORCH)
+        guests = guest_files(options.interop, checkpoint, graph, context_length, build)
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
         writer.add_bytes(GRAPH_FILE, checked_bytes(graph.model))
@@ -108,6 +123,19 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         load_artifact(writer.folder)
         writer.commit()
     return ExportResult(load_artifact(options.output), changed=True)
+
+
+@contextlib.contextmanager
+def _moments(
+    prepared: Prepared, recipe: Recipe, text: CalibrationIds | None, progress: Progress
+) -> Iterator[SecondMoments | None]:
+    """Give what measures second moments while weights are written; None where the recipe asks for none."""
+    if not measured_moments(recipe):
+        yield None
+        return
+    assert text is not None, "options that measure come with a text"
+    with second_moments(prepared.config, prepared.tensors, text.ids, progress) as moments:
+        yield moments.of
 
 
 def loadable(output: Path) -> Artifact | None:
@@ -140,6 +168,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         config = open_config(options.source)
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
+    recipe = with_rules(recipe, options.rules, config)
+    require_use(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)

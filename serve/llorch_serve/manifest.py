@@ -16,7 +16,7 @@ SCHEMA_VERSION: Final = 1
 
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
-Quantizer = Literal["nearest", "search", "affine"]
+Quantizer = Literal["nearest", "search", "affine", "gptq"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -158,6 +158,21 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
+class ModuleRule(_Struct, frozen=True, kw_only=True):
+    """Matrices that are stored otherwise than the recipe's defaults have it.
+
+    modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
+        by ``model.embed_tokens``.
+    block_size, quantizer, scale_type: as in :class:`Recipe`.
+    """
+
+    modules: tuple[str, ...]
+    precision: Precision
+    block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType = "float32"
+
+
 class CalibrationText(_Struct, frozen=True, kw_only=True):
     """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
 
@@ -174,9 +189,11 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
-        error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
+        error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
+        other's errors on a calibration text). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    rules: modules that the fields above do not hold for.
     transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
         residual stream into another basis), ``hadamard`` (values and what reads them), ``equalise`` (keys against
         queries), ``smooth`` (the down projection's input).
@@ -192,9 +209,15 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
+    rules: tuple[ModuleRule, ...] = ()
     transforms: tuple[TransformName, ...] = ()
     transform_seed: int | None = None
     calibration: CalibrationText | None = None
+
+    @property
+    def precisions(self) -> frozenset[Precision]:
+        """Every precision that some matrix is stored in."""
+        return frozenset({self.precision, self.head_precision, *(rule.precision for rule in self.rules)})
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):

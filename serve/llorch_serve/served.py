@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from llorch_serve.artifact import Artifact, is_artifact, load_artifact
 from llorch_serve.config import SessionConfig
@@ -46,6 +46,14 @@ class ServedRecipe(Protocol):
     @property
     def block_size(self) -> int | None:
         """Elements that share a scale."""
+
+    @property
+    def precisions(self) -> frozenset[Any]:
+        """Every precision that some matrix is stored in."""
+
+    @property
+    def rules(self) -> Sequence[object]:
+        """What departs from the above, module by module."""
 
 
 class ServedManifest(Protocol):

@@ -199,7 +199,7 @@ class Worker:
             version=importlib.metadata.version("llorch"),
             # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
             batch_invariant=not self._session.capabilities.batched_decode
-            or not {"int4", "source", UNSTATED} & {recipe.precision, recipe.head_precision},
+            or not {"int4", "source", UNSTATED} & recipe.precisions,
             kind=self.artifact.kind.value,
             limits=self._session.capabilities.limits(),
         )

@@ -10,7 +10,9 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.formats import Formats
 from llorch_export.graph.weights import WeightPlan
+from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.manifest import LlamaConfig, Recipe
 
@@ -25,6 +27,7 @@ class GraphBuilder:
 
     tensors: the checkpoint's, by Hugging Face name.
     calibration: what was measured on these tensors, where the recipe calls for it.
+    moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
     """
 
     def __init__(
@@ -33,11 +36,14 @@ class GraphBuilder:
         recipe: Recipe,
         tensors: Mapping[str, LazyTensor],
         calibration: Calibration | None = None,
+        moments: SecondMoments | None = None,
     ) -> None:
         self.config = config
         self.recipe = recipe
+        self.formats = Formats(recipe)
         self.tensors = tensors
         self.calibration = calibration
+        self.moments = moments
         self.weights = WeightPlan()
         self.tape = Tape()
         self._constants: dict[str, ir.Value] = {}

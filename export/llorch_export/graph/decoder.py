@@ -30,6 +30,7 @@ from llorch_export.graph.mlp import mlp
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.rope import rotary_tables
 from llorch_export.graph.weights import WeightJob
+from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, TensorSpec
@@ -62,15 +63,17 @@ def build_decoder(
     context_length: int,
     calibration: Calibration | None = None,
     interface: Interface = Interface.LLORCH,
+    moments: SecondMoments | None = None,
 ) -> DecoderGraph:
     """Build the graph; reads no weight. The data file is the same for every ``interface``.
 
     calibration: what was measured on ``tensors``, where the recipe calls for it.
+    moments: second moments of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
     """
     _check_shapes(config)
-    b = GraphBuilder(config, recipe, tensors, calibration)
+    b = GraphBuilder(config, recipe, tensors, calibration, moments)
     kv = KvLayout(
         layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads, head_dim=config.head_dim
     )

@@ -84,8 +84,9 @@ def storable(scales: Matrix, scale_type: ScaleType) -> Matrix:
 
 
 def reciprocal(scales: Matrix) -> Matrix:
-    """Return ``1 / scales``, and 0 for 0."""
-    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    """Return ``1 / scales``, and 0 for what is below the smallest normal number, whose reciprocal is not finite."""
+    usable = np.abs(scales) >= _SMALLEST_SCALE
+    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=usable)
 
 
 def pack(codes: Matrix, bits: int) -> Bytes:

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -14,6 +14,9 @@ from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import Interop, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
+
+if TYPE_CHECKING:
+    from llorch_export.pipeline import ExportResult
 
 Exporter = Literal["optimum"]
 """Who builds the graph, if not llorch itself."""
@@ -63,7 +66,8 @@ def command(
         Quantizer | None,
         typer.Option(
             help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
-            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default).",
+            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default); gptq: affine, and columns make up for each other's errors "
+            "on a text (--calibration).",
             show_default=False,
         ),
     ] = None,
@@ -87,6 +91,15 @@ def command(
         typer.Option(
             help="4: activations are rounded to int8 for each block and row (default). "
             "0: they stay fp32; slower by an order of magnitude.",
+            show_default=False,
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A mixed recipe: int4, int4-mixed, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
+            "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
             show_default=False,
         ),
     ] = None,
@@ -162,6 +175,7 @@ def command(
         llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
 
         llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python ~/optimum/bin/python
+        llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
 
         llorch export ./Llama-3-8B --dry-run
 
@@ -171,12 +185,13 @@ def command(
         from llorch_export.optimum.interpreter import find_optimum
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export, preview
+        from llorch_export.recipes.file import load_recipe
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(
         source=source,
         output=output or Path(),
-        precision=precision or ("int8" if via is None else "fp32"),
+        precision=precision if via is None else precision or "fp32",
         head_precision=head_precision,
         block_size=block_size,
         fine_block_size=fine_block_size,
@@ -191,13 +206,10 @@ def command(
         transforms=_transforms(transform),
         interop=interop,
     )
-    if optimum_python is not None and via is None:
-        raise UsageError("--optimum-python has no effect without --via optimum; give both")
+    _check_via(via, optimum_python, dry_run=dry_run)
+    if recipe is not None:
+        options = load_recipe(recipe).options(options)
     if dry_run:
-        if via is not None:
-            raise UsageError(
-                f"--dry-run describes llorch's own graph, not one --via {via}; leave one of them out"
-            )
         _print_preview(preview(options), as_json)
         return
     if output is None:
@@ -214,7 +226,20 @@ def command(
                 f"tracing with {', '.join(f'{n} {v}' for n, v in optimum.versions.items())}: this takes minutes"
             )
             result = export_via_optimum(options, optimum, progress)
-    seconds = time.perf_counter() - started
+    _report(result, time.perf_counter() - started, max_context, as_json=as_json)
+
+
+def _check_via(via: Exporter | None, optimum_python: Path | None, *, dry_run: bool) -> None:
+    if optimum_python is not None and via is None:
+        raise UsageError("--optimum-python has no effect without --via optimum; give both")
+    if dry_run and via is not None:
+        raise UsageError(
+            f"--dry-run describes llorch's own graph, not one --via {via}; leave one of them out"
+        )
+
+
+def _report(result: ExportResult, seconds: float, max_context: int | None, *, as_json: bool) -> None:
+    """Say what came out, and what a person should know about it."""
     manifest = result.artifact.manifest
     nbytes = sum(entry.bytes for entry in manifest.files)
     if as_json:

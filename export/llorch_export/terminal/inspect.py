@@ -46,6 +46,8 @@ def command(
 def describe(found: Contents) -> str:
     """Return the description as lines of text."""
     recipe = msgspec.to_builtins(found.recipe)
+    if recipe.pop("rules"):  # each of their modules is told below, by how it is stored
+        recipe["rules"] = len(found.recipe.rules)
     lines = [
         f"{'model':<14}{found.model_id}",
         f"{'source':<14}{found.source.name} ({found.source.kind}), {found.source.fingerprint[:16]}",
@@ -67,6 +69,14 @@ def _graph(found: Contents) -> Iterator[str]:
     if found.graph is None:
         return
     yield f"{'operators':<14}{sum(found.graph.ops.values())}: {_pairs(found.graph.ops)}; opset {_pairs(found.graph.opset)}"
+    from llorch_export.modules import described
+
+    for pattern, module in described(found.graph.modules):
+        blocks = "" if module.block_size is None else f"block {module.block_size}"
+        zeros = "zero points" if module.zero_points else ""
+        yield (
+            f"{'stored':<14}{pattern:<44} {module.precision:<5} {blocks:<10}{zeros:<12} {module.bits_per_weight:.3f} bits"
+        )
     for purpose, count in found.graph.weight_bytes.items():
         yield f"{'weights':<14}{purpose:<20} {_size(count):>12}"
 

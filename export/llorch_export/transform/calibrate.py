@@ -32,10 +32,10 @@ from llorch_serve.providers import CPU, import_runtime, usable_cpus
 WINDOW: Final = 512
 """Tokens that are run together, each window from position 0."""
 
-_FP32: Final = Recipe(
+FP32: Final = Recipe(
     precision="fp32", head_precision="fp32", block_size=None, accuracy_level=None, kl_limit=0.0
 )
-_LINEAR: Final = ("MatMul", "Gemm")
+LINEAR: Final = ("MatMul", "Gemm")
 _PACKED: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
 Run = Callable[[Sequence[int]], Mapping[str, npt.NDArray[np.float32]]]
@@ -62,7 +62,7 @@ def calibrate(
     refuses the graph, ArtifactError if a value is not finite.
     """
     window = min(WINDOW, config.max_exact_context)
-    graph = build_decoder(config, _FP32, tensors, context_length=window)
+    graph = build_decoder(config, FP32, tensors, context_length=window)
     probes = _add_probes(graph, config)
     with (
         tempfile.TemporaryDirectory(prefix="llorch-calibration-") as folder,
@@ -72,13 +72,14 @@ def calibrate(
         writer.add_weights(
             DATA_FILE, graph.jobs, lambda n: progress("preparing calibration", n, graph.data_bytes)
         )
-        run = _open(graph, writer.folder)
-        return _measure(run, config, probes, _windows(ids, window, progress))
+        run = open_probed(graph, writer.folder)
+        return _measure(run, config, probes, windows(ids, window, progress))
 
 
-def _windows(
+def windows(
     ids: Sequence[int], window: int, progress: Callable[[str, int, int], None]
 ) -> Iterator[Sequence[int]]:
+    """Give the text in pieces of ``window`` tokens, and report each once it has been run."""
     for start in range(0, len(ids), window):
         piece = ids[start : start + window]
         yield piece
@@ -90,9 +91,9 @@ def _add_probes(graph: DecoderGraph, config: LlamaConfig) -> tuple[_Probe, ...]:
     model = graph.model.graph
     probes: dict[str, _Probe] = {}
     for node in list(model):
-        if node.op_type not in _LINEAR:
+        if node.op_type not in LINEAR:
             continue
-        value, weights = node.inputs[0], _weights(node, config)
+        value, weights = node.inputs[0], weights_read_by(node, config)
         assert value is not None
         assert value.name is not None
         known = probes.get(value.name)
@@ -108,7 +109,7 @@ def _add_probes(graph: DecoderGraph, config: LlamaConfig) -> tuple[_Probe, ...]:
     return tuple(probes.values())
 
 
-def _weights(node: ir.Node, config: LlamaConfig) -> tuple[str, ...]:
+def weights_read_by(node: ir.Node, config: LlamaConfig) -> tuple[str, ...]:
     """Return the checkpoint's names of the weights that a linear node multiplies with, which the graph's names say."""
     name = node.outputs[0].name
     assert name is not None
@@ -144,7 +145,7 @@ def _append(
     return output
 
 
-def _open(graph: DecoderGraph, folder: Path) -> Run:
+def open_probed(graph: DecoderGraph, folder: Path) -> Run:
     """Load the graph over the data file in ``folder``; the weights are mapped, and not packed anew."""
     runtime = import_runtime(MIN_ONNXRUNTIME)
     options = runtime.SessionOptions()

@@ -109,12 +109,21 @@ def require_use(recipe: Recipe, path: Path | None) -> None:
 
 def calibrated_parts(recipe: Recipe) -> tuple[str, ...]:
     """Return what in a recipe is measured on a text, as its flags say it."""
-    return (*measured_transforms(recipe), *measured_weights(recipe))
+    return (*measured_transforms(recipe), *measured_weights(recipe), *measured_moments(recipe))
 
 
 def measured_transforms(recipe: Recipe) -> tuple[str, ...]:
     """Return the transforms whose scales are measured, on the checkpoint's own weights."""
     return tuple(f"--transform {name}" for name in recipe.transforms if name in ("equalise", "smooth"))
+
+
+def measured_moments(recipe: Recipe) -> tuple[str, ...]:
+    """Return what asks for the second moments of the weights' inputs, on the weights that transforms have left."""
+    defaults = {recipe.precision, recipe.head_precision}
+    quantizers = {rule.quantizer for rule in recipe.rules} | (
+        {recipe.quantizer} if "int4" in defaults else set()
+    )
+    return ("--quantizer gptq",) if "gptq" in quantizers else ()
 
 
 def measured_weights(recipe: Recipe) -> tuple[str, ...]:

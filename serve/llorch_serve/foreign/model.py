@@ -35,6 +35,8 @@ class ForeignRecipe:
     precision: str = UNSTATED
     head_precision: str = UNSTATED
     block_size: int | None = None
+    precisions: frozenset[str] = frozenset({UNSTATED})
+    rules: tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,8 @@ def _local(
     finally:
         worker.close()
     info, peak = worker.model_info(), peak_rss_mib()
-    described = _described(info) | {"block_size": worker.artifact.manifest.recipe.block_size}
+    recipe = worker.artifact.manifest.recipe
+    described = _described(info) | {"block_size": recipe.block_size, "rules": len(recipe.rules) or None}
     fidelity = None
     if reference is not None and artifact is not None:
         fidelity = _fidelity(reference, artifact, config.session.threads)
