@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
+from llorch_serve.manifest import ComputeType, Precision, Quantizer, Recipe, ScaleType
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
+HALF_TYPES: Final[dict[Precision, ComputeType]] = {"fp16": "float16", "bf16": "bfloat16"}
+UNQUANTISED: Final[tuple[Precision, ...]] = ("fp32", *HALF_TYPES)
+"""Precisions whose weights are stored one by one, in the type that the graph computes in."""
+
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 
 DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 64}
@@ -21,6 +25,8 @@ elsewhere give the lower divergence at the same size (docs/precision.md)."""
 
 DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
     "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
     "int8": "int8",
     "int4": "int8",
     "source": "source",
@@ -33,7 +39,14 @@ DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
 
-KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6, "source": 0.007}
+KL_LIMIT: Final[dict[Precision, float]] = {
+    "fp32": 1e-6,
+    "fp16": 1e-4,
+    "bf16": 0.01,
+    "int8": 0.01,
+    "int4": 0.6,
+    "source": 0.007,
+}
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
 
@@ -53,6 +66,8 @@ class ExportOptions:
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
+    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes float32, or
+        what ``fp16`` and ``bf16`` mean.
     """
 
     source: str
@@ -68,6 +83,7 @@ class ExportOptions:
     force: bool = False
     if_changed: bool = False
     lora: Path | None = None
+    compute_type: ComputeType | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for.
@@ -77,8 +93,9 @@ class ExportOptions:
         head = self.head_precision or DEFAULT_HEAD[self.precision]
         if "source" in (self.precision, head):
             return self._source_recipe(head)
+        compute_type = self._compute_type(head)
         fine_block_size = self._fine_block_size()
-        quantised = [p for p in (self.precision, head) if p != "fp32"]
+        quantised = [p for p in (self.precision, head) if p not in UNQUANTISED]
         if not quantised:
             for flag, value in (
                 ("--block-size", self.block_size),
@@ -88,14 +105,15 @@ class ExportOptions:
             ):
                 if value is not None:
                     raise UsageError(
-                        f"{flag} {value} has no effect at precision fp32; leave it out or choose int8 or int4"
+                        f"{flag} {value} has no effect at precision {self.precision}; leave it out or choose int8 or int4"
                     )
             return Recipe(
-                precision="fp32",
-                head_precision="fp32",
+                precision=self.precision,
+                head_precision=head,
                 block_size=None,
                 accuracy_level=None,
-                kl_limit=KL_LIMIT["fp32"],
+                kl_limit=KL_LIMIT[self.precision],
+                compute_type=compute_type,
             )
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
         for flag, size in (
@@ -116,15 +134,38 @@ class ExportOptions:
             block_size=block_size,
             fine_block_size=None if fine_block_size == block_size else fine_block_size,
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
-            kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head]),
+            kl_limit=max(KL_LIMIT[p] for p in (self.precision, head, *_half_precisions(compute_type))),
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
-            scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
+            scale_type=self._scale_type(compute_type, quantised[0]),
+            compute_type=compute_type,
         )
 
-    def _fine_block_size(self) -> int | None:
-        if self.precision == "fp32" and self.fine_block_size is not None:
+    def _compute_type(self, head: Precision) -> ComputeType:
+        """Return the one type that all flags agree on. Raises UsageError if they do not."""
+        asked = [HALF_TYPES.get(p, "float32") for p in (self.precision, head) if p in UNQUANTISED]
+        found: set[ComputeType] = {*asked, *([] if self.compute_type is None else [self.compute_type])}
+        if len(found) > 1:
+            given = "" if self.compute_type is None else f" and --compute-type {self.compute_type}"
             raise UsageError(
-                f"--fine-block-size {self.fine_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
+                f"--precision {self.precision} with --head-precision {head}{given} asks for {' and '.join(sorted(found))}, "
+                "and a graph computes in one type; weights in blocks (int8, int4) go with each of them"
+            )
+        return found.pop() if found else "float32"
+
+    def _scale_type(self, compute_type: ComputeType, quantised: Precision) -> ScaleType:
+        if compute_type == "float32":
+            return self.scale_type or DEFAULT_SCALE_TYPE[quantised]
+        if self.scale_type not in (None, compute_type):
+            raise UsageError(
+                f"--scale-type {self.scale_type} has no effect where the graph computes in {compute_type}, which scales are then "
+                "rounded to; leave it out"
+            )
+        return compute_type
+
+    def _fine_block_size(self) -> int | None:
+        if self.precision in UNQUANTISED and self.fine_block_size is not None:
+            raise UsageError(
+                f"--fine-block-size {self.fine_block_size} has no effect at precision {self.precision}; leave it out or choose int8 or int4"
             )
         if self.precision == "int4" and self.block_size is None and self.fine_block_size is None:
             return DEFAULT_FINE_BLOCK_SIZE
@@ -145,6 +186,7 @@ class ExportOptions:
             ("--fine-block-size", self.fine_block_size),
             ("--scale-type", self.scale_type),
             ("--quantizer", self.quantizer),
+            ("--compute-type", self.compute_type),
         ):
             if value is not None:
                 raise UsageError(
@@ -157,3 +199,8 @@ class ExportOptions:
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=KL_LIMIT["source"],
         )
+
+
+def _half_precisions(compute_type: ComputeType) -> list[Precision]:
+    """Return the precision that rounds all activations to a type, if it is one of half precision."""
+    return [precision for precision, kind in HALF_TYPES.items() if kind == compute_type]

@@ -14,9 +14,11 @@ from llorch_serve.errors import ArtifactError, NewerSchemaError
 
 SCHEMA_VERSION: Final = 1
 
-Precision = Literal["fp32", "int8", "int4", "source"]
-ScaleType = Literal["float32", "bfloat16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
+ComputeType = Literal["float32", "float16", "bfloat16"]
+ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine"]
+FLOAT_BYTES: Final[dict[ComputeType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -131,7 +133,7 @@ class TensorSpec(_Struct, frozen=True, kw_only=True):
     """A graph input or output. A string in ``shape`` is a symbolic dimension."""
 
     name: str
-    dtype: Literal["float32", "int32", "int64"]
+    dtype: Literal["float32", "int32", "int64", "float16", "bfloat16"]
     shape: tuple[int | str, ...]
 
 
@@ -145,7 +147,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     layers: Count
     kv_heads: Count
     head_dim: Count
-    dtype: Literal["float32"] = "float32"
+    dtype: ComputeType = "float32"
     axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
     past_name: CacheName = "past_key_values.{layer}.{kind}"
     present_name: CacheName = "present.{layer}.{kind}"
@@ -153,7 +155,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token occupies over all layers, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+        return 2 * self.layers * self.kv_heads * self.head_dim * FLOAT_BYTES[self.dtype]
 
 
 class Recipe(_Struct, frozen=True, kw_only=True):
@@ -166,8 +168,10 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
         error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
-    scale_type: how the scales are stored; the runtime computes with float32 ones either way.
+    scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
+        tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
     """
 
     precision: Precision
@@ -178,6 +182,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
+    compute_type: ComputeType = "float32"
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ class DecoderSession:
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 rows = self._cache.rows(layer, kind, first, count)
-                place = ("cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
                 io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
                 io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
         return _Binding(io, count)
@@ -202,7 +202,13 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
         ) from error
 
 
-_ONNX_TYPES: Final = {"float32": "tensor(float)", "int32": "tensor(int32)", "int64": "tensor(int64)"}
+_ONNX_TYPES: Final = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "int32": "tensor(int32)",
+    "int64": "tensor(int64)",
+}
 
 
 def _check_signature(artifact: Artifact, session: Any) -> None:

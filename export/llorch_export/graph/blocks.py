@@ -13,21 +13,25 @@ from typing import Final
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
-from llorch_export.graph.builder import FLOAT, GraphBuilder
+from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.weights import Arrays
-from llorch_export.options import BITS
+from llorch_export.options import BITS, UNQUANTISED
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_serve.manifest import Precision, Recipe, ScaleType
 
-_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
+_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], float32 scales [rows, blocks], zero points if any."""
+    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], scales [rows, blocks] in the compute type, zero points if any."""
 
     packed: ir.Value
     scales: ir.Value
@@ -40,11 +44,12 @@ class BlockWeight:
 def block_weight(
     b: GraphBuilder, name: str, weights: Sequence[str], precision: Precision, *, block_size: int | None
 ) -> BlockWeight | None:
-    """Plan the stacked ``weights``; None where they stay in fp32, as ``precision`` or the checkpoint's types have it.
+    """Plan the stacked ``weights``; None where they are stored in the compute type, as ``precision`` or the
+    checkpoint's types have it.
 
     block_size: of quantised precisions; blocks carried over have the file's own.
     """
-    if precision == "fp32":
+    if precision in UNQUANTISED:
         return None
     rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
     if precision == "source":
@@ -57,13 +62,18 @@ def block_weight(
     recipe, bits = b.recipe, BITS[precision]
     form = BlockForm(bits, block_size, zero_points=bits == 4 and recipe.quantizer == "affine")
     chunks = b.row_chunks(weights)
+
+    def in_range(chunk: Matrix) -> Matrix:
+        b.narrowing.check_range(f"{name}.weight", chunk)
+        return chunk
+
     return _plan(
         b,
         name,
         form,
         rows,
         columns,
-        lambda: (quantised(c, recipe, bits, block_size).arrays for c in chunks()),
+        lambda: (quantised(in_range(c), recipe, bits, block_size).arrays for c in chunks()),
     )
 
 
@@ -89,7 +99,8 @@ def _plan(
     produce: Callable[[], Iterator[Arrays]],
 ) -> BlockWeight:
     blocks, scale_type = block_count(columns, form.block_size), b.recipe.scale_type
-    scales_name = f"{name}.scales" if scale_type == "float32" else f"{name}.scales.stored"
+    ready = _SCALE_TYPES[scale_type] == b.compute
+    scales_name = f"{name}.scales" if ready else f"{name}.scales.stored"
     specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
         (scales_name, _SCALE_TYPES[scale_type], (rows, blocks)),
@@ -98,10 +109,10 @@ def _plan(
         zeros = zero_point_bytes(columns, form.block_size, form.bits)
         specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, zeros)))
     packed, scales, *zero_points = b.weights.stream(specs, produce)
-    if scale_type != "float32":
+    if not ready:
         # Of constants, so the runtime does it once, when it loads the graph.
         scales = b.op(
-            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": FLOAT.value}
+            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": b.compute.value}
         )
     return BlockWeight(
         packed, scales, zero_points[0] if zero_points else None, form.bits, form.block_size, columns

@@ -12,7 +12,7 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, ScaleType
+from llorch_serve.manifest import ComputeType, Precision, Quantizer, ScaleType
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 
@@ -36,6 +36,7 @@ def command(
         Precision,
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
+            "fp16 FP16KL, bf16 BF16KL (both hold the whole graph in that type), "
             "int8 0.004, int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
             "anew; 0.003 from Q4_1."
         ),
@@ -74,7 +75,7 @@ def command(
     head_precision: Annotated[
         Precision | None,
         typer.Option(
-            help="Of output head and embedding. Default: fp32 for fp32, source for source, else int8.",
+            help="Of output head and embedding. Default: int8 for int8 and int4, else that of --precision.",
             show_default=False,
         ),
     ] = None,
@@ -83,6 +84,14 @@ def command(
         typer.Option(
             help="4: activations are rounded to int8 for each block and row (default). "
             "0: they stay fp32; slower by an order of magnitude.",
+            show_default=False,
+        ),
+    ] = None,
+    compute_type: Annotated[
+        ComputeType | None,
+        typer.Option(
+            help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what GPUs are fast in. "
+            "Default: float32; fp16 and bf16 set it by themselves.",
             show_default=False,
         ),
     ] = None,
@@ -134,6 +143,7 @@ def command(
         force=force,
         if_changed=if_changed,
         lora=lora,
+        compute_type=compute_type,
     )
     if dry_run:
         _print_preview(preview(options), as_json)
