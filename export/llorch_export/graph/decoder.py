@@ -170,9 +170,7 @@ def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
         return x
     assert x.shape is not None
     shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
-    return b.op(
-        "Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape
-    )
+    return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
 
 
 def _check_shapes(config: LlamaConfig) -> None:
