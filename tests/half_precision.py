@@ -38,7 +38,9 @@ def as_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return (upper << 16).view(np.float32).reshape(values.shape)
 
 
-def rounded(round_: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]) -> Callable[[Weights], None]:
+def rounded(
+    round_: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]],
+) -> Callable[[Weights], None]:
     """Return an edit of a checkpoint that rounds every weight."""
 
     def edit(weights: Weights) -> None:

@@ -51,7 +51,9 @@ def test_fp16_is_verified_whole_and_layer_by_layer(tiny_source, tmp_path, export
     assert damaged.code == 1
 
 
-@pytest.mark.parametrize("command", [("generate", "--prompt", "a"), ("bench", "--max-tokens", "2"), ("serve", "--port", "0")])
+@pytest.mark.parametrize(
+    "command", [("generate", "--prompt", "a"), ("bench", "--max-tokens", "2"), ("serve", "--port", "0")]
+)
 def test_a_bf16_artifact_on_the_cpu_is_refused_with_the_alternatives(bf16, command):
     name, *flags = command
     outcome = llorch(name, bf16, *flags)
@@ -77,7 +79,9 @@ def test_a_bf16_artifact_is_inspected_all_the_same(bf16):
 
 def test_an_export_that_overflows_leaves_one_line_and_nothing_else(tmp_path):
     source = write_swollen_folder(tmp_path / "source", 2e4)
-    outcome = llorch_here("export", source, "--output", tmp_path / "artifact", "--precision", "fp16", "--json")
+    outcome = llorch_here(
+        "export", source, "--output", tmp_path / "artifact", "--precision", "fp16", "--json"
+    )
     assert outcome.code == 3
     assert "not finite in float16" in outcome.error()
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -94,12 +98,12 @@ def test_a_notice_stands_on_stderr_and_in_the_document(tmp_path):
 def test_a_request_that_overflows_ends_with_internal_and_its_neighbours_go_on(tmp_path, export_here):
     source = write_folder_with_a_bad_token(tmp_path / "source", BAD_TOKEN)
     folder = export_here(source, tmp_path / "artifact", "--precision", "fp16")
-    sampling = pb.Sampling(temperature=0, ignore_eos=True)
-    good = pb.GenerateRequest(
-        input=pb.Input(tokens=pb.TokenIds(ids=[5, 9, 300, 17])), sampling=sampling, max_tokens=60
-    )
-    bad = pb.GenerateRequest(
-        input=pb.Input(tokens=pb.TokenIds(ids=[5, BAD_TOKEN])), sampling=sampling, max_tokens=4
+    good, bad = (
+        pb.GenerateRequest(
+            input=pb.Input(tokens=pb.TokenInput(ids=ids)),
+            sampling=pb.Sampling(temperature=0, ignore_eos=True, max_tokens=count),
+        )
+        for ids, count in (([5, 9, 300, 17], 60), ([5, BAD_TOKEN], 4))
     )
     with serving(folder) as worker, open_stub(worker.address) as stub:
         alone = list(stub.Generate(good, timeout=PATIENCE_S).token_ids)
@@ -112,7 +116,8 @@ def test_a_request_that_overflows_ends_with_internal_and_its_neighbours_go_on(tm
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Generate(bad, timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.INTERNAL
-            assert "not finite" in caught.value.details()
+            assert "logits of 512 that are not finite" in caught.value.details()
         thread.join(PATIENCE_S)
         assert neighbour == alone
+        assert "are not finite" in " ".join(worker.command.log)
         assert list(stub.Generate(good, timeout=PATIENCE_S).token_ids) == alone

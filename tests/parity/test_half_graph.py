@@ -88,7 +88,9 @@ def test_the_float16_cache_serves_chunks_and_slots_of_different_length(tmp_path:
     source = write_hf_folder(tmp_path / "source")
     artifact = export_tiny(source, tmp_path / "out", precision="fp16")
     ids, session = random_ids(60), open_tiny(artifact)
-    assert session.capacity.bytes_per_token == 2 * 2 * 2 * 16 * 2  # keys and values, layers, heads, head_dim, bytes
+    assert (
+        session.capacity.bytes_per_token == 2 * 2 * 2 * 16 * 2
+    )  # keys and values, layers, heads, head_dim, bytes
     expected = numpy_logits({}, as_float16, ids)
     for start in range(0, 20, 8):  # slot 1 is five tokens behind
         session.prefill(0, ids[start : min(start + 8, 20)], start)
@@ -115,7 +117,11 @@ def test_blocks_in_a_float16_graph_diverge_as_in_a_float32_one(tmp_path: Path, p
 
 @pytest.mark.parametrize(
     ("precision", "overrides"),
-    [("bf16", {}), ("bf16", {"tie_word_embeddings": True, "attention_bias": True}), ("bf16", {"head_dim": 24})],
+    [
+        ("bf16", {}),
+        ("bf16", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("bf16", {"head_dim": 24}),
+    ],
     ids=["plain", "tied and biased", "rotated outside attention"],
 )
 def test_a_bf16_graph_with_its_types_widened_is_the_forward_on_rounded_weights(

@@ -38,7 +38,9 @@ def test_blocks_take_scales_of_the_type_that_the_graph_computes_in(precision: st
     assert found.block_size == recipe(precision=precision).block_size
     other = "bfloat16" if kind == "float16" else "float16"
     for wrong in ("float32", other):
-        with pytest.raises(UsageError, match=f"--scale-type {wrong} has no effect where the graph computes in"):
+        with pytest.raises(
+            UsageError, match=f"--scale-type {wrong} has no effect where the graph computes in"
+        ):
             recipe(precision=precision, compute_type=kind, scale_type=wrong)
 
 

@@ -25,7 +25,9 @@ def test_a_type_without_arithmetic_is_refused_with_what_would_do() -> None:
     with pytest.raises(ProviderError) as caught:
         require_arithmetic(CPU, ("bfloat16", "float32"))
     message = str(caught.value)
-    assert message.startswith("the artifact computes in bfloat16 and CPUExecutionProvider has no bfloat16 arithmetic")
+    assert message.startswith(
+        "the artifact computes in bfloat16 and CPUExecutionProvider has no bfloat16 arithmetic"
+    )
     assert "--precision fp32 or --precision fp16" in message
     assert message.endswith("(CUDAExecutionProvider)")
 

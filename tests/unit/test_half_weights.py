@@ -96,7 +96,9 @@ def test_weights_beyond_float16_are_refused_by_tensor_and_count(tmp_path: Path, 
     with pytest.raises(ArtifactError) as caught:
         export_tiny(source, tmp_path / "out", **options)
     message = str(caught.value)
-    assert message.startswith("model.layers.1.mlp.up_proj.weight: 2 or more values are beyond float16's largest, 65504")
+    assert message.startswith(
+        "model.layers.1.mlp.up_proj.weight: 2 or more values are beyond float16's largest, 65504"
+    )
     assert "found 70000" in message
     assert "bf16" in message
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -109,7 +111,7 @@ def test_a_damaged_weight_is_called_damaged_and_not_too_large(tmp_path: Path) ->
 
     source = edited(tmp_path / "source", edit)
     for precision in ("fp16", "bf16"):
-        with pytest.raises(ArtifactError, match="model.norm.weight holds NaN or infinity"):
+        with pytest.raises(ArtifactError, match=r"model\.norm\.weight holds NaN or infinity"):
             export_tiny(source, tmp_path / "out", precision=precision)
 
 
