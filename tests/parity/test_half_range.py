@@ -42,7 +42,8 @@ def test_a_residual_stream_beyond_float16_is_refused_and_the_first_value_named(
         r"model\.layers\.[01]\.\w+layernorm/residual: \d+ of 4096 values are not finite in float16", message
     )
     assert "whose largest is 65504" in message
-    assert "--precision bf16, fp32 or int8" in message
+    assert "--precision bf16 or fp32" in message
+    assert "--compute-type bfloat16 or float32" in message
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
