@@ -54,7 +54,7 @@ def test_a_table_on_stdout_and_a_picture(tiny_source, tmp_path):
     assert outcome.code == 0
     header, _rule, *rows = outcome.stdout.splitlines()
     assert header == "| | bits per weight | KL, nats | top-1 |"
-    assert len(rows) == 3
+    assert len(rows) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
