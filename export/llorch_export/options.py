@@ -10,9 +10,21 @@ import msgspec
 
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Interop, Precision, Quantizer, Recipe, ScaleType, TransformName
+from llorch_serve.manifest import (
+    ComputeType,
+    Interop,
+    Precision,
+    Quantizer,
+    Recipe,
+    ScaleType,
+    TransformName,
+)
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
+HALF_TYPES: Final[dict[Precision, ComputeType]] = {"fp16": "float16", "bf16": "bfloat16"}
+UNQUANTISED: Final[tuple[Precision, ...]] = ("fp32", *HALF_TYPES)
+"""Precisions whose weights are stored one by one, in the type that the graph computes in."""
+
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 
 DEFAULT_PRECISION: Final[Precision] = "int8"
@@ -32,6 +44,8 @@ elsewhere give the lower divergence at the same size (docs/precision.md)."""
 
 DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
     "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
     "int8": "int8",
     "int4": "int8",
     "source": "source",
@@ -44,7 +58,14 @@ DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
 
-KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6, "source": 0.007}
+KL_LIMIT: Final[dict[Precision, float]] = {
+    "fp32": 1e-6,
+    "fp16": 1e-4,
+    "bf16": 0.01,
+    "int8": 0.01,
+    "int4": 0.6,
+    "source": 0.007,
+}
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
 
@@ -87,6 +108,8 @@ class ExportOptions:
     calibration: a text to measure on what the recipe measures.
     transforms: exact changes of the weights before they are quantised, in any order.
     interop: another runtime that shall load the artifact too.
+    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes float32, or
+        what ``fp16`` and ``bf16`` mean.
     """
 
     source: str
@@ -106,6 +129,7 @@ class ExportOptions:
     calibration: Path | None = None
     transforms: tuple[TransformName, ...] = ()
     interop: Interop | None = None
+    compute_type: ComputeType | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
@@ -128,10 +152,11 @@ class ExportOptions:
         head = self.head_precision or DEFAULT_HEAD[precision]
         if "source" in (precision, head):
             return self._source_recipe(precision, head)
+        ruled = [rule.precision for rule in self.rules if rule.precision is not None]
+        compute_type = self._compute_type(precision, head, ruled)
         fine_block_size = self._fine_block_size(precision)
         quantised = [p for p in (precision, head) if p in BITS]
-        ruled = [rule.precision for rule in self.rules if rule.precision is not None]
-        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled))
+        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *_half_precisions(compute_type)))
         if not quantised and not any(p in BITS for p in ruled):
             for flag, value in (
                 ("--block-size", self.block_size),
@@ -141,14 +166,15 @@ class ExportOptions:
             ):
                 if value is not None:
                     raise UsageError(
-                        f"{flag} {value} has no effect at precision fp32; leave it out or choose int8 or int4"
+                        f"{flag} {value} has no effect at precision {precision}; leave it out or choose int8 or int4"
                     )
             return Recipe(
-                precision="fp32",
-                head_precision="fp32",
+                precision=precision,
+                head_precision=head,
                 block_size=None,
                 accuracy_level=None,
-                kl_limit=KL_LIMIT["fp32"],
+                kl_limit=kl_limit,
+                compute_type=compute_type,
             )
         accuracy_level = 4 if self.accuracy_level is None else self.accuracy_level
         if not quantised:
@@ -159,6 +185,8 @@ class ExportOptions:
                 block_size=None,
                 accuracy_level=accuracy_level,
                 kl_limit=kl_limit,
+                scale_type=compute_type,
+                compute_type=compute_type,
             )
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
         for flag, size in (
@@ -181,7 +209,8 @@ class ExportOptions:
             accuracy_level=accuracy_level,
             kl_limit=kl_limit,
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in (*quantised, *ruled) else None,
-            scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
+            scale_type=self._scale_type(compute_type, quantised[0]),
+            compute_type=compute_type,
         )
 
     def _check_only_rules_quantise(self, precision: Precision) -> None:
@@ -196,10 +225,34 @@ class ExportOptions:
                     f"{flag} {value} has no effect at precision {precision}, where only rules quantise; set it in them"
                 )
 
-    def _fine_block_size(self, precision: Precision) -> int | None:
-        if precision == "fp32" and self.fine_block_size is not None:
+    def _compute_type(self, precision: Precision, head: Precision, ruled: list[Precision]) -> ComputeType:
+        """Return the one type that all flags and rules agree on. Raises UsageError if they do not."""
+        asked = [HALF_TYPES.get(p, "float32") for p in (precision, head, *ruled) if p in UNQUANTISED]
+        found: set[ComputeType] = {*asked, *([] if self.compute_type is None else [self.compute_type])}
+        if len(found) > 1:
+            given = "" if self.compute_type is None else f" and --compute-type {self.compute_type}"
+            rules = "".join(f" and a rule's {p}" for p in dict.fromkeys(ruled) if p in UNQUANTISED)
             raise UsageError(
-                f"--fine-block-size {self.fine_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
+                f"--precision {precision} with --head-precision {head}{given}{rules} asks for "
+                f"{' and '.join(sorted(found))}, and a graph computes in one type; weights in blocks (int8, int4) go with "
+                "each of them"
+            )
+        return found.pop() if found else "float32"
+
+    def _scale_type(self, compute_type: ComputeType, quantised: Precision) -> ScaleType:
+        if compute_type == "float32":
+            return self.scale_type or DEFAULT_SCALE_TYPE[quantised]
+        if self.scale_type not in (None, compute_type):
+            raise UsageError(
+                f"--scale-type {self.scale_type} has no effect where the graph computes in {compute_type}, which scales are then "
+                "rounded to; leave it out"
+            )
+        return compute_type
+
+    def _fine_block_size(self, precision: Precision) -> int | None:
+        if precision in UNQUANTISED and self.fine_block_size is not None:
+            raise UsageError(
+                f"--fine-block-size {self.fine_block_size} has no effect at precision {precision}; leave it out or choose int8 or int4"
             )
         if precision == "int4" and self.block_size is None and self.fine_block_size is None:
             return DEFAULT_FINE_BLOCK_SIZE
@@ -217,18 +270,19 @@ class ExportOptions:
             )
         if self.lora is not None:
             raise UsageError(
-                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, int8 or int4"
+                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, fp16, bf16, int8 or int4"
             )
         if self.transforms:
             raise UsageError(
                 f"--transform {','.join(self.transforms)} changes weights whose blocks --precision source would keep; "
-                "choose fp32, int8 or int4"
+                "choose fp32, fp16, bf16, int8 or int4"
             )
         for flag, value in (
             ("--block-size", self.block_size),
             ("--fine-block-size", self.fine_block_size),
             ("--scale-type", self.scale_type),
             ("--quantizer", self.quantizer),
+            ("--compute-type", self.compute_type),
         ):
             if value is not None:
                 raise UsageError(
@@ -241,3 +295,8 @@ class ExportOptions:
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=KL_LIMIT["source"],
         )
+
+
+def _half_precisions(compute_type: ComputeType) -> list[Precision]:
+    """Return the precision that rounds all activations to a type, if it is one of half precision."""
+    return [precision for precision, kind in HALF_TYPES.items() if kind == compute_type]

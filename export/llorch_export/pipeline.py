@@ -25,6 +25,7 @@ from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_dec
 from llorch_export.graph.front import Interface
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
+from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.recipes.resolve import with_rules
 from llorch_export.transform.calibration import (
@@ -57,10 +58,14 @@ _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What came out. changed: False if ``--if-changed`` found the artifact up to date."""
+    """What came out. changed: False if ``--if-changed`` found the artifact up to date.
+
+    notices: what a person should know about it, a line each.
+    """
 
     artifact: Artifact
     changed: bool
+    notices: tuple[str, ...] = ()
 
 
 Progress = Callable[[str, int, int], None]
@@ -120,9 +125,11 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         if options.interop is not None:
             manifest = msgspec.structs.replace(manifest, interop=(options.interop,))
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
-        load_artifact(writer.folder)
+        written = load_artifact(writer.folder)
+        probed = probe_activations(written) if recipe.compute_type == "float16" else None
         writer.commit()
-    return ExportResult(load_artifact(options.output), changed=True)
+    notices = tuple(notice for notice in (graph.narrowing.notice(), probed) if notice is not None)
+    return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 
 @contextlib.contextmanager
@@ -194,7 +201,7 @@ def _check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
     if recipe.precision == "source" and checkpoint.kind != "gguf":
         raise UsageError(
             f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is a "
-            "Hugging Face folder; choose fp32, int8 or int4"
+            "Hugging Face folder; choose fp32, fp16, bf16, int8 or int4"
         )
 
 

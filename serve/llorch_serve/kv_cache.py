@@ -1,6 +1,6 @@
 """The KV cache in host memory: one key and one value buffer a layer, a row for each slot.
 
-Buffers are ``[slots, kv_heads, capacity, head_dim]`` float32. The operating system commits their pages when they
+Buffers are ``[slots, kv_heads, capacity, head_dim]`` in the layout's type. The operating system commits their pages when they
 are first written, so memory follows use, not capacity.
 """
 
@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.errors import ResourceError, UsageError
-from llorch_serve.manifest import KvLayout
+from llorch_serve.manifest import ComputeType, KvLayout
+
+KV_DTYPES: Final[dict[ComputeType, type[np.generic]]] = {"float32": np.float32, "float16": np.float16}
+"""Of numpy, which has no bfloat16; a provider that computes in it keeps its cache on its device."""
 
 MEMORY_SHARE: Final = 0.8
 """Part of the free memory that the KV cache may grow to; the rest is for activations and the system."""
@@ -71,13 +74,14 @@ class KvCache:
     def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
         self.capacity = capacity
         shape = (capacity.slots, kv.kv_heads, capacity.context, kv.head_dim)
+        self.dtype = KV_DTYPES[kv.dtype]
         self._buffers = {
-            (layer, kind): _lazy_zeros(shape, capacity)
+            (layer, kind): _lazy_zeros(shape, self.dtype, capacity)
             for layer in range(kv.layers)
             for kind in ("key", "value")
         }
 
-    def rows(self, layer: int, kind: str, first: int, count: int) -> npt.NDArray[np.float32]:
+    def rows(self, layer: int, kind: str, first: int, count: int) -> npt.NDArray[np.generic]:
         """Return the view [count, kv_heads, capacity, head_dim] of neighbouring slots."""
         return self._buffers[layer, kind][first : first + count]
 
@@ -87,14 +91,16 @@ class KvCache:
             buffer[target, :, :tokens] = buffer[source, :, :tokens]
 
 
-def _lazy_zeros(shape: tuple[int, int, int, int], capacity: KvCapacity) -> npt.NDArray[np.float32]:
+def _lazy_zeros(
+    shape: tuple[int, int, int, int], dtype: type[np.generic], capacity: KvCapacity
+) -> npt.NDArray[np.generic]:
     """Return zeros whose memory is committed page by page as it is written.
 
     numpy's own allocation asks the kernel for huge pages of 2 MiB, which commits a head's whole row of positions
     with its first token. Raises ResourceError if the system refuses the address space.
     """
     try:
-        memory = mmap.mmap(-1, math.prod(shape) * 4)
+        memory = mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize)
     except OSError as error:
         raise ResourceError(
             f"the system refuses {capacity.total_bytes / 2**20:.0f} MiB of address space for the KV cache "
@@ -102,4 +108,4 @@ def _lazy_zeros(shape: tuple[int, int, int, int], capacity: KvCapacity) -> npt.N
         ) from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32).reshape(shape)
+    return np.frombuffer(memory, dtype).reshape(shape)

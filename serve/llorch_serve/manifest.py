@@ -14,11 +14,13 @@ from llorch_serve.errors import ArtifactError, NewerSchemaError
 
 SCHEMA_VERSION: Final = 1
 
-Precision = Literal["fp32", "int8", "int4", "source"]
-ScaleType = Literal["float32", "bfloat16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
+ComputeType = Literal["float32", "float16", "bfloat16"]
+ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
+FLOAT_BYTES: Final[dict[ComputeType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -133,7 +135,7 @@ class TensorSpec(_Struct, frozen=True, kw_only=True):
     """A graph input or output. A string in ``shape`` is a symbolic dimension."""
 
     name: str
-    dtype: Literal["float32", "int32", "int64"]
+    dtype: Literal["float32", "int32", "int64", "float16", "bfloat16"]
     shape: tuple[int | str, ...]
 
 
@@ -147,7 +149,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     layers: Count
     kv_heads: Count
     head_dim: Count
-    dtype: Literal["float32"] = "float32"
+    dtype: ComputeType = "float32"
     axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
     past_name: CacheName = "past_key_values.{layer}.{kind}"
     present_name: CacheName = "present.{layer}.{kind}"
@@ -155,7 +157,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token occupies over all layers, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+        return 2 * self.layers * self.kv_heads * self.head_dim * FLOAT_BYTES[self.dtype]
 
 
 class ModuleRule(_Struct, frozen=True, kw_only=True):
@@ -191,7 +193,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
         error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
         other's errors on a calibration text). 8-bit blocks are ``nearest``.
-    scale_type: how the scales are stored; the runtime computes with float32 ones either way.
+    scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.
     transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
@@ -199,6 +201,8 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         queries), ``smooth`` (the down projection's input).
     transform_seed: of the random bases of ``rotate``; None: there are none.
     calibration: what was measured for transforms, scales or activations; None: nothing was.
+    compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
+        tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
     """
 
     precision: Precision
@@ -213,6 +217,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     transforms: tuple[TransformName, ...] = ()
     transform_seed: int | None = None
     calibration: CalibrationText | None = None
+    compute_type: ComputeType = "float32"
 
     @property
     def precisions(self) -> frozenset[Precision]:
@@ -328,12 +333,16 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                 f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
             )
     for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
-        names = {spec.name for spec in specs}
+        types = {spec.name: spec.dtype for spec in specs}
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 name = pattern.format(layer=layer, kind=kind)
-                if name not in names:
+                if name not in types:
                     raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
+                if types[name] != kv.dtype:
+                    raise ArtifactError(
+                        f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the model again."
+                    )
 
 
 class _VersionOnly(msgspec.Struct):

@@ -19,7 +19,17 @@ from llorch_serve.capabilities import FULL
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.providers import CPU, Placement, import_runtime, placement, usable_cpus
+from llorch_serve.manifest import Manifest
+from llorch_serve.providers import (
+    ARITHMETIC,
+    CPU,
+    Arithmetic,
+    Placement,
+    import_runtime,
+    placement,
+    require_arithmetic,
+    usable_cpus,
+)
 
 Logits = npt.NDArray[np.float32]
 
@@ -101,7 +111,7 @@ class DecoderSession:
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 rows = self._cache.rows(layer, kind, first, count)
-                place = ("cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
                 io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
                 io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
         return _Binding(io, count)
@@ -159,7 +169,7 @@ def open_session(
 ) -> DecoderSession:
     """Load the artifact's graph and allocate its KV cache.
 
-    Raises ProviderError if the runtime is missing or will not run the graph, ArtifactError if the graph is damaged,
+    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the graph, ArtifactError if the graph is damaged,
     ResourceError or UsageError if slots and context do not fit.
     """
     manifest = artifact.manifest
@@ -168,9 +178,9 @@ def open_session(
             f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; expected one of "
             "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
         )
+    require_arithmetic(CPU, (manifest.recipe.compute_type, manifest.kv.dtype))
     runtime = import_runtime(manifest.min_onnxruntime)
-    weights = sum(entry.bytes for entry in manifest.files)
-    free = psutil.virtual_memory().available - weights
+    free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU)
     capacity = plan_capacity(
         manifest.kv,
         slots=config.slots,
@@ -189,6 +199,14 @@ def open_session(
     session = _load_graph(artifact, runtime, threads)
     _check_signature(artifact, session)
     return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
+
+
+def loaded_bytes(manifest: Manifest, provider: str) -> int:
+    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size."""
+    stored = sum(entry.bytes for entry in manifest.files)
+    recipe = manifest.recipe
+    whole = recipe.precision in ("fp16", "bf16")
+    return stored * (2 if whole and ARITHMETIC[provider][recipe.compute_type] is Arithmetic.WIDENED else 1)
 
 
 def runtime_options(runtime: Any, threads: int) -> Any:
@@ -216,7 +234,13 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
         ) from error
 
 
-_ONNX_TYPES: Final = {"float32": "tensor(float)", "int32": "tensor(int32)", "int64": "tensor(int64)"}
+_ONNX_TYPES: Final = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "int32": "tensor(int32)",
+    "int64": "tensor(int64)",
+}
 
 
 def _check_signature(artifact: Artifact, session: Any) -> None:

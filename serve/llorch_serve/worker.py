@@ -197,7 +197,7 @@ class Worker:
             has_chat_template=self._prompts.has_template,
             stop_token_ids=manifest.stop_token_ids,
             version=importlib.metadata.version("llorch"),
-            # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
+            # The CPU's fp32, fp16 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
             batch_invariant=not self._session.capabilities.batched_decode
             or not {"int4", "source", UNSTATED} & recipe.precisions,
             kind=self.artifact.kind.value,

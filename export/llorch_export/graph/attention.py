@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.graph.norm import rms_norm
 from llorch_serve.manifest import KvLayout, LlamaConfig
@@ -43,7 +43,9 @@ def cache_values(b: GraphBuilder, kv: KvLayout, layer: int) -> LayerCache:
         shape: tuple[int | str, ...] = ("slots", kv.kv_heads, "capacity", kv.head_dim)
         key, value = (
             ir.Value(
-                name=pattern.format(layer=layer, kind=kind), type=ir.TensorType(FLOAT), shape=ir.Shape(shape)
+                name=pattern.format(layer=layer, kind=kind),
+                type=ir.TensorType(b.compute),
+                shape=ir.Shape(shape),
             )
             for kind in ("key", "value")
         )
@@ -88,7 +90,7 @@ def attention(
         query_key_value = (query, key, value)
     heads = ir.Value(
         name=f"{prefix}.heads",
-        type=ir.TensorType(FLOAT),
+        type=ir.TensorType(b.compute),
         shape=ir.Shape([*lead, c.num_attention_heads * c.head_dim]),
     )
     window = c.window(layer)

@@ -22,11 +22,12 @@ from llorch_export.graph.attention import (
     rotates_inside,
     token_positions,
 )
-from llorch_export.graph.builder import FLOAT, GraphBuilder
+from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.embedding import embed, head
 from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
+from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.rope import rotary_tables
 from llorch_export.graph.weights import WeightJob
@@ -45,6 +46,7 @@ class DecoderGraph:
     """A graph whose weights are planned but not yet read.
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
+    narrowing: what rounding to half precision has cost, once the jobs have run.
     """
 
     model: ir.Model
@@ -53,6 +55,7 @@ class DecoderGraph:
     kv: KvLayout
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    narrowing: Narrowing
 
 
 def build_decoder(
@@ -75,14 +78,20 @@ def build_decoder(
     _check_shapes(config)
     b = GraphBuilder(config, recipe, tensors, calibration, moments)
     kv = KvLayout(
-        layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads, head_dim=config.head_dim
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        dtype=recipe.compute_type,
     )
     front = make_front(b, interface)
     input_ids, seqlens_k = front.input_ids, front.seqlens_k
     table_shape = (context_length, config.rotary_dim // 2)
     cos, sin = b.weights.add(
-        [("rotary.cos", FLOAT, table_shape), ("rotary.sin", FLOAT, table_shape)],
-        lambda: rotary_tables(config.rope, config.head_dim, context_length),
+        [("rotary.cos", b.compute, table_shape), ("rotary.sin", b.compute, table_shape)],
+        lambda: tuple(
+            table.astype(b.compute.numpy(), copy=False)
+            for table in rotary_tables(config.rope, config.head_dim, context_length)
+        ),
     )
     padded = interface is Interface.GENAI
     positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k, padded=padded)
@@ -113,6 +122,7 @@ def build_decoder(
         kv=kv,
         inputs=tuple(_spec(value) for value in inputs),
         outputs=tuple(_spec(value) for value in outputs),
+        narrowing=b.narrowing,
     )
 
 
@@ -174,9 +184,7 @@ def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
         return x
     assert x.shape is not None
     shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
-    return b.op(
-        "Mul", [x, b.constant(f"{name}/factor", np.array(factor, np.float32))], name=name, shape=shape
-    )
+    return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
 
 
 def _check_shapes(config: LlamaConfig) -> None:
@@ -187,7 +195,13 @@ def _check_shapes(config: LlamaConfig) -> None:
         )
 
 
-_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.INT32: "int32", ir.DataType.INT64: "int64"}
+_DTYPES = {
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+    ir.DataType.INT32: "int32",
+    ir.DataType.INT64: "int64",
+}
 
 
 def _spec(value: ir.Value) -> TensorSpec:

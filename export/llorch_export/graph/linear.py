@@ -1,4 +1,4 @@
-"""Linear layers ``y = x W^T + b``, in fp32 or with weights in blocks."""
+"""Linear layers ``y = x W^T + b``, with weights in the compute type or in blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
-from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.quantize.layout import Matrix
 
 # Of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take.
@@ -31,7 +31,8 @@ def linear(
         biases = [f"{module}.bias" for module in modules]
         bias_chunks = b.row_chunks(biases)
         bias_value = b.weights.stream(
-            [(f"{name}.bias", FLOAT, (out_features,))], lambda: ((chunk,) for chunk in bias_chunks())
+            [(f"{name}.bias", b.compute, (out_features,))],
+            lambda: ((b.narrowing.narrowed(f"{name}.bias", chunk),) for chunk in bias_chunks()),
         )[0]
     shape = (*lead, out_features)
     form = b.formats.of(modules[0])
@@ -39,8 +40,11 @@ def linear(
     weight = block_weight(b, name, weights, form)
     if weight is None:
         transposed = b.weights.stream(
-            [(f"{name}.weight", FLOAT, (in_features, out_features))],
-            lambda: ((band,) for band in _transposed(chunks, in_features, out_features)),
+            [(f"{name}.weight", b.compute, (in_features, out_features))],
+            lambda: (
+                (b.narrowing.narrowed(f"{name}.weight", band),)
+                for band in _transposed(chunks, in_features, out_features)
+            ),
         )[0]
         y = b.op(
             "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape

@@ -163,7 +163,11 @@ def _local(
         worker.close()
     info, peak = worker.model_info(), peak_rss_mib()
     recipe = worker.artifact.manifest.recipe
-    described = _described(info) | {"block_size": recipe.block_size, "rules": len(recipe.rules) or None}
+    described = _described(info) | {
+        "block_size": recipe.block_size,
+        "rules": len(recipe.rules) or None,
+        "compute_type": recipe.compute_type,
+    }
     fidelity = None
     if reference is not None and artifact is not None:
         fidelity = _fidelity(reference, artifact, config.session.threads)
