@@ -46,6 +46,8 @@ INFO = ModelInfo(
     stop_token_ids=(2, 7),
     version="0.0.test",
     batch_invariant=True,
+    kind="optimum",
+    limits=("no batching", "no chunked prefill"),
 )
 
 

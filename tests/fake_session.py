@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llorch_serve.capabilities import FULL, Capabilities
 from llorch_serve.kv_cache import KvCapacity
 from llorch_serve.providers import Placement
 from llorch_serve.sampler import SamplingRow, sample
@@ -126,6 +127,7 @@ class FakeSession:
     swaps: list[tuple[int, int, int]] = field(default_factory=list)
     releases: list[tuple[int, int]] = field(default_factory=list)
     kinds: list[list[str]] = field(init=False)
+    capabilities: Capabilities = FULL
     _cache: list[list[bytes]] = field(init=False)
     _tokens: list[list[int]] = field(init=False)
 

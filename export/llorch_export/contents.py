@@ -18,9 +18,12 @@ from llorch_serve.text import Tokenizer
 if TYPE_CHECKING:
     import onnx
 
+    from llorch_export.modules import StoredModule
+
 SLOTS: Final = (1, 8, 32)
 _SHORT_CONTEXT: Final = 2048
 _BLOCK_INPUTS: Final = {2: "scales", 3: "zero points"}
+_HEADS: Final = ("logits", "logits/narrow")
 _PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits")
 
 
@@ -44,11 +47,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class GraphContents:
-    """Nodes by operator type, most frequent first, and bytes of weights by what they are for."""
+    """Nodes by operator type, most frequent first, and bytes of weights by what they are for.
+
+    modules: how each matrix is stored.
+    """
 
     ops: dict[str, int]
     weight_bytes: dict[str, int]
     opset: dict[str, int]
+    modules: tuple[StoredModule, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Contents:
     """What ``llorch inspect --json`` prints.
 
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is used.
+    layout, interop: as in :class:`llorch_serve.manifest.Manifest`.
     """
 
     model_id: str
@@ -76,6 +84,8 @@ class Contents:
     generation: GenerationDefaults
     chat_template: bool
     graph: GraphContents | None
+    layout: str
+    interop: tuple[str, ...]
 
 
 def contents(artifact: Artifact) -> Contents:
@@ -108,11 +118,14 @@ def contents(artifact: Artifact) -> Contents:
         generation=manifest.generation,
         chat_template=manifest.chat_template is not None,
         graph=_graph(artifact) if importlib.util.find_spec("onnx") else None,
+        layout=manifest.layout,
+        interop=manifest.interop,
     )
 
 
 def _graph(artifact: Artifact) -> GraphContents:
     from llorch_export.layers.graph import read_graph
+    from llorch_export.modules import stored_modules
 
     model = read_graph(artifact)
     ops = Counter(node.op_type for node in model.graph.node)
@@ -120,6 +133,7 @@ def _graph(artifact: Artifact) -> GraphContents:
         ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
         weight_bytes=_weight_bytes(model),
         opset={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
+        modules=stored_modules(model),
     )
 
 
@@ -152,7 +166,7 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
     kind = node.op_type
     if kind in ("MatMulNBits", "GatherBlockQuantized") and index in _BLOCK_INPUTS:
         return _BLOCK_INPUTS[index]
-    if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and "logits" in node.output):
+    if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and node.output[0] in _HEADS):
         return "embedding and head"
     if kind == "GroupQueryAttention":
         return "rotary tables"

@@ -6,11 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+
+from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
+from llorch_serve.manifest import (
+    ComputeType,
+    Interop,
+    Precision,
+    Quantizer,
+    Recipe,
+    ScaleType,
+    TransformName,
+)
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
+HALF_TYPES: Final[dict[Precision, ComputeType]] = {"fp16": "float16", "bf16": "bfloat16"}
+UNQUANTISED: Final[tuple[Precision, ...]] = ("fp32", *HALF_TYPES)
+"""Precisions whose weights are stored one by one, in the type that the graph computes in."""
+
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
+
+DEFAULT_PRECISION: Final[Precision] = "int8"
+
+SEED: Final = 0
+"""Of the rotation's signs. Another one gives another rounding error of the same size."""
+
+TRANSFORMS: Final[tuple[TransformName, ...]] = ("equalise", "smooth", "hadamard", "rotate")
+"""In the order they are made. They commute, so the order that they are named in does not matter."""
 
 DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 64}
 """Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs/precision.md)."""
@@ -21,6 +44,8 @@ elsewhere give the lower divergence at the same size (docs/precision.md)."""
 
 DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
     "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
     "int8": "int8",
     "int4": "int8",
     "source": "source",
@@ -33,8 +58,34 @@ DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
 
-KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6, "source": 0.007}
+KL_LIMIT: Final[dict[Precision, float]] = {
+    "fp32": 1e-6,
+    "fp16": 1e-4,
+    "bf16": 0.01,
+    "int8": 0.01,
+    "int4": 0.6,
+    "source": 0.007,
+}
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Modules that a mixed recipe stores otherwise; the last rule that matches a module settles it.
+
+    modules: patterns of checkpoint names: ``*``, ``?``, ``[..]``, and alternatives in braces.
+    layers: only in these, as ``first 4``, ``last 1/8``, ``every 3``; empty: in all.
+    precision and the rest: None takes what the recipe says for that precision, or the precision's default.
+    label: names the rule in errors.
+    """
+
+    modules: tuple[str, ...]
+    layers: tuple[str, ...] = ()
+    precision: Precision | None = None
+    block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType | None = None
+    label: str = "a rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +93,7 @@ class ExportOptions:
     """What to export, to where, and how.
 
     lora: folder of a PEFT adapter to merge into the weights.
-    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included.
+    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included; None is int8.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
     fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32 where an int4 export
@@ -53,11 +104,17 @@ class ExportOptions:
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
+    rules: modules that are stored otherwise, in order; a model's config says what they mean (``recipes/resolve.py``).
+    calibration: a text to measure on what the recipe measures.
+    transforms: exact changes of the weights before they are quantised, in any order.
+    interop: another runtime that shall load the artifact too.
+    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes float32, or
+        what ``fp16`` and ``bf16`` mean.
     """
 
     source: str
     output: Path
-    precision: Precision = "int8"
+    precision: Precision | None = None
     head_precision: Precision | None = None
     block_size: int | None = None
     fine_block_size: int | None = None
@@ -68,18 +125,39 @@ class ExportOptions:
     force: bool = False
     if_changed: bool = False
     lora: Path | None = None
+    rules: tuple[Rule, ...] = ()
+    calibration: Path | None = None
+    transforms: tuple[TransformName, ...] = ()
+    interop: Interop | None = None
+    compute_type: ComputeType | None = None
 
     def recipe(self) -> Recipe:
-        """Return the recipe these options stand for.
+        """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
 
         Raises UsageError if a value is out of range or would have no effect.
         """
-        head = self.head_precision or DEFAULT_HEAD[self.precision]
-        if "source" in (self.precision, head):
-            return self._source_recipe(head)
-        fine_block_size = self._fine_block_size()
-        quantised = [p for p in (self.precision, head) if p != "fp32"]
-        if not quantised:
+        recipe = self._precision_recipe()
+        if self.transforms:
+            recipe = msgspec.structs.replace(
+                recipe,
+                transforms=tuple(name for name in TRANSFORMS if name in self.transforms),
+                transform_seed=SEED if "rotate" in self.transforms else None,
+            )
+        if not self.rules:  # else it depends on what they mean
+            require_use(recipe, self.calibration)
+        return recipe
+
+    def _precision_recipe(self) -> Recipe:
+        precision = self.precision or DEFAULT_PRECISION
+        head = self.head_precision or DEFAULT_HEAD[precision]
+        if "source" in (precision, head):
+            return self._source_recipe(precision, head)
+        ruled = [rule.precision for rule in self.rules if rule.precision is not None]
+        compute_type = self._compute_type(precision, head, ruled)
+        fine_block_size = self._fine_block_size(precision)
+        quantised = [p for p in (precision, head) if p in BITS]
+        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *_half_precisions(compute_type)))
+        if not quantised and not any(p in BITS for p in ruled):
             for flag, value in (
                 ("--block-size", self.block_size),
                 ("--accuracy-level", self.accuracy_level),
@@ -88,14 +166,27 @@ class ExportOptions:
             ):
                 if value is not None:
                     raise UsageError(
-                        f"{flag} {value} has no effect at precision fp32; leave it out or choose int8 or int4"
+                        f"{flag} {value} has no effect at precision {precision}; leave it out or choose int8 or int4"
                     )
             return Recipe(
-                precision="fp32",
-                head_precision="fp32",
+                precision=precision,
+                head_precision=head,
                 block_size=None,
                 accuracy_level=None,
-                kl_limit=KL_LIMIT["fp32"],
+                kl_limit=kl_limit,
+                compute_type=compute_type,
+            )
+        accuracy_level = 4 if self.accuracy_level is None else self.accuracy_level
+        if not quantised:
+            self._check_only_rules_quantise(precision)
+            return Recipe(
+                precision=precision,
+                head_precision=head,
+                block_size=None,
+                accuracy_level=accuracy_level,
+                kl_limit=kl_limit,
+                scale_type=compute_type,
+                compute_type=compute_type,
             )
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
         for flag, size in (
@@ -106,45 +197,92 @@ class ExportOptions:
                 raise UsageError(
                     f"{flag} is {size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"
                 )
-        if "int4" not in quantised and self.quantizer is not None:
+        if "int4" not in (*quantised, *ruled) and self.quantizer is not None:
             raise UsageError(
                 f"--quantizer {self.quantizer} has no effect without 4-bit weights; leave it out or choose int4"
             )
         return Recipe(
-            precision=self.precision,
+            precision=precision,
             head_precision=head,
             block_size=block_size,
             fine_block_size=None if fine_block_size == block_size else fine_block_size,
-            accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
-            kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head]),
-            quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
-            scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
+            accuracy_level=accuracy_level,
+            kl_limit=kl_limit,
+            quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in (*quantised, *ruled) else None,
+            scale_type=self._scale_type(compute_type, quantised[0]),
+            compute_type=compute_type,
         )
 
-    def _fine_block_size(self) -> int | None:
-        if self.precision == "fp32" and self.fine_block_size is not None:
+    def _check_only_rules_quantise(self, precision: Precision) -> None:
+        """Raise UsageError for settings that belong to the defaults of a recipe, where those have no blocks."""
+        for flag, value in (
+            ("--block-size", self.block_size),
+            ("--scale-type", self.scale_type),
+            ("--quantizer", self.quantizer),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} {value} has no effect at precision {precision}, where only rules quantise; set it in them"
+                )
+
+    def _compute_type(self, precision: Precision, head: Precision, ruled: list[Precision]) -> ComputeType:
+        """Return the one type that all flags and rules agree on. Raises UsageError if they do not."""
+        asked = [HALF_TYPES.get(p, "float32") for p in (precision, head, *ruled) if p in UNQUANTISED]
+        found: set[ComputeType] = {*asked, *([] if self.compute_type is None else [self.compute_type])}
+        if len(found) > 1:
+            given = "" if self.compute_type is None else f" and --compute-type {self.compute_type}"
+            rules = "".join(f" and a rule's {p}" for p in dict.fromkeys(ruled) if p in UNQUANTISED)
             raise UsageError(
-                f"--fine-block-size {self.fine_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
+                f"--precision {precision} with --head-precision {head}{given}{rules} asks for "
+                f"{' and '.join(sorted(found))}, and a graph computes in one type; weights in blocks (int8, int4) go with "
+                "each of them"
             )
-        if self.precision == "int4" and self.block_size is None and self.fine_block_size is None:
+        return found.pop() if found else "float32"
+
+    def _scale_type(self, compute_type: ComputeType, quantised: Precision) -> ScaleType:
+        if compute_type == "float32":
+            return self.scale_type or DEFAULT_SCALE_TYPE[quantised]
+        if self.scale_type not in (None, compute_type):
+            raise UsageError(
+                f"--scale-type {self.scale_type} has no effect where the graph computes in {compute_type}, which scales are then "
+                "rounded to; leave it out"
+            )
+        return compute_type
+
+    def _fine_block_size(self, precision: Precision) -> int | None:
+        if precision in UNQUANTISED and self.fine_block_size is not None:
+            raise UsageError(
+                f"--fine-block-size {self.fine_block_size} has no effect at precision {precision}; leave it out or choose int8 or int4"
+            )
+        if precision == "int4" and self.block_size is None and self.fine_block_size is None:
             return DEFAULT_FINE_BLOCK_SIZE
         return self.fine_block_size
 
-    def _source_recipe(self, head: Precision) -> Recipe:
-        if self.precision != head:
+    def _source_recipe(self, precision: Precision, head: Precision) -> Recipe:
+        if self.rules:
             raise UsageError(
-                f"--precision {self.precision} with --head-precision {head}; source is for both or neither, "
+                f"{self.rules[0].label} has no effect at precision source, where blocks are the GGUF file's; leave it out"
+            )
+        if precision != head:
+            raise UsageError(
+                f"--precision {precision} with --head-precision {head}; source is for both or neither, "
                 "since a GGUF file settles the type of every tensor"
             )
         if self.lora is not None:
             raise UsageError(
-                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, int8 or int4"
+                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, fp16, bf16, int8 or int4"
+            )
+        if self.transforms:
+            raise UsageError(
+                f"--transform {','.join(self.transforms)} changes weights whose blocks --precision source would keep; "
+                "choose fp32, fp16, bf16, int8 or int4"
             )
         for flag, value in (
             ("--block-size", self.block_size),
             ("--fine-block-size", self.fine_block_size),
             ("--scale-type", self.scale_type),
             ("--quantizer", self.quantizer),
+            ("--compute-type", self.compute_type),
         ):
             if value is not None:
                 raise UsageError(
@@ -157,3 +295,8 @@ class ExportOptions:
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=KL_LIMIT["source"],
         )
+
+
+def _half_precisions(compute_type: ComputeType) -> list[Precision]:
+    """Return the precision that rounds all activations to a type, if it is one of half precision."""
+    return [precision for precision, kind in HALF_TYPES.items() if kind == compute_type]

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
 
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.lora import merged_tensors, with_adapter
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
+from llorch_export.genai import guest_files
+from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.front import Interface
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
+from llorch_export.probe import probe_activations
+from llorch_export.quantize.feedback import SecondMoments
+from llorch_export.recipes.resolve import with_rules
+from llorch_export.transform.calibration import (
+    CalibrationIds,
+    measured_moments,
+    read_calibration,
+    require_use,
+)
+from llorch_export.transform.moments import second_moments
+from llorch_export.transform.prepare import Prepared, fixed_transforms, prepare
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
-from llorch_serve.manifest import SCHEMA_VERSION, LlamaConfig, Manifest, Recipe, SourceInfo, encode_manifest
+from llorch_serve.manifest import (
+    SCHEMA_VERSION,
+    Interop,
+    LlamaConfig,
+    Manifest,
+    Recipe,
+    SourceInfo,
+    encode_manifest,
+)
 
 GRAPH_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
@@ -37,10 +58,14 @@ _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What came out. changed: False if ``--if-changed`` found the artifact up to date."""
+    """What came out. changed: False if ``--if-changed`` found the artifact up to date.
+
+    notices: what a person should know about it, a line each.
+    """
 
     artifact: Artifact
     changed: bool
+    notices: tuple[str, ...] = ()
 
 
 Progress = Callable[[str, int, int], None]
@@ -60,27 +85,67 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     _check_source(recipe, checkpoint)
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
+    recipe = with_rules(recipe, options.rules, checkpoint.config)
+    require_use(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
-    source_print = _fingerprint(checkpoint, progress)
-    terms = _licences(checkpoint)
-    export_print = export_fingerprint(source_print, recipe, context_length, terms)
-    existing = _loadable(options.output) if options.if_changed else None
+    text = None
+    if options.calibration is not None:
+        text = read_calibration(options.calibration, checkpoint)
+        recipe = msgspec.structs.replace(recipe, calibration=text.text)
+    source_print = fingerprint_source(checkpoint, progress)
+    terms = licences(checkpoint)
+    export_print = export_fingerprint(source_print, recipe, context_length, terms, options.interop)
+    existing = loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
-    graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
-    with ArtifactWriter(options.output, force=replace) as writer:
+    prepared = prepare(checkpoint, recipe, text, progress)
+    with (
+        _moments(prepared, recipe, text, progress) as moments,
+        ArtifactWriter(options.output, force=replace) as writer,
+    ):
+
+        def build(interface: Interface) -> DecoderGraph:
+            return build_decoder(
+                prepared.config,
+                recipe,
+                prepared.tensors,
+                context_length=context_length,
+                calibration=prepared.calibration,
+                moments=moments,
+                interface=interface,
+            )
+
+        graph = build(Interface.LLORCH)
+        guests = guest_files(options.interop, checkpoint, graph, context_length, build)
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
-        writer.add_bytes(GRAPH_FILE, _serialise(graph))
-        _add_text_files(writer, checkpoint, terms)
+        writer.add_bytes(GRAPH_FILE, checked_bytes(graph.model))
+        add_text_files(writer, checkpoint, terms | guests)
         manifest = _manifest(checkpoint, graph, recipe, context_length, source_print, export_print, writer)
+        if options.interop is not None:
+            manifest = msgspec.structs.replace(manifest, interop=(options.interop,))
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
-        load_artifact(writer.folder)
+        written = load_artifact(writer.folder)
+        probed = probe_activations(written) if recipe.compute_type == "float16" else None
         writer.commit()
-    return ExportResult(load_artifact(options.output), changed=True)
+    notices = tuple(notice for notice in (graph.narrowing.notice(), probed) if notice is not None)
+    return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 
-def _loadable(output: Path) -> Artifact | None:
+@contextlib.contextmanager
+def _moments(
+    prepared: Prepared, recipe: Recipe, text: CalibrationIds | None, progress: Progress
+) -> Iterator[SecondMoments | None]:
+    """Give what measures second moments while weights are written; None where the recipe asks for none."""
+    if not measured_moments(recipe):
+        yield None
+        return
+    assert text is not None, "options that measure come with a text"
+    with second_moments(prepared.config, prepared.tensors, text.ids, progress) as moments:
+        yield moments.of
+
+
+def loadable(output: Path) -> Artifact | None:
     """Return the artifact at ``output``; None if there is none, or a damaged one, which is then made anew.
 
     Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge it.
@@ -110,10 +175,13 @@ def preview(options: ExportOptions) -> dict[str, object]:
         config = open_config(options.source)
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
+    recipe = with_rules(recipe, options.rules, config)
+    require_use(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)
-    graph = build_decoder(config, recipe, tensors, context_length=context_length)
+    built, tensors = fixed_transforms(config, tensors, recipe)
+    graph = build_decoder(built, recipe, tensors, context_length=context_length)
     return {
         "config": config,
         "recipe": recipe,
@@ -133,7 +201,7 @@ def _check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
     if recipe.precision == "source" and checkpoint.kind != "gguf":
         raise UsageError(
             f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is a "
-            "Hugging Face folder; choose fp32, int8 or int4"
+            "Hugging Face folder; choose fp32, fp16, bf16, int8 or int4"
         )
 
 
@@ -162,32 +230,26 @@ def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
 
 
 def export_fingerprint(
-    source_print: str, recipe: Recipe, context_length: int, terms: Mapping[str, bytes]
+    source_print: str,
+    recipe: Recipe,
+    context_length: int,
+    terms: Mapping[str, bytes],
+    interop: Interop | None = None,
 ) -> str:
     """Return the SHA-256 that names this export: same source, licence files, recipe and graph revision, same value."""
-    parts = msgspec.json.encode([source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())])
-    return hashlib.sha256(parts).hexdigest()
+    parts = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
+    extra = [] if interop is None else [interop]  # so that plain exports keep the names they had
+    return hashlib.sha256(msgspec.json.encode([*parts, *extra])).hexdigest()
 
 
-def _fingerprint(checkpoint: Checkpoint, progress: Progress) -> str:
+def fingerprint_source(checkpoint: Checkpoint, progress: Progress) -> str:
+    """Return the SHA-256 of a checkpoint's content, and tell ``progress`` of the reading."""
     files = (*checkpoint.content_files, *(checkpoint.adapter.content_files if checkpoint.adapter else ()))
     total = sum(path.stat().st_size for path in files)
     return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
 
 
-def _serialise(graph: DecoderGraph) -> bytes:
-    """Return the model's bytes after the checks that need no weights."""
-    proto = ir.to_proto(graph.model)
-    try:
-        onnx.shape_inference.infer_shapes(proto, strict_mode=True, check_type=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise ArtifactError(
-            f"the graph does not pass ONNX shape inference: {error}. Please report this model."
-        ) from error
-    return proto.SerializeToString(deterministic=True)
-
-
-def _licences(checkpoint: Checkpoint) -> dict[str, bytes]:
+def licences(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return the content of the licence files by name. Raises ArtifactError if one is of absurd size."""
     found = {}
     for path in checkpoint.licence_files:
@@ -197,7 +259,8 @@ def _licences(checkpoint: Checkpoint) -> dict[str, bytes]:
     return found
 
 
-def _add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
+def add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
+    """Write tokenizer and template, and the files in ``terms`` by name."""
     writer.add_bytes(TOKENIZER_FILE, checkpoint.tokenizer.tokenizer_json)
     if checkpoint.tokenizer.chat_template is not None:
         writer.add_bytes(TEMPLATE_FILE, checkpoint.tokenizer.chat_template.encode())

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.reference import Reference
+from llorch_export.sample_tokens import token_ids
 from llorch_serve.artifact import Artifact, load_artifact
-from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity import DivergenceSum, Logits
+from llorch_serve.foreign.detect import ModelKind
 from llorch_serve.reference_file import (
     POSITIONS,
     ReferenceHeader,
@@ -25,15 +24,14 @@ from llorch_serve.reference_file import (
     tokenizer_hash,
     write_reference,
 )
-from llorch_serve.session import open_session
-from llorch_serve.text import Tokenizer
+from llorch_serve.served import open_model
 
 WINDOW: Final = 2048
 """Most tokens that one context holds; a shorter artifact context shortens it."""
 
 _CHUNK: Final = 256
-_RANDOM_TOKENS: Final = 512
-_MAX_UNKNOWN: Final = 0.1
+_WHOLE_WINDOW: Final = 512
+"""The same for a graph that takes each window in one call, with the logits and attention scores of all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +72,10 @@ def verify(
     artifact = load_artifact(folder)
     checkpoint = open_source(artifact, source, lora)
     ids, kind = token_ids(artifact)
-    window = min(WINDOW, artifact.manifest.context_length)
-    session = open_session(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
+    chunked = artifact.kind is ModelKind.LLORCH
+    window = min(WINDOW if chunked else _WHOLE_WINDOW, artifact.manifest.context_length)
+    chunk_size = _CHUNK if chunked else window
+    session = open_model(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
     reference = Reference(checkpoint)
     source_print = fingerprint(checkpoint)
     total = DivergenceSum()
@@ -84,8 +84,8 @@ def verify(
         if keep is not None:
             _keep(keep, artifact, expected, piece, kind, reference.description, source_print)
             keep = None
-        for start in range(0, len(piece), _CHUNK):
-            chunk = piece[start : start + _CHUNK]
+        for start in range(0, len(piece), chunk_size):
+            chunk = piece[start : start + chunk_size]
             found = session.prefill(0, chunk, start, range(len(chunk)))
             total.add(expected[start : start + len(chunk)], found)
             progress("comparing tokens", len(chunk), len(ids))
@@ -142,17 +142,6 @@ def open_source(artifact: Artifact, source: str, lora: Path | None) -> Checkpoin
             "verify against the checkpoint that the artifact was made from"
         )
     return checkpoint
-
-
-def token_ids(artifact: Artifact) -> tuple[list[int], str]:
-    """Return the ids to compare on, and whether they are ``sample`` text or ``random``."""
-    tokenizer = Tokenizer.load(artifact.tokenizer_path)
-    vocabulary = artifact.manifest.model.vocab_size
-    ids = tokenizer.encode(sample_text(), add_special_tokens=False)
-    unknown = sum(id_ >= vocabulary or id_ == tokenizer.unknown_id for id_ in ids)
-    if ids and unknown <= _MAX_UNKNOWN * len(ids):
-        return [id_ for id_ in ids if id_ < vocabulary], "sample"
-    return np.random.default_rng(0).integers(0, vocabulary, _RANDOM_TOKENS).tolist(), "random"
 
 
 def _windows(ids: list[int], window: int) -> Iterator[list[int]]:

@@ -81,6 +81,15 @@ class ArtifactWriter:
         with _disk_errors(self.output):
             (self.folder / name).write_bytes(data)
 
+    def add_written(self, name: str, progress: Callable[[int], None]) -> None:
+        """List a file that was written into the folder by other means; ``progress`` is told the bytes read."""
+        digest = hashlib.sha256()
+        with _disk_errors(self.output), (self.folder / name).open("rb") as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                progress(len(piece))
+            self.entries.append(_entry(name, file.tell(), digest.hexdigest()))
+
     def add_weights(self, name: str, jobs: tuple[WeightJob, ...], progress: Callable[[int], None]) -> None:
         """Run the jobs and stream their arrays to their offsets; ``progress`` is told bytes as they are done.
 

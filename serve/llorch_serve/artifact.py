@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from llorch_serve.errors import ArtifactError
+from llorch_serve.foreign.detect import ModelKind
 from llorch_serve.manifest import FileEntry, Manifest, decode_manifest
 
 MANIFEST_NAME: Final = "llorch.json"
@@ -25,6 +26,11 @@ class Artifact(msgspec.Struct, frozen=True):
 
     folder: Path
     manifest: Manifest
+
+    @property
+    def kind(self) -> ModelKind:
+        """Who made the graph."""
+        return ModelKind.OPTIMUM if self.manifest.layout == "optimum" else ModelKind.LLORCH
 
     @property
     def graph_path(self) -> Path:

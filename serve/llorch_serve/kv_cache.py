@@ -1,7 +1,7 @@
 """The KV cache in host memory: one key and one value buffer a layer, a row for each slot.
 
-Buffers are ``[slots, kv_heads, capacity, head_dim]`` float32. The operating system commits their pages when they
-are first written, and takes them back when they are released, so memory follows use, not capacity.
+Buffers are ``[slots, kv_heads, capacity, head_dim]`` in the layout's type. The operating system commits their pages
+when they are first written, and takes them back when they are released, so memory follows use, not capacity.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.errors import ResourceError, UsageError
-from llorch_serve.manifest import KvLayout
+from llorch_serve.manifest import ComputeType, KvLayout
+
+KV_DTYPES: Final[dict[ComputeType, type[np.generic]]] = {"float32": np.float32, "float16": np.float16}
+"""Of numpy, which has no bfloat16; a provider that computes in it keeps its cache on its device."""
 
 MEMORY_SHARE: Final = 0.8
 """Part of the free memory that the KV cache may grow to; the rest is for activations and the system."""
@@ -44,6 +47,21 @@ class KvCapacity:
     def reserved_bytes(self) -> int:
         """Address space of the buffers: every slot at its longest."""
         return self.slots * self.context * self.bytes_per_token
+
+    def notice(self, context_length: int) -> str | None:
+        """Return what a person should know, with the arithmetic; context_length: the longest that the model has."""
+        arithmetic = (
+            f"share {self.budget} tokens of {self.bytes_per_token} bytes each in "
+            f"{self.total_bytes / 2**20:.0f} MiB of KV cache"
+        )
+        if self.limited_by_memory:
+            return f"context limited to {self.context} of {context_length} tokens: {self.slots} slots {arithmetic}"
+        if self.budget < self.slots * self.context:
+            return (
+                f"{self.slots} slots of {self.context} tokens {arithmetic}; a request waits until its prompt and "
+                "max_tokens fit"
+            )
+        return None
 
 
 def plan_capacity(
@@ -93,14 +111,16 @@ class KvCache:
     def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
         self.capacity = capacity
         shape = (capacity.slots, kv.kv_heads, capacity.context, kv.head_dim)
+        self.dtype = KV_DTYPES[kv.dtype]
         places = [(layer, kind) for layer in range(kv.layers) for kind in ("key", "value")]
-        self._memory = [_lazy_memory(math.prod(shape) * 4, capacity) for _ in places]
+        size = math.prod(shape) * np.dtype(self.dtype).itemsize
+        self._memory = [_lazy_memory(size, capacity) for _ in places]
         self._buffers = {
-            place: np.frombuffer(memory, np.float32).reshape(shape)
+            place: np.frombuffer(memory, self.dtype).reshape(shape)
             for place, memory in zip(places, self._memory, strict=True)
         }
 
-    def rows(self, layer: int, kind: str, first: int, count: int) -> npt.NDArray[np.float32]:
+    def rows(self, layer: int, kind: str, first: int, count: int) -> npt.NDArray[np.generic]:
         """Return the view [count, kv_heads, capacity, head_dim] of neighbouring slots."""
         return self._buffers[layer, kind][first : first + count]
 

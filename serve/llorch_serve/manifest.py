@@ -14,9 +14,13 @@ from llorch_serve.errors import ArtifactError, NewerSchemaError
 
 SCHEMA_VERSION: Final = 1
 
-Precision = Literal["fp32", "int8", "int4", "source"]
-ScaleType = Literal["float32", "bfloat16"]
-Quantizer = Literal["nearest", "search", "affine"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
+ComputeType = Literal["float32", "float16", "bfloat16"]
+ScaleType = Literal["float32", "bfloat16", "float16"]
+Quantizer = Literal["nearest", "search", "affine", "gptq"]
+TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
+Interop = Literal["genai"]
+FLOAT_BYTES: Final[dict[ComputeType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -131,7 +135,7 @@ class TensorSpec(_Struct, frozen=True, kw_only=True):
     """A graph input or output. A string in ``shape`` is a symbolic dimension."""
 
     name: str
-    dtype: Literal["float32", "int32", "int64"]
+    dtype: Literal["float32", "int32", "int64", "float16", "bfloat16"]
     shape: tuple[int | str, ...]
 
 
@@ -145,7 +149,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     layers: Count
     kv_heads: Count
     head_dim: Count
-    dtype: Literal["float32"] = "float32"
+    dtype: ComputeType = "float32"
     axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
     past_name: CacheName = "past_key_values.{layer}.{kind}"
     present_name: CacheName = "present.{layer}.{kind}"
@@ -153,7 +157,29 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token occupies over all layers, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+        return 2 * self.layers * self.kv_heads * self.head_dim * FLOAT_BYTES[self.dtype]
+
+
+class ModuleRule(_Struct, frozen=True, kw_only=True):
+    """Matrices that are stored otherwise than the recipe's defaults have it.
+
+    modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
+        by ``model.embed_tokens``.
+    block_size, quantizer, scale_type: as in :class:`Recipe`.
+    """
+
+    modules: tuple[str, ...]
+    precision: Precision
+    block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType = "float32"
+
+
+class CalibrationText(_Struct, frozen=True, kw_only=True):
+    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
+
+    sha256: Sha256
+    tokens: Count
 
 
 class Recipe(_Struct, frozen=True, kw_only=True):
@@ -165,9 +191,18 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
-        error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
-    scale_type: how the scales are stored; the runtime computes with float32 ones either way.
+        error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
+        other's errors on a calibration text). 8-bit blocks are ``nearest``.
+    scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    rules: modules that the fields above do not hold for.
+    transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
+        residual stream into another basis), ``hadamard`` (values and what reads them), ``equalise`` (keys against
+        queries), ``smooth`` (the down projection's input).
+    transform_seed: of the random bases of ``rotate``; None: there are none.
+    calibration: what was measured for transforms, scales or activations; None: nothing was.
+    compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
+        tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
     """
 
     precision: Precision
@@ -178,6 +213,16 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
+    rules: tuple[ModuleRule, ...] = ()
+    transforms: tuple[TransformName, ...] = ()
+    transform_seed: int | None = None
+    calibration: CalibrationText | None = None
+    compute_type: ComputeType = "float32"
+
+    @property
+    def precisions(self) -> frozenset[Precision]:
+        """Every precision that some matrix is stored in."""
+        return frozenset({self.precision, self.head_precision, *(rule.precision for rule in self.rules)})
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):
@@ -221,6 +266,9 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
+    interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
+    layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a cache that grows by
+        concatenation, ``attention_mask`` and ``position_ids``.
     """
 
     schema_version: Literal[1]
@@ -243,6 +291,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     versions: dict[str, str]
     min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+    interop: tuple[Interop, ...] = ()
+    layout: Literal["llorch", "optimum"] = "llorch"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -283,12 +333,16 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                 f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
             )
     for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
-        names = {spec.name for spec in specs}
+        types = {spec.name: spec.dtype for spec in specs}
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 name = pattern.format(layer=layer, kind=kind)
-                if name not in names:
+                if name not in types:
                     raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
+                if types[name] != kv.dtype:
+                    raise ArtifactError(
+                        f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the model again."
+                    )
 
 
 class _VersionOnly(msgspec.Struct):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from llorch_serve.artifact import Artifact
 from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.requests import Prompt, TextPrompt, TokenPrompt
+from llorch_serve.served import ServedModel
 from llorch_serve.text import Tokenizer
 
 
 class PromptEncoder:
-    """Encodes prompts for one artifact. Safe to use from many threads."""
+    """Encodes prompts for one model. Safe to use from many threads."""
 
-    def __init__(self, artifact: Artifact, tokenizer: Tokenizer) -> None:
+    def __init__(self, artifact: ServedModel, tokenizer: Tokenizer) -> None:
         manifest = artifact.manifest
         self.tokenizer = tokenizer
         self._model_id = manifest.model_id
@@ -58,7 +58,7 @@ class PromptEncoder:
         return self.tokenizer.decode(known, keep_special_tokens=True)
 
 
-def _load_template(artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _load_template(artifact: ServedModel, tokenizer: Tokenizer) -> ChatTemplate | None:
     source = artifact.chat_template()
     if source is None:
         return None

@@ -125,7 +125,12 @@ class UpdateSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a worker serves and how. provider_node_share: share of graph nodes on ``provider``, 0..1."""
+    """What a worker serves and how.
+
+    provider_node_share: share of graph nodes on ``provider``, 0..1.
+    kind: the tool that made the model's folder: llorch, onnxruntime-genai or optimum.
+    limits: what that tool's graph cannot do, as phrases for people.
+    """
 
     model_id: str
     fingerprint: str
@@ -140,6 +145,8 @@ class ModelInfo:
     stop_token_ids: tuple[int, ...]
     version: str
     batch_invariant: bool
+    kind: str = "llorch"
+    limits: tuple[str, ...] = ()
 
 
 class TextGenerator(Protocol):

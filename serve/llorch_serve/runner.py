@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from llorch_serve.capabilities import Capabilities
 from llorch_serve.plan import SlotCopy, SlotSwap, StepPlan
 
 Logits = npt.NDArray[np.float32]
@@ -15,6 +16,10 @@ Logits = npt.NDArray[np.float32]
 
 class Session(Protocol):
     """What the runner needs from :class:`llorch_serve.session.DecoderSession`; tests plug in a fake."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
 
     def prefill(self, slot: int, token_ids: Seq[int], start: int, wanted: Seq[int] | None = None) -> Logits:
         """Run a chunk of a prompt; return logits [len(wanted), vocabulary], by default the last token's."""
@@ -52,4 +57,10 @@ def run(session: Session, plan: StepPlan) -> Logits:
         return session.prefill(chunk.slot, chunk.token_ids, chunk.start, None if chunk.samples else ())
     if plan.verify is not None:
         return session.verify(plan.verify.slot, plan.verify.token_ids, plan.verify.start)
+    if not session.capabilities.batched_decode:  # a call for each row
+        calls = [
+            session.prefill(slot, (row.token_id,), row.length - 1).copy()
+            for slot, row in enumerate(plan.decode)
+        ]
+        return np.concatenate(calls)
     return session.decode([row.token_id for row in plan.decode], [row.length for row in plan.decode])

@@ -15,16 +15,29 @@ import numpy.typing as npt
 import psutil
 
 from llorch_serve.artifact import Artifact
+from llorch_serve.capabilities import FULL
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.providers import CPU, Placement, import_runtime, placement, usable_cpus
+from llorch_serve.manifest import Manifest
+from llorch_serve.providers import (
+    ARITHMETIC,
+    CPU,
+    Arithmetic,
+    Placement,
+    import_runtime,
+    placement,
+    require_arithmetic,
+    usable_cpus,
+)
 
 Logits = npt.NDArray[np.float32]
 
 
 class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe."""
+
+    capabilities = FULL
 
     def __init__(
         self, artifact: Artifact, runtime: Any, session: Any, where: Placement, capacity: KvCapacity
@@ -113,7 +126,7 @@ class DecoderSession:
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 rows = self._cache.rows(layer, kind, first, count)
-                place = ("cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
                 io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
                 io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
         return _Binding(io, count)
@@ -171,13 +184,18 @@ def open_session(
 ) -> DecoderSession:
     """Load the artifact's graph and allocate its KV cache.
 
-    Raises ProviderError if the runtime is missing or will not run the graph, ArtifactError if the graph is damaged,
+    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the graph, ArtifactError if the graph is damaged,
     ResourceError or UsageError if slots and context do not fit.
     """
     manifest = artifact.manifest
+    if manifest.layout != "llorch":
+        raise ArtifactError(
+            f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; expected one of "
+            "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
+        )
+    require_arithmetic(CPU, (manifest.recipe.compute_type, manifest.kv.dtype))
     runtime = import_runtime(manifest.min_onnxruntime)
-    weights = sum(entry.bytes for entry in manifest.files)
-    free = psutil.virtual_memory().available - weights
+    free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU)
     capacity = plan_capacity(
         manifest.kv,
         slots=config.slots,
@@ -187,31 +205,22 @@ def open_session(
         cache_bytes=config.kv_cache_bytes,
     )
     threads = config.threads or usable_cpus()
-    report(LoadReport(threads, capacity, _notice(capacity, manifest.context_length)))
+    report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
     session = _load_graph(artifact, runtime, threads)
     _check_signature(artifact, session)
     return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
 
 
-def _notice(capacity: KvCapacity, context_length: int) -> str | None:
-    full = capacity.slots * capacity.context
-    arithmetic = (
-        f"of {capacity.bytes_per_token} bytes each in {capacity.total_bytes / 2**20:.0f} MiB of KV cache"
-    )
-    if capacity.limited_by_memory:
-        return (
-            f"context limited to {capacity.context} of {context_length} tokens: {capacity.slots} slots share "
-            f"{capacity.budget} tokens {arithmetic}"
-        )
-    if capacity.budget < full:
-        return (
-            f"{capacity.slots} slots of {capacity.context} tokens share {capacity.budget} tokens {arithmetic}; a request "
-            "waits until its prompt and max_tokens fit"
-        )
-    return None
+def loaded_bytes(manifest: Manifest, provider: str) -> int:
+    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size."""
+    stored = sum(entry.bytes for entry in manifest.files)
+    recipe = manifest.recipe
+    whole = recipe.precision in ("fp16", "bf16")
+    return stored * (2 if whole and ARITHMETIC[provider][recipe.compute_type] is Arithmetic.WIDENED else 1)
 
 
-def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
+def runtime_options(runtime: Any, threads: int) -> Any:
+    """Return onnxruntime's options for a session that runs on so many threads."""
     runtime.set_default_logger_severity(3)
     options = runtime.SessionOptions()
     # An explicit count also keeps the runtime from pinning threads to CPUs outside the process's cpuset.
@@ -219,6 +228,11 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options
+
+
+def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
+    options = runtime_options(runtime, threads)
     try:
         return runtime.InferenceSession(
             str(artifact.graph_path), sess_options=options, providers=[CPU], enable_fallback=False
@@ -230,7 +244,13 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
         ) from error
 
 
-_ONNX_TYPES: Final = {"float32": "tensor(float)", "int32": "tensor(int32)", "int64": "tensor(int64)"}
+_ONNX_TYPES: Final = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "int32": "tensor(int32)",
+    "int64": "tensor(int64)",
+}
 
 
 def _check_signature(artifact: Artifact, session: Any) -> None:

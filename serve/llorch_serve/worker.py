@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
 from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError
+from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.load import Load
 from llorch_serve.local import stream
 from llorch_serve.lookup import PromptLookup
@@ -38,7 +38,8 @@ from llorch_serve.sampler import SamplingRow
 from llorch_serve.sampling import SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
-from llorch_serve.session import DecoderSession, LoadReport, open_session
+from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
+from llorch_serve.session import LoadReport
 from llorch_serve.text import TextStream, Tokenizer
 
 
@@ -58,8 +59,8 @@ class Worker:
 
     def __init__(
         self,
-        artifact: Artifact,
-        session: DecoderSession,
+        artifact: ServedModel,
+        session: ServedSession,
         prompts: PromptEncoder,
         config: EngineConfig,
     ) -> None:
@@ -72,16 +73,17 @@ class Worker:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
+        able = session.capabilities
         scheduler = Scheduler(
             slots=session.capacity.slots,
             budget=session.capacity.budget,
-            prefill_chunk=config.prefill_chunk,
+            prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
             max_waiting=config.max_waiting,
             kv_cache=config.kv_cache,
-            prefix_cache=config.prefix_cache,
+            prefix_cache=config.prefix_cache and able.prefix_reuse,
             strict_reuse=config.strict_reuse,
         )
-        self._lookup = config.lookup
+        self._lookup = config.lookup if able.drafts else 0
         self._engine = Engine(session, scheduler)
         self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
@@ -100,10 +102,10 @@ class Worker:
         tokenizer: a tokenizer.json to use instead of the artifact's.
         Raises ArtifactError, ProviderError, ResourceError or UsageError.
         """
-        artifact = load_artifact(folder)
+        artifact = load_model(folder)
         check_defaults(artifact.manifest.generation)
         prompts = PromptEncoder(artifact, Tokenizer.load(tokenizer or artifact.tokenizer_path))
-        session = open_session(artifact, config.session, report)
+        session = open_model(artifact, config.session, report)
         return cls(artifact, session, prompts, config)
 
     def close(self) -> None:
@@ -203,8 +205,11 @@ class Worker:
             has_chat_template=self._prompts.has_template,
             stop_token_ids=manifest.stop_token_ids,
             version=importlib.metadata.version("llorch"),
-            # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
-            batch_invariant=not {"int4", "source"} & {recipe.precision, recipe.head_precision},
+            # The CPU's fp32, fp16 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
+            batch_invariant=not self._session.capabilities.batched_decode
+            or not {"int4", "source", UNSTATED} & recipe.precisions,
+            kind=self.artifact.kind.value,
+            limits=self._session.capabilities.limits(),
         )
 
     def load(self) -> Load:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.graph.norm import rms_norm
 from llorch_serve.manifest import KvLayout, LlamaConfig
@@ -43,7 +43,9 @@ def cache_values(b: GraphBuilder, kv: KvLayout, layer: int) -> LayerCache:
         shape: tuple[int | str, ...] = ("slots", kv.kv_heads, "capacity", kv.head_dim)
         key, value = (
             ir.Value(
-                name=pattern.format(layer=layer, kind=kind), type=ir.TensorType(FLOAT), shape=ir.Shape(shape)
+                name=pattern.format(layer=layer, kind=kind),
+                type=ir.TensorType(b.compute),
+                shape=ir.Shape(shape),
             )
             for kind in ("key", "value")
         )
@@ -68,19 +70,13 @@ def attention(
 ) -> ir.Value:
     """Append everything up to the concatenated heads [*lead, heads * head_dim]; the caller projects them out."""
     c, prefix = b.config, f"model.layers.{layer}.self_attn"
-    qkv = linear(
-        b,
-        x,
-        [f"{prefix}.{part}_proj" for part in "qkv"],
-        name=f"{prefix}.qkv_proj",
-        lead=lead,
-        bias=c.attention_bias or c.qkv_bias,
-    )
     inside = c.rotates(layer) and rotates_inside(c)
     outside = c.rotates(layer) and not inside
-    query_key_value: tuple[ir.Value, ir.Value | None, ir.Value | None] = (qkv, None, None)
+    query_key_value = _projected(b, x, prefix, lead=lead)
     if c.qk_norm or outside:
-        query, key, value = _split_heads(b, qkv, prefix, lead=lead)
+        query, key, value = query_key_value
+        if key is None or value is None:
+            query, key, value = _split_heads(b, query, prefix, lead=lead)
         if c.qk_norm:
             query, key = (
                 _norm_heads(b, v, f"{prefix}.{part}_norm", lead=lead)
@@ -94,7 +90,7 @@ def attention(
         query_key_value = (query, key, value)
     heads = ir.Value(
         name=f"{prefix}.heads",
-        type=ir.TensorType(FLOAT),
+        type=ir.TensorType(b.compute),
         shape=ir.Shape([*lead, c.num_attention_heads * c.head_dim]),
     )
     window = c.window(layer)
@@ -120,6 +116,18 @@ def attention(
         name=f"{prefix}.heads/GroupQueryAttention",
     )
     return heads
+
+
+def _projected(
+    b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str]
+) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
+    """Append the projections: one packed matmul (then key and value are None), or three where their formats differ."""
+    bias = b.config.attention_bias or b.config.qkv_bias
+    modules = [f"{prefix}.{part}_proj" for part in "qkv"]
+    if len({b.formats.of(module) for module in modules}) == 1:
+        return linear(b, x, modules, name=f"{prefix}.qkv_proj", lead=lead, bias=bias), None, None
+    query, key, value = (linear(b, x, [module], name=module, lead=lead, bias=bias) for module in modules)
+    return query, key, value
 
 
 def _split_heads(b: GraphBuilder, qkv: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> list[ir.Value]:
@@ -162,8 +170,13 @@ def _rotate(
     )
 
 
-def token_positions(b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value) -> ir.Value:
-    """Append each token's position [batch, tokens]: the last one's is ``seqlens_k``, the others' count up to it."""
+def token_positions(
+    b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value, *, padded: bool = False
+) -> ir.Value:
+    """Append each token's position [batch, tokens]: the last one's is ``seqlens_k``, the others' count up to it.
+
+    padded: prompts may have padding behind them; then the first token's is 0 where they would count from below.
+    """
     one, zero, axis = (
         b.constant(f"positions.{n}", np.array(v, np.int64))
         for n, v in (("one", 1), ("zero", 0), ("axis", [1]))
@@ -179,5 +192,7 @@ def token_positions(b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value) -
     )
     before = b.op("Sub", [tokens, one], name="positions.before", shape=(), dtype=kind)
     first = b.op("Sub", [last, before], name="positions.first", shape=("batch",), dtype=kind)
+    if padded:
+        first = b.op("Max", [first, zero], name="positions.start", shape=("batch",), dtype=kind)
     column = b.op("Unsqueeze", [first, axis], name="positions.column", shape=("batch", 1), dtype=kind)
     return b.op("Add", [column, offsets], name="positions", shape=("batch", "tokens"), dtype=kind)

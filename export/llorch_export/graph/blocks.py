@@ -13,21 +13,27 @@ from typing import Final
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
-from llorch_export.graph.builder import FLOAT, GraphBuilder
+from llorch_export.formats import ModuleFormat
+from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.weights import Arrays
-from llorch_export.options import BITS
+from llorch_export.options import BITS, UNQUANTISED
+from llorch_export.quantize.feedback import error_factor, quantize_feedback
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
-from llorch_serve.manifest import Precision, Recipe, ScaleType
+from llorch_serve.manifest import ScaleType
 
-_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
+_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], float32 scales [rows, blocks], zero points if any."""
+    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], scales [rows, blocks] in the compute type, zero points if any."""
 
     packed: ir.Value
     scales: ir.Value
@@ -38,13 +44,11 @@ class BlockWeight:
 
 
 def block_weight(
-    b: GraphBuilder, name: str, weights: Sequence[str], precision: Precision, *, block_size: int | None
+    b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> BlockWeight | None:
-    """Plan the stacked ``weights``; None where they stay in fp32, as ``precision`` or the checkpoint's types have it.
-
-    block_size: of quantised precisions; blocks carried over have the file's own.
-    """
-    if precision == "fp32":
+    """Plan the stacked ``weights``; None where they stay whole, as ``form`` or the checkpoint has it."""
+    precision = form.precision
+    if precision in UNQUANTISED:
         return None
     rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
     if precision == "source":
@@ -52,31 +56,49 @@ def block_weight(
         if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
             return None
         carried = common_form(tensor.dtype for tensor in tensors)
-        return _plan(b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried))
-    assert block_size is not None, "a quantised recipe has a block size"
-    recipe, bits = b.recipe, BITS[precision]
-    form = BlockForm(bits, block_size, zero_points=bits == 4 and recipe.quantizer == "affine")
-    chunks = b.row_chunks(weights)
+        return _plan(
+            b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried), scale_type="float32"
+        )
+    assert form.block_size is not None, "a quantised format has a block size"
     return _plan(
         b,
         name,
-        form,
+        BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in ("affine", "gptq")),
         rows,
         columns,
-        lambda: (quantised(c, recipe, bits, block_size).arrays for c in chunks()),
+        lambda: _quantised_chunks(b, name, weights, form),
+        scale_type=form.scale_type,
     )
 
 
-def quantised(weight: Matrix, recipe: Recipe, bits: int, block_size: int) -> Blocks:
-    """Quantise a matrix, or some rows of one, as the recipe says."""
-    if bits == 8 or recipe.quantizer == "nearest":
-        return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=recipe.scale_type)
+def _quantised_chunks(
+    b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
+) -> Iterator[Arrays]:
+    """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
+    factor = None
+    if form.quantizer == "gptq":
+        assert b.moments is not None, "a recipe with gptq comes with a calibration text"
+        factor = error_factor(b.moments(weights[0]))
+    for chunk in b.row_chunks(weights)():
+        b.narrowing.check_range(f"{name}.weight", chunk)
+        yield quantised(chunk, form, factor).arrays
+
+
+def quantised(weight: Matrix, form: ModuleFormat, factor: Matrix | None = None) -> Blocks:
+    """Quantise a matrix, or some rows of one. factor: of its inputs, for quantizer ``gptq``."""
+    assert form.block_size is not None
+    bits, block_size, scale_type = BITS[form.precision], form.block_size, form.scale_type
+    if form.quantizer in (None, "nearest"):
+        return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=scale_type)
+    if form.quantizer == "gptq":
+        assert factor is not None
+        return quantize_feedback(weight, factor, bits=bits, block_size=block_size, scale_type=scale_type)
     return quantize_search(
         weight,
         bits=bits,
         block_size=block_size,
-        zero_points=recipe.quantizer == "affine",
-        scale_type=recipe.scale_type,
+        zero_points=form.quantizer == "affine",
+        scale_type=scale_type,
     )
 
 
@@ -87,9 +109,12 @@ def _plan(
     rows: int,
     columns: int,
     produce: Callable[[], Iterator[Arrays]],
+    *,
+    scale_type: ScaleType,
 ) -> BlockWeight:
-    blocks, scale_type = block_count(columns, form.block_size), b.recipe.scale_type
-    scales_name = f"{name}.scales" if scale_type == "float32" else f"{name}.scales.stored"
+    blocks = block_count(columns, form.block_size)
+    ready = _SCALE_TYPES[scale_type] == b.compute
+    scales_name = f"{name}.scales" if ready else f"{name}.scales.stored"
     specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
         (scales_name, _SCALE_TYPES[scale_type], (rows, blocks)),
@@ -98,10 +123,10 @@ def _plan(
         zeros = zero_point_bytes(columns, form.block_size, form.bits)
         specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, zeros)))
     packed, scales, *zero_points = b.weights.stream(specs, produce)
-    if scale_type != "float32":
+    if not ready:
         # Of constants, so the runtime does it once, when it loads the graph.
         scales = b.op(
-            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": FLOAT.value}
+            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": b.compute.value}
         )
     return BlockWeight(
         packed, scales, zero_points[0] if zero_points else None, form.bits, form.block_size, columns

@@ -10,7 +10,11 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.formats import Formats
+from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.weights import WeightPlan
+from llorch_export.quantize.feedback import SecondMoments
+from llorch_export.transform.calibration import Calibration
 from llorch_serve.manifest import LlamaConfig, Recipe
 
 CONTRIB = "com.microsoft"
@@ -23,13 +27,28 @@ class GraphBuilder:
     """State of one graph under construction.
 
     tensors: the checkpoint's, by Hugging Face name.
+    calibration: what was measured on these tensors, where the recipe calls for it.
+    moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
+    narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
     """
 
-    def __init__(self, config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        recipe: Recipe,
+        tensors: Mapping[str, LazyTensor],
+        calibration: Calibration | None = None,
+        moments: SecondMoments | None = None,
+    ) -> None:
         self.config = config
         self.recipe = recipe
+        self.formats = Formats(recipe)
         self.tensors = tensors
+        self.calibration = calibration
+        self.moments = moments
         self.weights = WeightPlan()
+        self.narrowing = Narrowing(recipe.compute_type)
+        self.compute = self.narrowing.dtype
         self.tape = Tape()
         self._constants: dict[str, ir.Value] = {}
 
@@ -42,7 +61,7 @@ class GraphBuilder:
         shape: Sequence[int | str],
         attributes: Attributes | None = None,
         domain: str = "",
-        dtype: ir.DataType = FLOAT,
+        dtype: ir.DataType | None = None,
     ) -> ir.Value:
         """Append a node with one output of the given name, type and shape; return the output."""
         return self.multi(
@@ -57,11 +76,11 @@ class GraphBuilder:
         outputs: Sequence[tuple[str, Sequence[int | str]]],
         attributes: Attributes | None = None,
         domain: str = "",
-        dtype: ir.DataType = FLOAT,
+        dtype: ir.DataType | None = None,
     ) -> list[ir.Value]:
         """Append a node; an output with an empty name is left out."""
         values = [
-            ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+            ir.Value(name=name, type=ir.TensorType(dtype or self.compute), shape=ir.Shape(shape))
             if name
             else ir.Value(name="")
             for name, shape in outputs
@@ -87,11 +106,16 @@ class GraphBuilder:
         return self._constants[name]
 
     def vector(self, name: str) -> ir.Value:
-        """Plan a checkpoint tensor that is used as it is, in float32."""
+        """Plan a checkpoint tensor that is used as it is, in the compute type."""
         tensor = self.tensors[name]
         return self.weights.stream(
-            [(name, FLOAT, tensor.shape)], lambda: ((chunk,) for chunk in tensor.row_chunks())
+            [(name, self.compute, tensor.shape)],
+            lambda: ((self.narrowing.narrowed(name, chunk),) for chunk in tensor.row_chunks()),
         )[0]
+
+    def factor(self, name: str, value: float) -> ir.Value:
+        """Add a scalar constant of the compute type."""
+        return self.constant(name, np.array(value, np.float32).astype(self.compute.numpy()))
 
     def row_chunks(self, names: Sequence[str]) -> Callable[[], Iterator[npt.NDArray[np.float32]]]:
         """Return a reader of several checkpoint tensors, stacked along their first axis, a chunk of rows at a time."""

@@ -2,7 +2,7 @@
 
 Inputs: ``input_ids`` [batch, tokens]; ``seqlens_k`` [batch], each row's total length minus one; ``total_sequence_length``,
 the largest total length; ``logits_indices`` [rows], positions in the flattened [batch * tokens]; and past keys and
-values. Outputs: ``logits`` [rows, vocabulary] and present keys and values.
+values. Outputs: ``logits`` [rows, vocabulary] and present keys and values. Another runtime's inputs: :mod:`.front`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from llorch_export.graph.attention import (
     rotates_inside,
     token_positions,
 )
-from llorch_export.graph.builder import FLOAT, GraphBuilder
+from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.embedding import embed, head
+from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
+from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.rope import rotary_tables
 from llorch_export.graph.weights import WeightJob
+from llorch_export.quantize.feedback import SecondMoments
+from llorch_export.transform.calibration import Calibration
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, TensorSpec
 
@@ -42,6 +46,7 @@ class DecoderGraph:
     """A graph whose weights are planned but not yet read.
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
+    narrowing: what rounding to half precision has cost, once the jobs have run.
     """
 
     model: ir.Model
@@ -50,39 +55,57 @@ class DecoderGraph:
     kv: KvLayout
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    narrowing: Narrowing
 
 
 def build_decoder(
-    config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor], *, context_length: int
+    config: LlamaConfig,
+    recipe: Recipe,
+    tensors: Mapping[str, LazyTensor],
+    *,
+    context_length: int,
+    calibration: Calibration | None = None,
+    interface: Interface = Interface.LLORCH,
+    moments: SecondMoments | None = None,
 ) -> DecoderGraph:
-    """Build the graph; reads no weight.
+    """Build the graph; reads no weight. The data file is the same for every ``interface``.
+
+    calibration: what was measured on ``tensors``, where the recipe calls for it.
+    moments: second moments of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
     """
     _check_shapes(config)
-    b = GraphBuilder(config, recipe, tensors)
+    b = GraphBuilder(config, recipe, tensors, calibration, moments)
     kv = KvLayout(
-        layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads, head_dim=config.head_dim
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        dtype=recipe.compute_type,
     )
-    input_ids = _input("input_ids", ir.DataType.INT64, "batch", "tokens")
-    seqlens_k = _input("seqlens_k", ir.DataType.INT32, "batch")
-    total = _input("total_sequence_length", ir.DataType.INT32)
-    logits_indices = _input("logits_indices", ir.DataType.INT64, "rows")
+    front = make_front(b, interface)
+    input_ids, seqlens_k = front.input_ids, front.seqlens_k
     table_shape = (context_length, config.rotary_dim // 2)
     cos, sin = b.weights.add(
-        [("rotary.cos", FLOAT, table_shape), ("rotary.sin", FLOAT, table_shape)],
-        lambda: rotary_tables(config.rope, config.head_dim, context_length),
+        [("rotary.cos", b.compute, table_shape), ("rotary.sin", b.compute, table_shape)],
+        lambda: tuple(
+            table.astype(b.compute.numpy(), copy=False)
+            for table in rotary_tables(config.rope, config.head_dim, context_length)
+        ),
     )
-    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k)
-    shared = AttentionInputs(seqlens_k, total, cos, sin, positions)
+    padded = interface is Interface.GENAI
+    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k, padded=padded)
+    shared = AttentionInputs(seqlens_k, front.total_sequence_length, cos, sin, positions)
     caches = [cache_values(b, kv, layer) for layer in range(config.num_hidden_layers)]
     hidden, table = embed(b, input_ids)
     hidden = _scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
-    rows = _layers(b, hidden, shared, caches, logits_indices)
+    rows = _layers(b, hidden, shared, caches, front.logits_indices)
     # Scaling the rows before the head is linear in the logits, and much narrower than they are.
     rows = _scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
     logits = head(b, rows, table)
-    inputs = [input_ids, seqlens_k, total, logits_indices, *(v for cache in caches for v in cache.past)]
+    if interface is Interface.GENAI:
+        logits = genai_logits(b, logits)
+    inputs = [*front.inputs, *(v for cache in caches for v in cache.past)]
     outputs = [logits, *(v for cache in caches for v in cache.present)]
     graph = ir.Graph(
         inputs,
@@ -99,6 +122,7 @@ def build_decoder(
         kv=kv,
         inputs=tuple(_spec(value) for value in inputs),
         outputs=tuple(_spec(value) for value in outputs),
+        narrowing=b.narrowing,
     )
 
 
@@ -160,9 +184,7 @@ def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
         return x
     assert x.shape is not None
     shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
-    return b.op(
-        "Mul", [x, b.constant(f"{name}/factor", np.array(factor, np.float32))], name=name, shape=shape
-    )
+    return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
 
 
 def _check_shapes(config: LlamaConfig) -> None:
@@ -173,11 +195,13 @@ def _check_shapes(config: LlamaConfig) -> None:
         )
 
 
-def _input(name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-
-
-_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.INT32: "int32", ir.DataType.INT64: "int64"}
+_DTYPES = {
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+    ir.DataType.INT32: "int32",
+    ir.DataType.INT64: "int64",
+}
 
 
 def _spec(value: ir.Value) -> TensorSpec:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.formats import EMBEDDING, HEAD
 from llorch_export.graph.blocks import BlockWeight, block_weight
-from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.linear import matmul_nbits
 from llorch_export.quantize.layout import block_count
 
-EMBEDDING = "model.embed_tokens"
-HEAD = "lm_head"
-
+NARROW_LOGITS = "logits/narrow"  # before they are widened, where the graph computes in half precision
 
 Table = ir.Value | BlockWeight
-"""A planned vocabulary table: in blocks, or an fp32 matrix."""
+"""A planned vocabulary table: in blocks, or a matrix of the compute type."""
 
 
 def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
@@ -53,17 +52,24 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
 
 
 def head(b: GraphBuilder, x: ir.Value, embedding: Table) -> ir.Value:
-    """Append the output head over rows [n, hidden]; returns logits [n, vocabulary]."""
+    """Append the output head over rows [n, hidden]; returns logits [n, vocabulary], float32."""
+    if b.compute == FLOAT:
+        return _product(b, x, embedding, name="logits")
+    narrow = _product(b, x, embedding, name=NARROW_LOGITS)
+    shape = ("rows", b.config.vocab_size)
+    return b.op("Cast", [narrow], name="logits", shape=shape, attributes={"to": FLOAT.value}, dtype=FLOAT)
+
+
+def _product(b: GraphBuilder, x: ir.Value, embedding: Table, *, name: str) -> ir.Value:
     c = b.config
     table = embedding if c.tie_word_embeddings else _table(b, HEAD)
     shape = ("rows", c.vocab_size)
     if isinstance(table, ir.Value):
         # Gemm reads the table as it lies, so a tied one serves lookup and head alike.
-        return b.op("Gemm", [x, table], name="logits", shape=shape, attributes={"transB": 1})
-    return matmul_nbits(b, x, table, name="logits", shape=shape)
+        return b.op("Gemm", [x, table], name=name, shape=shape, attributes={"transB": 1})
+    return matmul_nbits(b, x, table, name=name, shape=shape)
 
 
 def _table(b: GraphBuilder, module: str) -> Table:
     weight = f"{module}.weight"
-    planned = block_weight(b, module, [weight], b.recipe.head_precision, block_size=b.recipe.block_size)
-    return planned or b.vector(weight)
+    return block_weight(b, module, [weight], b.formats.of(module)) or b.vector(weight)

@@ -49,14 +49,15 @@ class WeightJob:
                 assert array.shape[1:] == tensor.shape[1:], (tensor, array.shape)
                 assert array.dtype == tensor.dtype.numpy(), (tensor, array.dtype)
                 rows[index] += array.shape[0]
-                _check_finite(tensor.name, array)
+                if tensor.dtype.is_floating_point():
+                    _check_finite(tensor.name, array)
             yield arrays
             del arrays, array  # else they would live on while the next chunk is made
         assert rows == [tensor.shape[0] for tensor in self.tensors], (self.tensors, rows)
 
 
 def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if not np.isfinite(array).all():
         bad = int(array.size - np.isfinite(array).sum())
         raise ArtifactError(
             f"{name}: {bad} of {array.size} values are NaN or infinite, expected finite weights; "

@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.source import fingerprint
-from llorch_export.layers.graph import run_observed
+from llorch_export.layers.graph import GraphRun, run_observed
 from llorch_export.layers.llama_cpp import check_llama_cpp, compare_llama_cpp
 from llorch_export.layers.matching import pairs, unmatched
 from llorch_export.layers.reference import observe
 from llorch_export.layers.stages import EXACT, Kind, Stage, compare, judged, tolerance
+from llorch_export.layers.turned import TURNED, rescaled, turned_back
 from llorch_export.reference import Reference
-from llorch_export.verify import open_source, token_ids
+from llorch_export.sample_tokens import token_ids
+from llorch_export.verify import open_source
 from llorch_serve.artifact import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity import DivergenceSum, log_softmax
@@ -37,6 +39,7 @@ class LayerReport:
 
     stages: in the order of computation; first_departing: the first of them beyond its tolerance.
     not_compared: values of the graph for which the reference has no counterpart.
+    rescaled: stages that are not compared because a transform scaled them by what it measured on a text.
     observer_effect: largest difference between the shipped graph's logits and those of the copy that shows its
         inner values.
     """
@@ -52,6 +55,7 @@ class LayerReport:
     oracle: str
     recipe: Recipe
     same_source: bool
+    rescaled: tuple[str, ...] = ()
 
 
 def verify_layers(
@@ -88,9 +92,14 @@ def verify_layers(
     expected = reference.logits([*ids, *answer])
     progress("proving layers", 1, 4)
     inside = observe(reference.model, ids)
+    turned, left_out = (
+        turned_back(graph, recipe, checkpoint),
+        rescaled(graph, recipe, checkpoint.config),
+    )
     found = [
-        compare(name, stage, layer, origin, wanted, value, recipe)
-        for name, stage, layer, origin, wanted, value in pairs(graph, inside, artifact.manifest.kv.head_dim)
+        compare(name, stage, layer, _source(name, origin, graph, turned), wanted, value, recipe)
+        for name, stage, layer, origin, wanted, value in pairs(turned, inside, artifact.manifest.kv.head_dim)
+        if name not in left_out
     ]
     agreement, *outcome = _outcome(expected, logits, answer, recipe)
     second = [compare_llama_cpp(checkpoint, ids, logits, recipe)] if llama_cpp else []
@@ -101,7 +110,8 @@ def verify_layers(
         passed=not departing,
         first_departing=departing[0] if departing else None,
         stages=tuple(found),
-        not_compared=unmatched(graph, {stage.name for stage in found}),
+        not_compared=unmatched(graph, {stage.name for stage in found}.union(left_out)),
+        rescaled=left_out,
         observer_effect=float(np.abs(graph.values["logits"] - logits).max()),
         prompt_tokens=len(ids),
         greedy_tokens=len(answer),
@@ -110,6 +120,10 @@ def verify_layers(
         recipe=recipe,
         same_source=fingerprint(checkpoint) == artifact.manifest.source.fingerprint,
     )
+
+
+def _source(name: str, origin: str, graph: GraphRun, turned: GraphRun) -> str:
+    return TURNED if graph.values.get(name) is not turned.values.get(name) else origin
 
 
 def _answer(session: DecoderSession, ids: list[int], steps: int) -> tuple[Logits, list[int]]:

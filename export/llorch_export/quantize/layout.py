@@ -20,7 +20,11 @@ from llorch_serve.manifest import ScaleType
 Matrix = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-SCALE_DTYPES: Final[dict[ScaleType, npt.DTypeLike]] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+SCALE_DTYPES: Final[dict[ScaleType, npt.DTypeLike]] = {
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+}
 _SMALLEST_SCALE: Final = np.finfo(np.float32).tiny
 
 
@@ -84,8 +88,9 @@ def storable(scales: Matrix, scale_type: ScaleType) -> Matrix:
 
 
 def reciprocal(scales: Matrix) -> Matrix:
-    """Return ``1 / scales``, and 0 for 0."""
-    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    """Return ``1 / scales``, and 0 for what is below the smallest normal number, whose reciprocal is not finite."""
+    usable = np.abs(scales) >= _SMALLEST_SCALE
+    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=usable)
 
 
 def pack(codes: Matrix, bits: int) -> Bytes:

@@ -51,7 +51,7 @@ def quantize_search(
 
     def quantize(part: slice) -> None:
         block = grouped(weight[part], block_size)
-        scale, zero = _searched(block, bits, zero_points, scale_type)
+        scale, zero = searched(block, bits, zero_points, scale_type)
         codes = _rounded(block, scale, zero, bits) + zero[:, :, None]
         packed[part], scales[part], zeros[part] = pack(codes, bits), scale, pack(zero, bits)
 
@@ -61,7 +61,7 @@ def quantize_search(
     return Blocks(packed, scales, zeros if zero_points else None)
 
 
-def _searched(block: Matrix, bits: int, zero_points: bool, scale_type: ScaleType) -> tuple[Matrix, Matrix]:
+def searched(block: Matrix, bits: int, zero_points: bool, scale_type: ScaleType) -> tuple[Matrix, Matrix]:
     """Return scales and zero points [rows, blocks] of blocks [rows, blocks, block_size]."""
     half, top = np.float32(2 ** (bits - 1)), np.float32(2**bits - 1)
     plain = nearest_scales(block, bits, scale_type)

@@ -6,14 +6,20 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, ScaleType
+from llorch_serve.manifest import ComputeType, Interop, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
+
+if TYPE_CHECKING:
+    from llorch_export.pipeline import ExportResult
+
+Exporter = Literal["optimum"]
+"""Who builds the graph, if not llorch itself."""
 
 
 def command(
@@ -33,13 +39,15 @@ def command(
         ),
     ] = None,
     precision: Annotated[
-        Precision,
+        Precision | None,
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
-            "int8 0.004, int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1."
+            "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no bf16), int8 0.004, "
+            "int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
+            "anew; 0.003 from Q4_1. Default: int8; fp32 with --via optimum.",
+            show_default=False,
         ),
-    ] = "int8",
+    ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -59,7 +67,8 @@ def command(
         Quantizer | None,
         typer.Option(
             help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
-            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default).",
+            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default); gptq: affine, and columns make up for each other's errors "
+            "on a text (--calibration).",
             show_default=False,
         ),
     ] = None,
@@ -74,7 +83,7 @@ def command(
     head_precision: Annotated[
         Precision | None,
         typer.Option(
-            help="Of output head and embedding. Default: fp32 for fp32, source for source, else int8.",
+            help="Of output head and embedding. Default: int8 for int8 and int4, else that of --precision.",
             show_default=False,
         ),
     ] = None,
@@ -86,6 +95,23 @@ def command(
             show_default=False,
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A mixed recipe: int4, int4-mixed, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
+            "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
+            show_default=False,
+        ),
+    ] = None,
+    compute_type: Annotated[
+        ComputeType | None,
+        typer.Option(
+            help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what GPUs are fast in. "
+            "Default: float32; fp16 and bf16 set it by themselves.",
+            show_default=False,
+        ),
+    ] = None,
     max_context: Annotated[
         int | None,
         typer.Option(
@@ -93,10 +119,53 @@ def command(
             show_default=False,
         ),
     ] = None,
+    interop: Annotated[
+        Interop | None,
+        typer.Option(
+            help="Another runtime that shall load the artifact too: genai (onnxruntime-genai). Adds a graph over the same "
+            "weights, and settings: 1 MiB.",
+            show_default=False,
+        ),
+    ] = None,
+    via: Annotated[
+        Exporter | None,
+        typer.Option(
+            help="Take the graph from another exporter: optimum traces the model in fp32, with an attention mask and a growing "
+            "cache. A second opinion for llorch verify; slower, and without batching.",
+            show_default=False,
+        ),
+    ] = None,
+    optimum_python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --via optimum: the interpreter that has optimum-onnx. Default: this one.",
+            show_default=False,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that stands at DIR.")] = False,
     if_changed: Annotated[
         bool, typer.Option("--if-changed", help="Do nothing if DIR already holds this very export.")
     ] = False,
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Exact changes of the weights that make them easier to quantise, separated by commas. rotate: the residual "
+            "stream into another basis; hadamard: the same for values; equalise: keys against queries; smooth: the down "
+            "projection's input. The last two need --calibration.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A text like those the model will see, a few pages long, to measure on what the recipe measures. Its hash "
+            "goes into the manifest.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shapes and sizes; reads no weights, writes nothing.")
     ] = False,
@@ -112,18 +181,26 @@ def command(
 
         llorch export Llama-3-8B.Q4_K_M.gguf --output artifacts/llama3 --precision source
 
+        llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
+
+        llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python ~/optimum/bin/python
+        llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
+
         llorch export ./Llama-3-8B --dry-run
 
     """
     with required("export"):
+        from llorch_export.optimum.export import export_via_optimum
+        from llorch_export.optimum.interpreter import find_optimum
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export, preview
+        from llorch_export.recipes.file import load_recipe
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(
         source=source,
         output=output or Path(),
-        precision=precision,
+        precision=precision if via is None else precision or "fp32",
         head_precision=head_precision,
         block_size=block_size,
         fine_block_size=fine_block_size,
@@ -134,7 +211,14 @@ def command(
         force=force,
         if_changed=if_changed,
         lora=lora,
+        calibration=calibration,
+        transforms=_transforms(transform),
+        interop=interop,
+        compute_type=compute_type,
     )
+    _check_via(via, optimum_python, dry_run=dry_run)
+    if recipe is not None:
+        options = load_recipe(recipe).options(options)
     if dry_run:
         _print_preview(preview(options), as_json)
         return
@@ -144,8 +228,28 @@ def command(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     with byte_progress() as progress:
-        result = export(options, progress)
-    seconds = time.perf_counter() - started
+        if via is None:
+            result = export(options, progress)
+        else:
+            optimum = find_optimum(optimum_python)
+            say(
+                f"tracing with {', '.join(f'{n} {v}' for n, v in optimum.versions.items())}: this takes minutes"
+            )
+            result = export_via_optimum(options, optimum, progress)
+    _report(result, time.perf_counter() - started, max_context, as_json=as_json)
+
+
+def _check_via(via: Exporter | None, optimum_python: str | None, *, dry_run: bool) -> None:
+    if optimum_python is not None and via is None:
+        raise UsageError("--optimum-python has no effect without --via optimum; give both")
+    if dry_run and via is not None:
+        raise UsageError(
+            f"--dry-run describes llorch's own graph, not one --via {via}; leave one of them out"
+        )
+
+
+def _report(result: ExportResult, seconds: float, max_context: int | None, *, as_json: bool) -> None:
+    """Say what came out, and what a person should know about it."""
     manifest = result.artifact.manifest
     nbytes = sum(entry.bytes for entry in manifest.files)
     if as_json:
@@ -157,6 +261,7 @@ def command(
                 "seconds": round(seconds, 3),
                 "fingerprint": manifest.fingerprint,
                 "recipe": manifest.recipe,
+                "notices": result.notices,
             }
         )
     elif result.changed:
@@ -165,6 +270,8 @@ def command(
         )
     else:
         say(f"{result.artifact.folder} is up to date")
+    for notice in result.notices:
+        say(f"note: {notice}")
     model = manifest.model
     if max_context is None and manifest.context_length < model.max_position_embeddings:
         say(
@@ -173,6 +280,19 @@ def command(
         )
     if not manifest.stop_token_ids:
         say("note: the checkpoint names no end-of-sequence token; answers end at max_tokens or a stop string")
+
+
+def _transforms(value: str | None) -> tuple[TransformName, ...]:
+    """Return the names in a list separated by commas. Raises UsageError for one that is unknown or said twice."""
+    known: dict[str, TransformName] = {name: name for name in get_args(TransformName)}
+    names = [] if value is None else [name.strip() for name in value.split(",")]
+    for index, name in enumerate(names):
+        if name not in known or name in names[:index]:
+            raise UsageError(
+                f"--transform {value} has {name!r} {'twice' if name in known else 'in it'}; "
+                f"expected some of {', '.join(known)}, separated by commas"
+            )
+    return tuple(known[name] for name in names)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -35,6 +35,22 @@ def command(
             show_default=False,
         ),
     ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Measure this recipe, and not those worth comparing by default; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text that recipes with quantizer gptq measure on; not the one of --text.",
+            show_default=False,
+        ),
+    ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +68,8 @@ def command(
 
         llorch frontier ./small-llama --text heldout.txt --compare small-llama.Q4_K_M.gguf --png frontier.png
 
+        llorch frontier ./small-llama --text heldout.txt --recipe int4 --recipe int4-mixed --recipe mine.toml
+
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
     with required("export"):
@@ -62,11 +80,14 @@ def command(
     if png is not None:
         with required("report"):
             import matplotlib  # noqa: F401 - as above
-    from llorch_export.frontier import candidates, frontier
+    from llorch_export.frontier import candidates, frontier, recipe_candidates
 
     peers = compare or []
-    with step_progress("measuring recipes", len(candidates(source)) + len(peers)) as step:
-        points = frontier(source, peers, _read(text), step)
+    if calibration is not None and not recipe:
+        raise UsageError(f"--calibration {calibration} is for recipes given with --recipe; leave it out")
+    chosen = recipe_candidates(source, recipe, calibration) if recipe else candidates(source)
+    with step_progress("measuring recipes", len(chosen) + len(peers)) as step:
+        points = frontier(source, chosen, peers, _read(text), step)
     if as_json:
         write_json({"points": points})
     else:

@@ -46,6 +46,8 @@ def command(
 def describe(found: Contents) -> str:
     """Return the description as lines of text."""
     recipe = msgspec.to_builtins(found.recipe)
+    if recipe.pop("rules"):  # each of their modules is told below, by how it is stored
+        recipe["rules"] = len(found.recipe.rules)
     lines = [
         f"{'model':<14}{found.model_id}",
         f"{'source':<14}{found.source.name} ({found.source.kind}), {found.source.fingerprint[:16]}",
@@ -53,6 +55,8 @@ def describe(found: Contents) -> str:
         f"{'made with':<14}{_pairs(found.versions)}; runs on onnxruntime {found.min_onnxruntime} or later",
         f"{'config':<14}{_pairs(_set(msgspec.to_builtins(found.model)))}",
         f"{'recipe':<14}{_pairs(_set(recipe))}",
+        f"{'graph':<14}{'traced by Optimum' if found.layout == 'optimum' else 'llorch'}"
+        + (f"; also loads in {', '.join(found.interop)}" if found.interop else ""),
         f"{'context':<14}{found.context_length} tokens",
         f"{'stop tokens':<14}{', '.join(f'{t.id} {t.text!r}' for t in found.stop_tokens) or 'none'}",
         f"{'chat':<14}{'template' if found.chat_template else 'no template'}; "
@@ -65,6 +69,14 @@ def _graph(found: Contents) -> Iterator[str]:
     if found.graph is None:
         return
     yield f"{'operators':<14}{sum(found.graph.ops.values())}: {_pairs(found.graph.ops)}; opset {_pairs(found.graph.opset)}"
+    from llorch_export.modules import described
+
+    for pattern, module in described(found.graph.modules):
+        blocks = "" if module.block_size is None else f"block {module.block_size}"
+        zeros = "zero points" if module.zero_points else ""
+        yield (
+            f"{'stored':<14}{pattern:<44} {module.precision:<5} {blocks:<10}{zeros:<12} {module.bits_per_weight:.3f} bits"
+        )
     for purpose, count in found.graph.weight_bytes.items():
         yield f"{'weights':<14}{purpose:<20} {_size(count):>12}"
 
@@ -83,7 +95,7 @@ def _memory(found: Contents) -> Iterator[str]:
 
 def _set(values: dict[str, object]) -> dict[str, object]:
     """Leave out what is not set."""
-    return {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None and value != ()}
 
 
 def _pairs(values: dict[str, object] | dict[str, int] | dict[str, str]) -> str:
@@ -95,6 +107,8 @@ def _plain(value: object) -> str:
         return f"({_pairs(_set(value))})"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
     return str(value)
 
 

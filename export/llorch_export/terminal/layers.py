@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from llorch_export.layers.stages import Kind, Measure, Stage
+from llorch_export.layers.turned import TURNED
 from llorch_export.layers.verify import LayerReport, verify_layers
 from llorch_serve.terminal.console import byte_progress, fail, say, write, write_json
 
-_NAMES: Final = 6  # values without counterpart that are named
+_NAMES: Final = 6  # values that were not compared that are named
 
 
 def show_layers(artifact: Path, against: str, *, lora: Path | None, llama_cpp: bool, as_json: bool) -> bool:
@@ -50,10 +51,20 @@ def table(report: LayerReport) -> str:
         f"observed in the shipped graph, but for {len(recomputed)} recomputed in numpy from what was observed ({kinds}); "
         f"showing inner values moves the logits by {report.observer_effect:.2g}"
     )
-    if names := report.not_compared:
-        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-        lines.append(f"without counterpart in the reference: {', '.join(names[:_NAMES])}{more}")
+    if turned := sum(stage.source == TURNED for stage in report.stages):
+        lines.append(
+            f"{turned} of them were turned back into the checkpoint's basis, from that of the recipe's transforms"
+        )
+    if report.rescaled:
+        lines.append(f"scaled by what a transform measured, so not compared: {_listed(report.rescaled)}")
+    if report.not_compared:
+        lines.append(f"without counterpart in the reference: {_listed(report.not_compared)}")
     return "\n".join(lines) + "\n"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f"{', '.join(names[:_NAMES])}{more}"
 
 
 def _row(kind: Kind, stages: list[Stage]) -> str:

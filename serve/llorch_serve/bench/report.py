@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 class Report:
     """What ``llorch bench --json`` prints.
 
-    recipe: precisions of the artifact. load_s, peak_rss_mib: of this process; None for a worker behind gRPC.
+    recipe: who made the model's folder, its precisions, and what it cannot do. load_s, peak_rss_mib: of this process; None for a worker behind gRPC.
     fidelity: divergence from ``--reference FILE``; None without it.
     """
 

@@ -289,16 +289,18 @@ def read_load(message: pb.GetLoadResponse) -> Load:
     return Load(**{name: getattr(message, name) for name in _LOAD_FIELDS})
 
 
-_MODEL_INFO_FIELDS: Final = tuple(name for name in ModelInfo.__dataclass_fields__ if name != "stop_token_ids")
+_MODEL_INFO_FIELDS: Final = tuple(
+    name for name in ModelInfo.__dataclass_fields__ if name not in ("stop_token_ids", "limits")
+)
 
 
 def write_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
     """Return the message."""
     plain = {name: getattr(info, name) for name in _MODEL_INFO_FIELDS}
-    return pb.GetModelInfoResponse(stop_token_ids=info.stop_token_ids, **plain)
+    return pb.GetModelInfoResponse(stop_token_ids=info.stop_token_ids, limits=info.limits, **plain)
 
 
 def read_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
     """Return what the message says."""
     plain = {name: getattr(message, name) for name in _MODEL_INFO_FIELDS}
-    return ModelInfo(stop_token_ids=tuple(message.stop_token_ids), **plain)
+    return ModelInfo(stop_token_ids=tuple(message.stop_token_ids), limits=tuple(message.limits), **plain)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llorch_serve.bench.measure import Backend, Figures
     from llorch_serve.bench.workload import Workload
     from llorch_serve.reference_file import Fidelity
-    from llorch_serve.requests import Prompt
+    from llorch_serve.requests import ModelInfo, Prompt
 
 _PROMPT_TOKENS: Final = 512
 
@@ -108,12 +108,12 @@ class _Prompt:
     file: Path | None
 
     def workload(
-        self, max_tokens: int, tokenize: Callable[[Prompt], tuple[tuple[int, ...], str]]
+        self, max_tokens: int, vocab_size: int, tokenize: Callable[[Prompt], tuple[tuple[int, ...], str]]
     ) -> Workload:
         from llorch_serve.bench.workload import Workload, read_prompt, text_prompt
 
         ids = text_prompt(self.tokens, tokenize) if self.file is None else read_prompt(self.file)
-        return Workload(ids, max_tokens)
+        return Workload(ids, max_tokens, vocab_size)
 
 
 def _read_streams(value: str) -> list[int]:
@@ -136,32 +136,52 @@ def _local(
     reference: Path | None,
     as_json: bool,
 ) -> None:
-    from llorch_serve.artifact import load_artifact
+    from llorch_serve.artifact import is_artifact, load_artifact
     from llorch_serve.bench.measure import LocalBackend
     from llorch_serve.bench.report import SCHEMA_VERSION, Report, peak_rss_mib
+    from llorch_serve.foreign.detect import foreign_kind
     from llorch_serve.reference_file import check_reference, read_reference
     from llorch_serve.terminal.opening import open_worker
 
+    artifact: Artifact | None = None
     if reference is not None:  # before minutes are spent on measuring
-        check_reference(read_reference(reference), load_artifact(folder))
+        kind = None if is_artifact(folder) else foreign_kind(folder)
+        if kind is not None:
+            raise UsageError(
+                f"--reference is for llorch's own artifacts and {folder} was made by {kind.value}; leave it out"
+            )
+        artifact = load_artifact(folder)
+        check_reference(read_reference(reference), artifact)
     started = time.perf_counter()
     worker = open_worker(folder, config, tokenizer=find_tokenizer())
     load_s = time.perf_counter() - started
     try:
-        work = source.workload(max_tokens, worker.tokenize)
+        work = source.workload(max_tokens, worker.model_info().vocab_size, worker.tokenize)
         _check_context(work, worker.model_info().context_length)
         results = _measure_all(LocalBackend(worker), work, counts, repeat)
     finally:
         worker.close()
+    info, peak = worker.model_info(), peak_rss_mib()
     recipe = worker.artifact.manifest.recipe
-    described: dict[str, object] = {
-        "precision": recipe.precision,
-        "head_precision": recipe.head_precision,
+    described = _described(info) | {
         "block_size": recipe.block_size,
+        "rules": len(recipe.rules) or None,
+        "compute_type": recipe.compute_type,
     }
-    provider, peak = worker.model_info().provider, peak_rss_mib()
-    fidelity = None if reference is None else _fidelity(reference, worker.artifact, config.session.threads)
-    _show(Report(SCHEMA_VERSION, described, provider, load_s, peak, results, fidelity), as_json)
+    fidelity = None
+    if reference is not None and artifact is not None:
+        fidelity = _fidelity(reference, artifact, config.session.threads)
+    _show(Report(SCHEMA_VERSION, described, info.provider, load_s, peak, results, fidelity), as_json)
+
+
+def _described(info: ModelInfo) -> dict[str, object]:
+    """Return how the model was made, and what it cannot do if there is anything."""
+    return {
+        "kind": info.kind or None,  # an older worker does not say
+        "precision": info.precision,
+        "head_precision": info.head_precision,
+        "limits": "; ".join(info.limits) or None,
+    }
 
 
 def _fidelity(path: Path, artifact: Artifact, threads: int | None) -> Fidelity:
@@ -195,11 +215,10 @@ def _remote(
             say(
                 f"note: the worker has {info.slots} slots; of {max(counts)} streams the others wait their turn"
             )
-        work = source.workload(max_tokens, client.tokenize)
+        work = source.workload(max_tokens, info.vocab_size, client.tokenize)
         _check_context(work, info.context_length)
         results = _measure_all(RemoteBackend(client.generate), work, counts, repeat)
-    described: dict[str, object] = {"precision": info.precision, "head_precision": info.head_precision}
-    _show(Report(SCHEMA_VERSION, described, info.provider, None, None, results), as_json)
+    _show(Report(SCHEMA_VERSION, _described(info), info.provider, None, None, results), as_json)
 
 
 def _check_context(work: Workload, context: int) -> None:

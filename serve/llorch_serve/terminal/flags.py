@@ -26,7 +26,7 @@ ModelDir = Annotated[
     str | None,
     typer.Argument(
         metavar="DIR",
-        help="Artifact folder, or a source (GGUF file, Hugging Face folder, hub id) that is exported once into a cache.",
+        help="Artifact folder, one made by onnxruntime-genai or Optimum, or a source (GGUF file, Hugging Face folder, hub id) that is exported once into a cache.",
         show_default=False,
     ),
 ]

@@ -11,8 +11,11 @@ from llorch_serve.worker import Worker
 
 
 def open_worker(folder: Path, config: EngineConfig, *, tokenizer: Path | None) -> Worker:
-    """Load an artifact; see :meth:`llorch_serve.worker.Worker.open` for the errors."""
+    """Load an artifact or another tool's folder; see :meth:`llorch_serve.worker.Worker.open` for the errors."""
     worker = Worker.open(folder, config, report_load, tokenizer=tokenizer)
+    info = worker.model_info()
+    if info.limits:
+        say(f"note: made by {info.kind}; {'; '.join(info.limits)}")
     if not worker.artifact.manifest.stop_token_ids:
         say("note: this model has no end-of-sequence token; answers end at max_tokens or a stop string")
     return worker

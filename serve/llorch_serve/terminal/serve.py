@@ -45,7 +45,7 @@ def command(
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
     ] = 30.0,
 ) -> None:
-    """Serve an artifact over gRPC (llorch.v1.GenerationService, health, reflection) until SIGTERM.
+    """Serve an artifact, or a folder of onnxruntime-genai or Optimum, over gRPC (llorch.v1.GenerationService, health, reflection) until SIGTERM.
 
     For example:
 
@@ -93,11 +93,13 @@ def command(
 
 def _describe(worker: object, folder: Path) -> str:
     from llorch_serve.bench.report import peak_rss_mib
+    from llorch_serve.foreign.model import UNSTATED
     from llorch_serve.worker import Worker
 
     assert isinstance(worker, Worker)
     info = worker.model_info()
+    made = info.kind if info.precision == UNSTATED else info.precision
     return (
-        f"{info.model_id} ({folder}, {info.precision}) on {info.provider} with {info.slots} slots of "
+        f"{info.model_id} ({folder}, {made}) on {info.provider} with {info.slots} slots of "
         f"{info.context_length} tokens, {peak_rss_mib():.0f} MiB"
     )

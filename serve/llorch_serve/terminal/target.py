@@ -1,4 +1,4 @@
-"""From what the user points at to an artifact folder: an artifact as it is, a checkpoint exported once into a cache."""
+"""From what the user points at to a folder to serve: an export as it is, a checkpoint exported once into a cache."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import msgspec
 
 from llorch_serve.artifact import is_artifact
 from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.terminal.console import say
 
 # ORG/NAME; what it may contain is for the hub to say.
@@ -50,12 +51,12 @@ def find_tokenizer() -> Path | None:
 
 
 def resolve_artifact(target: str) -> Path:
-    """Return the artifact folder for a target, exporting a source into the cache first if need be.
+    """Return the folder to serve for a target, exporting a source into the cache first if need be.
 
     Raises ArtifactError if there is no such thing. Exits with the exporter's code if it fails; it has then said why.
     """
     path = Path(target)
-    if is_artifact(path):
+    if is_artifact(path) or foreign_kind(path) is not None:
         return path
     if not _exists(path) and not _HUB_ID.fullmatch(target):
         raise ArtifactError(

@@ -1,0 +1,55 @@
+"""How each matrix is stored: from a :class:`Recipe`, its defaults and its rules, to the format of one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
+
+EMBEDDING: Final = "model.embed_tokens"
+HEAD: Final = "lm_head"
+_FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFormat:
+    """The format of one matrix.
+
+    block_size: None where the precision has no blocks, or the file's own. quantizer: None but for 4 bits.
+    """
+
+    precision: Precision
+    block_size: int | None
+    quantizer: Quantizer | None
+    scale_type: ScaleType
+
+
+def default_format(recipe: Recipe, module: str) -> ModuleFormat:
+    """Return the format of a module that no rule names; those whose errors weigh most may have blocks of their own size."""
+    if module in (EMBEDDING, HEAD):
+        precision, fine = recipe.head_precision, None
+    else:
+        precision = recipe.precision
+        fine = recipe.fine_block_size if module.endswith(_FINE_MODULES) else None
+    if precision not in ("int8", "int4"):
+        return ModuleFormat(precision, None, None, "float32")
+    quantizer = recipe.quantizer if precision == "int4" else None
+    return ModuleFormat(precision, fine or recipe.block_size, quantizer, recipe.scale_type)
+
+
+class Formats:
+    """Looks up the format of a module of one recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._ruled: Mapping[str, ModuleFormat] = {
+            module: ModuleFormat(rule.precision, rule.block_size, rule.quantizer, rule.scale_type)
+            for rule in recipe.rules
+            for module in rule.modules
+        }
+
+    def of(self, module: str) -> ModuleFormat:
+        """Return the format of ``module``, by the checkpoint's name; a tied table's is that of the embedding."""
+        return self._ruled.get(module) or default_format(self._recipe, module)

@@ -1,0 +1,1 @@
+"""Optimum's ONNX export as a second way from a checkpoint to an artifact, independent of llorch's own graph."""

@@ -1,0 +1,64 @@
+"""Opening a session on another tool's folder: the graph is loaded, memory planned, and the kind of cache chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+
+from llorch_serve.config import SessionConfig
+from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.foreign.graph import load_graph
+from llorch_serve.foreign.growing import GrowingSession, plan_growing
+from llorch_serve.foreign.model import ForeignModel
+from llorch_serve.foreign.shared import SharedSession, layout
+from llorch_serve.kv_cache import plan_capacity
+from llorch_serve.providers import usable_cpus
+from llorch_serve.session import LoadReport
+
+
+def open_foreign(
+    model: ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> SharedSession | GrowingSession:
+    """Load a folder's graph and make its cache.
+
+    Raises ProviderError if the runtime is missing, ArtifactError if the graph is not what its folder says,
+    ResourceError or UsageError if slots and context do not fit.
+    """
+    free = max(psutil.virtual_memory().available - model.total_bytes, 0)
+    threads = config.threads or usable_cpus()
+    graph = load_graph(model, threads)
+    longest = model.manifest.context_length
+    if model.shared_cache:
+        if graph.cache_type is not np.float32:
+            raise ArtifactError(
+                f"{model.graph_path} keeps float16 keys and values in a shared buffer, expected float32; "
+                "build it for the cpu provider with int4 or fp32"
+            )
+        capacity = plan_capacity(
+            layout(model),
+            slots=config.slots,
+            context_length=longest,
+            max_context=config.max_context,
+            free_bytes=free,
+            cache_bytes=config.kv_cache_bytes,
+        )
+    else:
+        if config.kv_cache_bytes is not None:
+            raise UsageError(
+                f"--kv-cache-memory has no effect on {model.graph_path}, whose cache grows outside llorch; leave it out"
+            )
+        capacity = plan_growing(
+            model,
+            np.dtype(graph.cache_type).itemsize,
+            slots=config.slots,
+            max_context=config.max_context,
+            free_bytes=free,
+        )
+    report(LoadReport(threads, capacity, capacity.notice(longest)))
+    return (
+        SharedSession(model, graph, capacity)
+        if model.shared_cache
+        else GrowingSession(model, graph, capacity)
+    )

@@ -1,0 +1,123 @@
+"""Recipes as TOML: strict keys and values, each refused by name; those shipped are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llorch_export.options import ExportOptions, Rule
+from llorch_export.recipes.file import load_recipe, parse_recipe, shipped_recipes
+from llorch_serve.errors import UsageError
+
+BASE = ExportOptions(source="model", output=Path("artifact"))
+
+
+def test_every_key_of_a_rule_is_read() -> None:
+    found = parse_recipe(
+        b"""
+        description = "mine"
+        [defaults]
+        precision = "int4"
+        accuracy_level = 0
+        [[rule]]
+        modules = "*.v_proj"
+        layers = ["first 1/8", "every 3"]
+        precision = "int8"
+        block_size = 16
+        scale_type = "float32"
+        [[rule]]
+        modules = ["lm_head", "*.o_proj"]
+        quantizer = "search"
+        """,
+        origin="mine.toml",
+    )
+    assert found.description == "mine"
+    assert found.defaults.precision == "int4"
+    assert found.defaults.accuracy_level == 0
+    assert found.rules == (
+        Rule(
+            ("*.v_proj",),
+            ("first 1/8", "every 3"),
+            "int8",
+            16,
+            None,
+            "float32",
+            label="recipe mine.toml, rule 1",
+        ),
+        Rule(("lm_head", "*.o_proj"), quantizer="search", label="recipe mine.toml, rule 2"),
+    )
+    assert not found.measures
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("precision = 1 2", "is not TOML"),
+        ("\xff", "is not TOML"),
+        ("a = " + "[" * 5000, "is not TOML"),
+        ("default = 1", r"unknown key default \(did you mean defaults\?\)"),
+        ("defaults = 3", r"\[defaults\] is 3, expected a table"),
+        (
+            '[defaults]\nprecison = "int4"',
+            r"\[defaults\] has the unknown key precison \(did you mean precision\?\)",
+        ),
+        ('[defaults]\nprecision = "int3"', r"\[defaults\]: Invalid enum value 'int3'"),
+        ("[defaults]\nblock_size = true", r"\[defaults\]: Expected `int \| null`, got `bool`"),
+        ("description = 1", "description is 1, expected text"),
+        ("rule = 1", r"rules are written as \[\[rule\]\]"),
+        ("rule = [1]", "rule 1 is 1, expected a table"),
+        ('[[rule]]\nprecision = "int8"', "rule 1: Object missing required field `modules`"),
+        ('[[rule]]\nmodules = []\nprecision = "int8"', "rule 1: modules and layers take 1 to 256"),
+        ('[[rule]]\nmodules = "a"', "rule 1 changes nothing; give it one of precision, block_size"),
+        ('[[rule]]\nmodules = "a"\nblock_size = 48', "rule 1: block_size is 48; .*16, 32, 64, 128, 256"),
+        (
+            '[[rule]]\nmodules = "a"\nblocksize = 32',
+            r"rule 1 has the unknown key blocksize \(did you mean block_size\?",
+        ),
+        ('[[rule]]\nmodules = "a"\nprecision = "int8"\n' * 257, "at most 256"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_recipe(text.encode("latin-1"), origin="mine.toml")
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.toml cannot be read: No such file"):
+        load_recipe(str(tmp_path / "none.toml"))
+    (tmp_path / "big.toml").write_text("#" * 70_000)
+    with pytest.raises(UsageError, match="larger than 65536 bytes"):
+        load_recipe(str(tmp_path / "big.toml"))
+    with pytest.raises(
+        UsageError, match=r"no recipe is called int4-mixt \(did you mean int4-mixed\?\); shipped are int4, "
+    ):
+        load_recipe("int4-mixt")
+
+
+def test_a_flag_replaces_the_default_of_its_name() -> None:
+    recipe = parse_recipe(
+        b'[defaults]\nprecision = "int4"\nblock_size = 32\n[[rule]]\nmodules = "*"\nprecision = "int8"',
+        origin="r",
+    )
+    plain = recipe.options(BASE)
+    assert (plain.precision, plain.block_size, plain.rules) == ("int4", 32, recipe.rules)
+    given = recipe.options(ExportOptions(source="m", output=Path(), precision="fp32", block_size=16))
+    assert (given.precision, given.block_size, given.rules) == ("fp32", 16, recipe.rules)
+    assert given.source == "m"
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_are_described_and_resolve(name: str) -> None:
+    found = load_recipe(name)
+    assert found.description
+    assert found.measures == (name == "int4-gptq")
+    calibration = Path("text") if found.measures else None
+    found.options(ExportOptions(source="m", output=Path(), calibration=calibration)).recipe()
+
+
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_recipes_named_as_a_precision_are_its_default(name: str) -> None:
+    options = load_recipe(name).options(BASE)
+    assert options.recipe() == ExportOptions(source="", output=Path(), precision=name).recipe()  # type: ignore[arg-type]
+    assert options.rules == ()
