@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from llorch_export.graph.targets import TARGETS, BlockForm, Capabilities
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import ComputeType, Precision, Quantizer, Recipe, ScaleType
+from llorch_serve.manifest import ComputeType, Precision, Quantizer, Recipe, ScaleType, Target
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 HALF_TYPES: Final[dict[Precision, ComputeType]] = {"fp16": "float16", "bf16": "bfloat16"}
@@ -66,8 +67,9 @@ class ExportOptions:
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
-    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes float32, or
-        what ``fp16`` and ``bf16`` mean.
+    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes what
+        ``fp16`` and ``bf16`` mean, else the target's default.
+    target: the runtime that the graph is for.
     """
 
     source: str
@@ -84,13 +86,19 @@ class ExportOptions:
     if_changed: bool = False
     lora: Path | None = None
     compute_type: ComputeType | None = None
+    target: Target = "cpu"
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for.
 
-        Raises UsageError if a value is out of range or would have no effect.
+        Raises UsageError if a value is out of range, would have no effect, or is beyond the target.
         """
-        head = self.head_precision or DEFAULT_HEAD[self.precision]
+        recipe = self._recipe()
+        refuse_beyond(self.target, recipe)
+        return recipe
+
+    def _recipe(self) -> Recipe:
+        head = self.head_precision or self._default_head()
         if "source" in (self.precision, head):
             return self._source_recipe(head)
         compute_type = self._compute_type(head)
@@ -133,7 +141,7 @@ class ExportOptions:
             head_precision=head,
             block_size=block_size,
             fine_block_size=None if fine_block_size == block_size else fine_block_size,
-            accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
+            accuracy_level=self._accuracy_level(),
             kl_limit=max(KL_LIMIT[p] for p in (self.precision, head, *_half_precisions(compute_type))),
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
             scale_type=self._scale_type(compute_type, quantised[0]),
@@ -150,7 +158,24 @@ class ExportOptions:
                 f"--precision {self.precision} with --head-precision {head}{given} asks for {' and '.join(sorted(found))}, "
                 "and a graph computes in one type; weights in blocks (int8, int4) go with each of them"
             )
-        return found.pop() if found else "float32"
+        return found.pop() if found else TARGETS[self.target].compute_types[0]
+
+    def _default_head(self) -> Precision:
+        """Return the head of ``precision``; unquantised where the target has no such codes for it."""
+        head, target = DEFAULT_HEAD[self.precision], TARGETS[self.target]
+        if head in BITS and BITS[head] not in target.table_bits:
+            return _unquantised(self.compute_type or target.compute_types[0])
+        return head
+
+    def _accuracy_level(self) -> Literal[0, 4] | None:
+        if TARGETS[self.target].blocks is BlockForm.NBITS:
+            return 4 if self.accuracy_level is None else self.accuracy_level
+        if self.accuracy_level is not None:
+            raise UsageError(
+                f"--accuracy-level {self.accuracy_level} has no effect at --target {self.target}, whose graph leaves the "
+                "choice to the runtime; leave it out"
+            )
+        return None
 
     def _scale_type(self, compute_type: ComputeType, quantised: Precision) -> ScaleType:
         if compute_type == "float32":
@@ -204,3 +229,31 @@ class ExportOptions:
 def _half_precisions(compute_type: ComputeType) -> list[Precision]:
     """Return the precision that rounds all activations to a type, if it is one of half precision."""
     return [precision for precision, kind in HALF_TYPES.items() if kind == compute_type]
+
+
+def _unquantised(compute_type: ComputeType) -> Precision:
+    """Return the precision whose weights are stored in a type."""
+    return next((p for p, kind in HALF_TYPES.items() if kind == compute_type), "fp32")
+
+
+def refuse_beyond(target: Target, recipe: Recipe) -> None:
+    """Raise UsageError if the target cannot have the recipe; the message lists what it can have."""
+    row = TARGETS[target]
+    for flag, precision, widths in (
+        ("--precision", recipe.precision, row.linear_bits),
+        ("--head-precision", recipe.head_precision, row.table_bits),
+    ):
+        choices = target_precisions(row, widths)
+        if precision not in choices:
+            raise UsageError(f"{flag} is {precision}; --target {target} takes {', '.join(choices)}")
+    if recipe.compute_type not in row.compute_types:
+        raise UsageError(
+            f"--compute-type is {recipe.compute_type}; --target {target} computes in {' or '.join(row.compute_types)}"
+        )
+
+
+def target_precisions(row: Capabilities, widths: tuple[int, ...]) -> list[Precision]:
+    """Return the precisions that a target with these code widths takes."""
+    plain = [_unquantised(kind) for kind in row.compute_types]
+    blocks = [precision for precision, bits in BITS.items() if bits in widths]
+    return [*plain, *blocks, *(["source"] if row.carries_blocks else [])]

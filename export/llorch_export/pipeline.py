@@ -12,23 +12,33 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
 
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.lora import merged_tensors, with_adapter
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
-from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.check import checked_bytes
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.targets import TARGETS
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
-from llorch_serve.manifest import SCHEMA_VERSION, LlamaConfig, Manifest, Recipe, SourceInfo, encode_manifest
+from llorch_serve.manifest import (
+    SCHEMA_VERSION,
+    FixedShapes,
+    LlamaConfig,
+    Manifest,
+    Recipe,
+    SourceInfo,
+    Target,
+    encode_manifest,
+)
 
 GRAPH_FILE = "model.onnx"
+PREFILL_FILE = "prefill.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 GRAPH_REVISION = 2  # raised when the same source and recipe give another graph
@@ -63,17 +73,23 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     context_length = resolve_context(checkpoint.config, options.max_context)
     source_print = _fingerprint(checkpoint, progress)
     terms = _licences(checkpoint)
-    export_print = export_fingerprint(source_print, recipe, context_length, terms)
+    export_print = export_fingerprint(source_print, recipe, context_length, terms, options.target)
     existing = _loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
-    graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
+    graph = build_decoder(
+        checkpoint.config, recipe, checkpoint.tensors, context_length=context_length, target=options.target
+    )
+    models = _serialise(graph, options.target)
     with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
-        writer.add_bytes(GRAPH_FILE, _serialise(graph))
+        for name, data in models.items():
+            writer.add_bytes(name, data)
         _add_text_files(writer, checkpoint, terms)
-        manifest = _manifest(checkpoint, graph, recipe, context_length, source_print, export_print, writer)
+        manifest = _manifest(
+            checkpoint, graph, options.target, recipe, context_length, source_print, export_print, writer
+        )
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         load_artifact(writer.folder)
         writer.commit()
@@ -113,7 +129,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)
-    graph = build_decoder(config, recipe, tensors, context_length=context_length)
+    graph = build_decoder(config, recipe, tensors, context_length=context_length, target=options.target)
     return {
         "config": config,
         "recipe": recipe,
@@ -162,11 +178,17 @@ def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
 
 
 def export_fingerprint(
-    source_print: str, recipe: Recipe, context_length: int, terms: Mapping[str, bytes]
+    source_print: str,
+    recipe: Recipe,
+    context_length: int,
+    terms: Mapping[str, bytes],
+    target: Target = "cpu",
 ) -> str:
-    """Return the SHA-256 that names this export: same source, licence files, recipe and graph revision, same value."""
-    parts = msgspec.json.encode([source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())])
-    return hashlib.sha256(parts).hexdigest()
+    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value."""
+    parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
+    if target != "cpu":  # so that artifacts made before there were targets stay up to date
+        parts.append(target)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
 def _fingerprint(checkpoint: Checkpoint, progress: Progress) -> str:
@@ -175,16 +197,10 @@ def _fingerprint(checkpoint: Checkpoint, progress: Progress) -> str:
     return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
 
 
-def _serialise(graph: DecoderGraph) -> bytes:
-    """Return the model's bytes after the checks that need no weights."""
-    proto = ir.to_proto(graph.model)
-    try:
-        onnx.shape_inference.infer_shapes(proto, strict_mode=True, check_type=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise ArtifactError(
-            f"the graph does not pass ONNX shape inference: {error}. Please report this model."
-        ) from error
-    return proto.SerializeToString(deterministic=True)
+def _serialise(graph: DecoderGraph, target: Target) -> dict[str, bytes]:
+    """Return the checked models' bytes by file name."""
+    models = {GRAPH_FILE: graph.model, **({} if graph.prefill is None else {PREFILL_FILE: graph.prefill})}
+    return {name: checked_bytes(model, target) for name, model in models.items()}
 
 
 def _licences(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -208,6 +224,7 @@ def _add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mappi
 def _manifest(
     checkpoint: Checkpoint,
     graph: DecoderGraph,
+    target: Target,
     recipe: Recipe,
     context_length: int,
     source_print: str,
@@ -240,5 +257,11 @@ def _manifest(
         ),
         files=tuple(sorted(writer.entries, key=lambda entry: entry.path)),
         versions={name: importlib.metadata.version(name) for name in ("llorch", "onnx-ir", "numpy")},
-        min_onnxruntime=MIN_ONNXRUNTIME,
+        min_onnxruntime=TARGETS[target].min_onnxruntime,
+        target=target,
+        checked_on=TARGETS[target].checked_on,
+        chunked_prefill=TARGETS[target].chunked_prefill,
+        fixed_shapes=None
+        if graph.prefill_tokens is None
+        else FixedShapes(prefill_graph=PREFILL_FILE, prefill_tokens=graph.prefill_tokens),
     )

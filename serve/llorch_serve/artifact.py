@@ -78,7 +78,9 @@ def load_artifact(
         )
     manifest = decode_manifest(path.read_bytes(), origin=str(path))
     listed = {entry.path: entry for entry in manifest.files}
-    required = {manifest.graph, manifest.tokenizer} | ({manifest.chat_template} - {None})
+    fixed = manifest.fixed_shapes
+    optional = {manifest.chat_template, fixed.prefill_graph if fixed else None} - {None}
+    required = {manifest.graph, manifest.tokenizer} | optional
     for name in sorted(str(r) for r in required if r not in listed):
         raise ArtifactError(f"{path} names {name} but does not list it under files; export the model again")
     for entry in manifest.files:

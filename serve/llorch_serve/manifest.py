@@ -18,6 +18,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
 ComputeType = Literal["float32", "float16", "bfloat16"]
 ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine"]
+Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
 FLOAT_BYTES: Final[dict[ComputeType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -216,6 +217,16 @@ class FileEntry(_Struct, frozen=True, kw_only=True):
     sha256: Sha256
 
 
+class FixedShapes(_Struct, frozen=True, kw_only=True):
+    """What a graph of fixed shapes needs beside it: one that takes ``prefill_tokens`` tokens at once.
+
+    prefill_graph: its file name; its weights, inputs and outputs are those of the graph that takes one token.
+    """
+
+    prefill_graph: str
+    prefill_tokens: Count
+
+
 class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
@@ -226,6 +237,10 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
+    target: what the graph is made for; docs/targets.md says which inputs it has.
+    checked_on: execution providers on which graphs of this target, though not this very one, have been compared with the reference.
+    chunked_prefill: whether several tokens may be run after others of the same sequence.
+    fixed_shapes: None where any number of sequences and tokens may be run.
     """
 
     schema_version: Literal[1]
@@ -248,6 +263,10 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     versions: dict[str, str]
     min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+    target: Target = "cpu"
+    checked_on: tuple[str, ...] = ("CPUExecutionProvider",)
+    chunked_prefill: bool = True
+    fixed_shapes: FixedShapes | None = None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -22,7 +22,7 @@ from llorch_export.quantize.search import quantize_search
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_serve.manifest import Precision, Recipe, ScaleType
 
-_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
+SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
@@ -99,11 +99,11 @@ def _plan(
     produce: Callable[[], Iterator[Arrays]],
 ) -> BlockWeight:
     blocks, scale_type = block_count(columns, form.block_size), b.recipe.scale_type
-    ready = _SCALE_TYPES[scale_type] == b.compute
+    ready = SCALE_TYPES[scale_type] == b.compute
     scales_name = f"{name}.scales" if ready else f"{name}.scales.stored"
     specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
-        (scales_name, _SCALE_TYPES[scale_type], (rows, blocks)),
+        (scales_name, SCALE_TYPES[scale_type], (rows, blocks)),
     ]
     if form.zero_points:
         zeros = zero_point_bytes(columns, form.block_size, form.bits)

@@ -7,7 +7,8 @@ import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
-from llorch_export.graph.linear import matmul_nbits
+from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes
+from llorch_export.graph.linear import matmul, matmul_nbits
 from llorch_export.quantize.layout import block_count
 
 EMBEDDING = "model.embed_tokens"
@@ -19,10 +20,18 @@ Table = ir.Value | BlockWeight
 """A planned vocabulary table: in blocks, or a matrix of the compute type."""
 
 
-def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
-    """Append the embedding lookup; return hidden states [batch, tokens, hidden] and the table, for a tied head."""
+def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]:
+    """Append the embedding lookup; return hidden states [batch, tokens, hidden] and the table, for a tied head.
+
+    The table is None where the target stores lookup and product in different arrangements.
+    """
     c = b.config
-    shape = ("batch", "tokens", c.hidden_size)
+    if dequantizes(b, b.recipe.head_precision):
+        assert b.recipe.block_size is not None, "a quantised recipe has a block size"
+        return dequantized_rows(
+            b, f"{EMBEDDING}.weight", input_ids, block_size=b.recipe.block_size, name="embedding"
+        ), None
+    shape = (*b.dims.lead, c.hidden_size)
     table = _table(b, EMBEDDING)
     if isinstance(table, ir.Value):
         return b.op(
@@ -35,7 +44,7 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
         "GatherBlockQuantized",
         [rows, input_ids, table.scales, *zero_points],
         name="embedding" if padded == c.hidden_size else "embedding.padded",
-        shape=("batch", "tokens", padded),
+        shape=(*b.dims.lead, padded),
         attributes={
             "bits": table.bits,
             "block_size": table.block_size,
@@ -53,19 +62,26 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
     return hidden, table
 
 
-def head(b: GraphBuilder, x: ir.Value, embedding: Table) -> ir.Value:
+def head(b: GraphBuilder, x: ir.Value, embedding: Table | None) -> ir.Value:
     """Append the output head over rows [n, hidden]; returns logits [n, vocabulary], float32."""
     if b.compute == FLOAT:
         return _product(b, x, embedding, name="logits")
     narrow = _product(b, x, embedding, name=NARROW_LOGITS)
-    shape = ("rows", b.config.vocab_size)
+    shape = (b.dims.rows, b.config.vocab_size)
     return b.op("Cast", [narrow], name="logits", shape=shape, attributes={"to": FLOAT.value}, dtype=FLOAT)
 
 
-def _product(b: GraphBuilder, x: ir.Value, embedding: Table, *, name: str) -> ir.Value:
+def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str) -> ir.Value:
     c = b.config
-    table = embedding if c.tie_word_embeddings else _table(b, HEAD)
-    shape = ("rows", c.vocab_size)
+    shape = (b.dims.rows, c.vocab_size)
+    if dequantizes(b, b.recipe.head_precision):
+        assert b.recipe.block_size is not None, "a quantised recipe has a block size"
+        source = EMBEDDING if c.tie_word_embeddings else HEAD
+        matrix = dequantized_matrix(
+            b, HEAD, [f"{source}.weight"], b.recipe.head_precision, block_size=b.recipe.block_size
+        )
+        return matmul(b, x, matrix, name=name, shape=shape)
+    table = embedding if c.tie_word_embeddings and embedding is not None else _table(b, HEAD)
     if isinstance(table, ir.Value):
         # Gemm reads the table as it lies, so a tied one serves lookup and head alike.
         return b.op("Gemm", [x, table], name=name, shape=shape, attributes={"transB": 1})

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.dequantize import dequantized_matrix, dequantizes
 from llorch_export.quantize.layout import Matrix
 from llorch_serve.manifest import Recipe
 
@@ -37,7 +38,12 @@ def linear(
             lambda: ((b.narrowing.narrowed(f"{name}.bias", chunk),) for chunk in bias_chunks()),
         )[0]
     shape = (*lead, out_features)
-    weight = block_weight(b, name, weights, b.recipe.precision, block_size=_block_size(b.recipe, modules))
+    precision, block_size = b.recipe.precision, _block_size(b.recipe, modules)
+    if dequantizes(b, precision):
+        assert block_size is not None, "a quantised recipe has a block size"
+        matrix = dequantized_matrix(b, name, weights, precision, block_size=block_size)
+        return matmul(b, x, matrix, name=name, shape=shape, bias=bias_value)
+    weight = block_weight(b, name, weights, precision, block_size=block_size)
     if weight is None:
         transposed = b.weights.stream(
             [(f"{name}.weight", b.compute, (in_features, out_features))],
@@ -46,11 +52,22 @@ def linear(
                 for band in _transposed(chunks, in_features, out_features)
             ),
         )[0]
-        y = b.op(
-            "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape
-        )
-        return y if bias_value is None else b.op("Add", [y, bias_value], name=name, shape=shape)
+        return matmul(b, x, transposed, name=name, shape=shape, bias=bias_value)
     return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+
+
+def matmul(
+    b: GraphBuilder,
+    x: ir.Value,
+    matrix: ir.Value,
+    *,
+    name: str,
+    shape: Sequence[int | str],
+    bias: ir.Value | None = None,
+) -> ir.Value:
+    """Append the product with a matrix [inputs, outputs], and the bias if there is one."""
+    y = b.op("MatMul", [x, matrix], name=name if bias is None else f"{name}/product", shape=shape)
+    return y if bias is None else b.op("Add", [y, bias], name=name, shape=shape)
 
 
 def _transposed(

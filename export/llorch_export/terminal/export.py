@@ -12,7 +12,7 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import ComputeType, Precision, Quantizer, ScaleType
+from llorch_serve.manifest import ComputeType, Precision, Quantizer, ScaleType, Target
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 
@@ -32,15 +32,23 @@ def command(
             show_default=False,
         ),
     ] = None,
+    target: Annotated[
+        Target,
+        typer.Option(
+            help="The runtime that the graph is for. portable: ONNX's own operators alone. Which of them have been run is in "
+            "docs/targets.md."
+        ),
+    ] = "cpu",
     precision: Annotated[
-        Precision,
+        Precision | None,
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
             "fp16 FP16KL, bf16 BF16KL (both hold the whole graph in that type), "
             "int8 0.004, int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1."
+            "anew; 0.003 from Q4_1. Default: int8; fp16 for the targets directml and coreml.",
+            show_default=False,
         ),
-    ] = "int8",
+    ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -91,7 +99,7 @@ def command(
         ComputeType | None,
         typer.Option(
             help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what GPUs are fast in. "
-            "Default: float32; fp16 and bf16 set it by themselves.",
+            "Default: float32, or float16 for cuda, directml, webgpu and coreml; fp16 and bf16 set it by themselves.",
             show_default=False,
         ),
     ] = None,
@@ -125,6 +133,7 @@ def command(
 
     """
     with required("export"):
+        from llorch_export.graph.targets import TARGETS
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export, preview
     if accuracy_level not in (None, 0, 4):
@@ -132,7 +141,7 @@ def command(
     options = ExportOptions(
         source=source,
         output=output or Path(),
-        precision=precision,
+        precision=precision or TARGETS[target].precision,
         head_precision=head_precision,
         block_size=block_size,
         fine_block_size=fine_block_size,
@@ -144,6 +153,7 @@ def command(
         if_changed=if_changed,
         lora=lora,
         compute_type=compute_type,
+        target=target,
     )
     if dry_run:
         _print_preview(preview(options), as_json)
