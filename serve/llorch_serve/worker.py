@@ -72,7 +72,10 @@ class Worker:
         self._closed = False
         scheduler = Scheduler(
             slots=session.capacity.slots,
-            prefill_chunk=config.prefill_chunk,
+            # A target without chunked prefill takes a prompt whole, however long.
+            prefill_chunk=config.prefill_chunk
+            if artifact.manifest.chunked_prefill
+            else session.capacity.context,
             max_waiting=config.max_waiting,
             kv_cache=config.kv_cache,
         )

@@ -134,7 +134,11 @@ def _group_query(**changes: object) -> Capabilities:
 
 TARGETS: Final[Mapping[Target, Capabilities]] = {
     "cpu": _group_query(),
-    "cuda": _group_query(provider="CUDAExecutionProvider", compute_types=("float16", "bfloat16")),
+    "cuda": _group_query(
+        provider="CUDAExecutionProvider",
+        carries_blocks=False,  # whose graphs compute in float32
+        compute_types=("float16", "bfloat16"),
+    ),
     "directml": _group_query(
         provider="DmlExecutionProvider",
         # Its last release knows no operator of a later opset.
