@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SLOTS: Final = (1, 8, 32)
 _SHORT_CONTEXT: Final = 2048
 _BLOCK_INPUTS: Final = {2: "scales", 3: "zero points"}
+_HEADS: Final = ("logits", "logits/narrow")
 _PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits")
 
 
@@ -152,7 +153,7 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
     kind = node.op_type
     if kind in ("MatMulNBits", "GatherBlockQuantized") and index in _BLOCK_INPUTS:
         return _BLOCK_INPUTS[index]
-    if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and "logits" in node.output):
+    if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and node.output[0] in _HEADS):
         return "embedding and head"
     if kind == "GroupQueryAttention":
         return "rotary tables"

@@ -23,6 +23,7 @@ from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.targets import TARGETS
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
+from llorch_export.probe import probe_activations
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
@@ -47,10 +48,14 @@ _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What came out. changed: False if ``--if-changed`` found the artifact up to date."""
+    """What came out. changed: False if ``--if-changed`` found the artifact up to date.
+
+    notices: what a person should know about it, a line each.
+    """
 
     artifact: Artifact
     changed: bool
+    notices: tuple[str, ...] = ()
 
 
 Progress = Callable[[str, int, int], None]
@@ -91,9 +96,11 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
             checkpoint, graph, options.target, recipe, context_length, source_print, export_print, writer
         )
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
-        load_artifact(writer.folder)
+        written = load_artifact(writer.folder)
+        probed = probe_activations(written) if recipe.compute_type == "float16" else None
         writer.commit()
-    return ExportResult(load_artifact(options.output), changed=True)
+    notices = tuple(notice for notice in (graph.narrowing.notice(), probed) if notice is not None)
+    return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 
 def _loadable(output: Path) -> Artifact | None:

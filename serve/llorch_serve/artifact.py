@@ -32,6 +32,12 @@ class Artifact(msgspec.Struct, frozen=True):
         return self.folder / self.manifest.graph
 
     @property
+    def prompt_graph_path(self) -> Path:
+        """Path of the ONNX model that takes a prompt; :attr:`graph_path` unless shapes are fixed."""
+        fixed = self.manifest.fixed_shapes
+        return self.graph_path if fixed is None else self.folder / fixed.prefill_graph
+
+    @property
     def tokenizer_path(self) -> Path:
         """Path of tokenizer.json."""
         return self.folder / self.manifest.tokenizer

@@ -307,12 +307,16 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                 f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
             )
     for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
-        names = {spec.name for spec in specs}
+        types = {spec.name: spec.dtype for spec in specs}
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 name = pattern.format(layer=layer, kind=kind)
-                if name not in names:
+                if name not in types:
                     raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
+                if types[name] != kv.dtype:
+                    raise ArtifactError(
+                        f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the model again."
+                    )
 
 
 class _VersionOnly(msgspec.Struct):

@@ -18,7 +18,18 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.providers import CPU, Placement, check_target, import_runtime, placement, usable_cpus
+from llorch_serve.manifest import Manifest
+from llorch_serve.providers import (
+    ARITHMETIC,
+    CPU,
+    Arithmetic,
+    Placement,
+    check_target,
+    import_runtime,
+    placement,
+    require_arithmetic,
+    usable_cpus,
+)
 
 Logits = npt.NDArray[np.float32]
 
@@ -162,15 +173,15 @@ def open_session(
 ) -> DecoderSession:
     """Load the artifact's graph and allocate its KV cache.
 
-    Raises ProviderError if the runtime is missing or will not run the graph, ArtifactError if the graph is damaged,
+    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the graph, ArtifactError if the graph is damaged,
     ResourceError or UsageError if slots and context do not fit.
     """
     manifest = artifact.manifest
     check_target(manifest.target, CPU)
     _check_inputs(artifact)
+    require_arithmetic(CPU, (manifest.recipe.compute_type, manifest.kv.dtype))
     runtime = import_runtime(manifest.min_onnxruntime)
-    weights = sum(entry.bytes for entry in manifest.files)
-    free = psutil.virtual_memory().available - weights
+    free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU)
     capacity = plan_capacity(
         manifest.kv,
         slots=config.slots,
@@ -206,6 +217,14 @@ def _check_inputs(artifact: Artifact) -> None:
             f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; it fills "
             f"{', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"
         )
+
+
+def loaded_bytes(manifest: Manifest, provider: str) -> int:
+    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size."""
+    stored = sum(entry.bytes for entry in manifest.files)
+    recipe = manifest.recipe
+    whole = recipe.precision in ("fp16", "bf16")
+    return stored * (2 if whole and ARITHMETIC[provider][recipe.compute_type] is Arithmetic.WIDENED else 1)
 
 
 def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:

@@ -20,11 +20,11 @@ from llorch_serve.providers import CPU
 from llorch_serve.session import DecoderSession, LoadReport, open_session
 
 Logits = npt.NDArray[np.float32]
-TOLERANCE = {"fp32": 2e-5, "int8": 0.1}  # one row alone against many together
+TOLERANCE = {"fp32": 2e-5, "fp16": 0.02, "int8": 0.1}  # one row alone against many together
 PROMPTS = [[5], [9, 8, 7], list(range(100, 140)), [300, 2, 2, 17, 450, 33, 8, 1, 0, 511, 60]]
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+@pytest.fixture(scope="module", params=["fp32", "fp16", "int8"])
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     precision: Precision = request.param
     folder = tmp_path_factory.mktemp(precision)

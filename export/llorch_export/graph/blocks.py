@@ -44,8 +44,7 @@ class BlockWeight:
 def block_weight(
     b: GraphBuilder, name: str, weights: Sequence[str], precision: Precision, *, block_size: int | None
 ) -> BlockWeight | None:
-    """Plan the stacked ``weights``; None where they are stored in the compute type, as ``precision`` or the
-    checkpoint's types have it.
+    """Plan the stacked ``weights``; None where they stay whole, as ``precision`` or the checkpoint's types have it.
 
     block_size: of quantised precisions; blocks carried over have the file's own.
     """

@@ -177,6 +177,7 @@ def command(
                 "seconds": round(seconds, 3),
                 "fingerprint": manifest.fingerprint,
                 "recipe": manifest.recipe,
+                "notices": result.notices,
             }
         )
     elif result.changed:
@@ -185,6 +186,8 @@ def command(
         )
     else:
         say(f"{result.artifact.folder} is up to date")
+    for notice in result.notices:
+        say(f"note: {notice}")
     model = manifest.model
     if max_context is None and manifest.context_length < model.max_position_embeddings:
         say(
