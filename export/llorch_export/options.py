@@ -256,4 +256,5 @@ def target_precisions(row: Capabilities, widths: tuple[int, ...]) -> list[Precis
     """Return the precisions that a target with these code widths takes."""
     plain = [_unquantised(kind) for kind in row.compute_types]
     blocks = [precision for precision, bits in BITS.items() if bits in widths]
-    return [*plain, *blocks, *(["source"] if row.carries_blocks else [])]
+    carried: list[Precision] = ["source"] if row.carries_blocks else []
+    return [*plain, *blocks, *carried]

@@ -6,7 +6,7 @@ cache that grows in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import onnx_ir as ir
@@ -31,14 +31,15 @@ from llorch_serve.manifest import KvLayout
 
 
 class AttentionPlan(Protocol):
-    """One form of attention in one graph.
+    """One form of attention in one graph."""
 
-    inputs: the graph's inputs that it needs beside token ids, wanted rows and the past.
-    caches: one of each layer.
-    """
+    @property
+    def inputs(self) -> tuple[ir.Value, ...]:
+        """The graph's inputs that it needs beside token ids, wanted rows and the past."""
 
-    inputs: tuple[ir.Value, ...]
-    caches: tuple[LayerCache, ...]
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """Past and present of each layer."""
 
     def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
         """Append a layer's projection and attention; return its heads side by side, [*lead, heads * head_dim]."""
@@ -103,7 +104,7 @@ class GroupQuery:
         return heads
 
 
-_FORMS: Final = {
+_FORMS: Final[Mapping[AttentionForm, Callable[..., AttentionPlan]]] = {
     AttentionForm.GROUP_QUERY: GroupQuery,
     AttentionForm.STANDARD: Standard,
     AttentionForm.PRIMITIVE: Primitive,

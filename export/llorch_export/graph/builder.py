@@ -12,8 +12,8 @@ from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph.narrow import Narrowing
-from llorch_export.graph.targets import TARGETS, Capabilities
 from llorch_export.graph.targets import CONTRIB as CONTRIB  # the graph modules' one import
+from llorch_export.graph.targets import TARGETS, Capabilities
 from llorch_export.graph.weights import WeightPlan
 from llorch_serve.manifest import LlamaConfig, Recipe
 
@@ -56,7 +56,7 @@ class GraphBuilder:
         tensors: Mapping[str, LazyTensor],
         *,
         target: Capabilities = TARGETS["cpu"],
-        dims: Dimensions = Dimensions(),  # noqa: B008  # frozen
+        dims: Dimensions = Dimensions(),  # frozen
     ) -> None:
         self.target = target
         self.dims = dims

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -90,8 +91,9 @@ def _build(b: GraphBuilder, *, context_length: int) -> DecoderGraph:
         kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         dtype=recipe.compute_type,
-        **({"present_name": NEW_NAME} if b.target.fixed_shapes else {}),
     )
+    if b.target.fixed_shapes:
+        kv = msgspec.structs.replace(kv, present_name=NEW_NAME)
     input_ids = b.input("input_ids", ir.DataType.INT64, *b.dims.lead)
     logits_indices = b.input("logits_indices", ir.DataType.INT64, b.dims.rows)
     plan = attention_plan(b, kv, input_ids, context_length=context_length)

@@ -168,14 +168,14 @@ def _bands(
         if bits == 8:
             yield _signed(codes), scales
         elif zeros is None:
-            yield _packed(codes ^ 8), scales
+            yield _packed(codes ^ np.uint8(8)), scales
         else:
             yield _packed(codes), scales, _packed(zeros)
 
 
 def _signed(codes: Bytes) -> npt.NDArray[np.int8]:
     """Return codes around 128 as codes around 0."""
-    return (codes ^ 0x80).view(np.int8)
+    return (codes ^ np.uint8(0x80)).view(np.int8)
 
 
 def _unpacked(packed: Bytes, bits: int) -> Bytes:
@@ -187,5 +187,5 @@ def _unpacked(packed: Bytes, bits: int) -> Bytes:
 
 def _packed(codes: Bytes) -> Bytes:
     """Return nibbles [rows, even] in pairs, the lower one first."""
-    pairs: Bytes = codes[:, 0::2] | codes[:, 1::2] << 4
+    pairs: Bytes = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
     return pairs

@@ -156,7 +156,17 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         precision="fp16",
         chunked_prefill=False,
     ),
-    "openvino": _group_query(provider="OpenVINOExecutionProvider", compute_types=("float32", "float16")),
+    "openvino": _group_query(
+        provider="OpenVINOExecutionProvider",
+        # It leaves RMSNormalization to the CPU, and then cuts some graphs into parts that wait for each other.
+        opset=21,
+        ir_version=10,
+        operators=_GROUP_QUERY | _PRIMITIVE_NORM | _BLOCK_LOOKUP | _contrib("RotaryEmbedding"),
+        rotary=RotaryForm.CONTRIB,
+        norm=NormForm.PRIMITIVE,
+        compute_types=("float32", "float16"),
+        checked_on=(_CPU, "OpenVINOExecutionProvider"),
+    ),
     "webgpu": _group_query(provider="WebGpuExecutionProvider", compute_types=("float16", "float32")),
     "portable": Capabilities(
         provider=None,
