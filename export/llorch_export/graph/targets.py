@@ -14,6 +14,9 @@ from typing import Final
 from llorch_serve.manifest import ComputeType, Precision, Target
 
 CONTRIB: Final = "com.microsoft"
+OPSET: Final = 23  # of the CPU's graph: the first with RMSNormalization
+IR_VERSION: Final = 11  # the one of opset 23
+MIN_ONNXRUNTIME: Final = "1.24"
 
 
 class AttentionForm(Enum):
@@ -110,9 +113,9 @@ def _group_query(**changes: object) -> Capabilities:
     """Return the row of the CPU's provider, with what differs on another one that has the same operators."""
     row: dict[str, object] = {
         "provider": _CPU,
-        "opset": 23,  # the first with RMSNormalization
-        "ir_version": 11,  # the one of opset 23
-        "min_onnxruntime": "1.24",
+        "opset": OPSET,
+        "ir_version": IR_VERSION,
+        "min_onnxruntime": MIN_ONNXRUNTIME,
         "operators": _GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP,
         "attention": AttentionForm.GROUP_QUERY,
         "packed_qkv": True,
@@ -200,7 +203,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         provider="CoreMLExecutionProvider",
         opset=21,
         ir_version=10,
-        min_onnxruntime="1.24",
+        min_onnxruntime=MIN_ONNXRUNTIME,
         operators=_PLAIN | _PRIMITIVE_NORM | {"Concat", "Sigmoid", "Softmax", "Sub", "Transpose"},
         attention=AttentionForm.PRIMITIVE,
         rotary=RotaryForm.PRIMITIVE,
