@@ -204,7 +204,7 @@ class ExportOptions:
             )
         if self.lora is not None:
             raise UsageError(
-                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, int8 or int4"
+                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, fp16, bf16, int8 or int4"
             )
         for flag, value in (
             ("--block-size", self.block_size),

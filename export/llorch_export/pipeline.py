@@ -156,7 +156,7 @@ def _check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
     if recipe.precision == "source" and checkpoint.kind != "gguf":
         raise UsageError(
             f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is a "
-            "Hugging Face folder; choose fp32, int8 or int4"
+            "Hugging Face folder; choose fp32, fp16, bf16, int8 or int4"
         )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import psutil
 
+from llorch_export.graph.narrow import OTHER_TYPES
 from llorch_export.layers.graph import run_observed
 from llorch_export.sample_tokens import token_ids
 from llorch_serve.artifact import Artifact
@@ -53,7 +54,7 @@ def probe_activations(artifact: Artifact) -> str | None:
         if not finite.all():
             raise ArtifactError(
                 f"{name}: {int((~finite).sum())} of {value.size} values are not finite in float16, whose largest is {_LIMIT:g}, "
-                f"on a text of {len(ids)} tokens; export with --precision bf16, fp32 or int8"
+                f"on a text of {len(ids)} tokens; export in another type: {OTHER_TYPES['float16']}"
             )
         peak = float(np.abs(value).max())
         if peak > largest:

@@ -197,5 +197,5 @@ def _non_finite(logits: FloatArray) -> NonFiniteLogitsError:
     count = int(len(logits) - np.isfinite(logits).sum())
     return NonFiniteLogitsError(
         f"the model gave {count} logits of {len(logits)} that are not finite; expected none. "
-        "Run llorch verify on the artifact, or export it in a higher precision."
+        "Run llorch verify on the artifact, or export it in fp32 or, for a provider that has it, bf16."
     )

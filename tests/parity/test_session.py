@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,6 @@ from llorch_export.pipeline import export
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
-from llorch_serve.manifest import Precision
 from llorch_serve.providers import CPU
 from llorch_serve.session import DecoderSession, LoadReport, open_session
 
@@ -24,12 +24,19 @@ TOLERANCE = {"fp32": 2e-5, "fp16": 0.02, "int8": 0.1}  # one row alone against m
 PROMPTS = [[5], [9, 8, 7], list(range(100, 140)), [300, 2, 2, 17, 450, 33, 8, 1, 0, 511, 60]]
 
 
-@pytest.fixture(scope="module", params=["fp32", "fp16", "int8"])
+RECIPES: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32"},
+    "fp16": {"precision": "fp16"},
+    "int8": {"precision": "int8"},
+    "int8 in float16": {"precision": "int8", "compute_type": "float16"},
+}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    precision: Precision = request.param
-    folder = tmp_path_factory.mktemp(precision)
+    folder = tmp_path_factory.mktemp("session")
     source = write_hf_folder(folder / "source")
-    options = ExportOptions(str(source), folder / "artifact", precision=precision)
+    options = ExportOptions(str(source), folder / "artifact", **RECIPES[request.param])
     return export(options, lambda _phase, _done, _total: None).artifact
 
 

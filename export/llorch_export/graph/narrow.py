@@ -23,6 +23,12 @@ COMPUTE_TYPES: Final[dict[ComputeType, ir.DataType]] = {
     "bfloat16": ir.DataType.BFLOAT16,
 }
 
+OTHER_TYPES: Final[dict[ComputeType, str]] = {
+    "float16": "--precision bf16 or fp32, around int8 and int4 weights --compute-type bfloat16 or float32",
+    "bfloat16": "--precision fp32, around int8 and int4 weights --compute-type float32",
+}
+"""What to export in, by the type whose range does not do."""
+
 
 @dataclass(slots=True)
 class Flushed:
@@ -67,8 +73,7 @@ class Narrowing:
             )
             raise ArtifactError(
                 f"{name}: {int(beyond.sum())} or more values are beyond {self.compute_type}'s largest, {limit:g} "
-                f"(found {largest:g}); export at another precision: "
-                f"{'bf16 or fp32' if self.compute_type == 'float16' else 'fp32'}"
+                f"(found {largest:g}); export in another type: {OTHER_TYPES[self.compute_type]}"
             )
 
     def _count_flushed(
