@@ -178,7 +178,6 @@ def open_session(
     """
     manifest = artifact.manifest
     check_target(manifest.target, CPU)
-    _check_inputs(artifact)
     require_arithmetic(CPU, (manifest.recipe.compute_type, manifest.kv.dtype))
     runtime = import_runtime(manifest.min_onnxruntime)
     free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU)
@@ -199,6 +198,7 @@ def open_session(
     report(LoadReport(threads, capacity, notice))
     session = _load_graph(artifact, runtime, threads)
     _check_signature(artifact, session)
+    _check_inputs(artifact)
     return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
 
 

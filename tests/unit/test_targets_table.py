@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 import pytest
 
@@ -15,7 +16,7 @@ from llorch_export.graph import check, targets
 from llorch_export.graph.check import check_operators
 from llorch_export.graph.targets import TARGETS, AttentionForm, BlockForm
 from llorch_export.options import ExportOptions, target_precisions
-from llorch_serve.errors import LlorchError, ProviderError, UsageError
+from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.manifest import Precision, Target
 from llorch_serve.providers import CPU, RUNS, check_target
 from tiny_exports import export_tiny, open_tiny
@@ -220,6 +221,13 @@ def test_what_the_cpu_does_not_run_is_refused_by_the_session(tmp_path: Path, mod
         open_tiny(artifact)
     for target in RUNS[CPU]:
         check_target(target, CPU)
+
+
+def test_an_input_that_no_session_fills_is_refused_by_name(tmp_path: Path, model: Path) -> None:
+    artifact = export_tiny(model, tmp_path / "out", target="coreml", precision="fp32")
+    claimed = msgspec.structs.replace(artifact.manifest, target="portable")
+    with pytest.raises(ArtifactError, match="has the inputs attention_bias, position_ids, which"):
+        open_tiny(msgspec.structs.replace(artifact, manifest=claimed))
 
 
 def test_forms_that_need_each_other_are_together() -> None:
