@@ -46,7 +46,7 @@ def guest_files(
     return {
         GENAI_CONFIG: _json(_settings(checkpoint, graph.kv, context_length)),
         TOKENIZER_CONFIG: _json(_tokenizer_settings(checkpoint)),
-        GENAI_GRAPH: checked_bytes(guest.model),
+        GENAI_GRAPH: checked_bytes(guest.model, "cpu"),
     }
 
 

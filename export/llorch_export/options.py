@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from llorch_export.formats import EMBEDDING, HEAD
+from llorch_export.graph.targets import TARGETS, BlockForm, Capabilities
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import (
@@ -17,6 +19,7 @@ from llorch_serve.manifest import (
     Quantizer,
     Recipe,
     ScaleType,
+    Target,
     TransformName,
 )
 
@@ -26,8 +29,6 @@ UNQUANTISED: Final[tuple[Precision, ...]] = ("fp32", *HALF_TYPES)
 """Precisions whose weights are stored one by one, in the type that the graph computes in."""
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
-
-DEFAULT_PRECISION: Final[Precision] = "int8"
 
 SEED: Final = 0
 """Of the rotation's signs. Another one gives another rounding error of the same size."""
@@ -108,8 +109,9 @@ class ExportOptions:
     calibration: a text to measure on what the recipe measures.
     transforms: exact changes of the weights before they are quantised, in any order.
     interop: another runtime that shall load the artifact too.
-    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes float32, or
-        what ``fp16`` and ``bf16`` mean.
+    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes what
+        ``fp16`` and ``bf16`` mean, else the target's default.
+    target: the runtime that the graph is for.
     """
 
     source: str
@@ -130,13 +132,20 @@ class ExportOptions:
     transforms: tuple[TransformName, ...] = ()
     interop: Interop | None = None
     compute_type: ComputeType | None = None
+    target: Target = "cpu"
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
 
-        Raises UsageError if a value is out of range or would have no effect.
+        Raises UsageError if a value is out of range, would have no effect, or is beyond the target.
         """
+        if self.interop is not None and self.target != "cpu":
+            raise UsageError(
+                f"--interop {self.interop} with --target {self.target}: the graph for another runtime is made for the CPU; "
+                "leave one of them out"
+            )
         recipe = self._precision_recipe()
+        refuse_beyond(self.target, recipe)
         if self.transforms:
             recipe = msgspec.structs.replace(
                 recipe,
@@ -148,8 +157,8 @@ class ExportOptions:
         return recipe
 
     def _precision_recipe(self) -> Recipe:
-        precision = self.precision or DEFAULT_PRECISION
-        head = self.head_precision or DEFAULT_HEAD[precision]
+        precision = self.precision or TARGETS[self.target].precision
+        head = self.head_precision or self._default_head(precision)
         if "source" in (precision, head):
             return self._source_recipe(precision, head)
         ruled = [rule.precision for rule in self.rules if rule.precision is not None]
@@ -176,7 +185,7 @@ class ExportOptions:
                 kl_limit=kl_limit,
                 compute_type=compute_type,
             )
-        accuracy_level = 4 if self.accuracy_level is None else self.accuracy_level
+        accuracy_level = self._accuracy_level()
         if not quantised:
             self._check_only_rules_quantise(precision)
             return Recipe(
@@ -237,7 +246,24 @@ class ExportOptions:
                 f"{' and '.join(sorted(found))}, and a graph computes in one type; weights in blocks (int8, int4) go with "
                 "each of them"
             )
-        return found.pop() if found else "float32"
+        return found.pop() if found else TARGETS[self.target].compute_types[0]
+
+    def _default_head(self, precision: Precision) -> Precision:
+        """Return the head of ``precision``; unquantised where the target has no such codes for it."""
+        head, target = DEFAULT_HEAD[precision], TARGETS[self.target]
+        if head in BITS and BITS[head] not in target.table_bits:
+            return _unquantised(self.compute_type or target.compute_types[0])
+        return head
+
+    def _accuracy_level(self) -> Literal[0, 4] | None:
+        if TARGETS[self.target].blocks is BlockForm.NBITS:
+            return 4 if self.accuracy_level is None else self.accuracy_level
+        if self.accuracy_level is not None:
+            raise UsageError(
+                f"--accuracy-level {self.accuracy_level} has no effect at --target {self.target}, whose graph leaves the "
+                "choice to the runtime; leave it out"
+            )
+        return None
 
     def _scale_type(self, compute_type: ComputeType, quantised: Precision) -> ScaleType:
         if compute_type == "float32":
@@ -300,3 +326,41 @@ class ExportOptions:
 def _half_precisions(compute_type: ComputeType) -> list[Precision]:
     """Return the precision that rounds all activations to a type, if it is one of half precision."""
     return [precision for precision, kind in HALF_TYPES.items() if kind == compute_type]
+
+
+def _unquantised(compute_type: ComputeType) -> Precision:
+    """Return the precision whose weights are stored in a type."""
+    return next((p for p, kind in HALF_TYPES.items() if kind == compute_type), "fp32")
+
+
+def refuse_beyond(target: Target, recipe: Recipe) -> None:
+    """Raise UsageError if the target cannot have the recipe and its rules; the message lists what it can have."""
+    row = TARGETS[target]
+    for flag, precision, widths in (
+        ("--precision", recipe.precision, row.linear_bits),
+        ("--head-precision", recipe.head_precision, row.table_bits),
+    ):
+        choices = target_precisions(row, widths)
+        if precision not in choices:
+            raise UsageError(f"{flag} is {precision}; --target {target} takes {', '.join(choices)}")
+    for rule in recipe.rules:
+        for module in rule.modules:
+            choices = target_precisions(
+                row, row.table_bits if module in (EMBEDDING, HEAD) else row.linear_bits
+            )
+            if rule.precision not in choices:
+                raise UsageError(
+                    f"a rule stores {module} at {rule.precision}; --target {target} takes {', '.join(choices)} there"
+                )
+    if recipe.compute_type not in row.compute_types:
+        raise UsageError(
+            f"--compute-type is {recipe.compute_type}; --target {target} computes in {' or '.join(row.compute_types)}"
+        )
+
+
+def target_precisions(row: Capabilities, widths: tuple[int, ...]) -> list[Precision]:
+    """Return the precisions that a target with these code widths takes."""
+    plain = [_unquantised(kind) for kind in row.compute_types]
+    blocks = [precision for precision, bits in BITS.items() if bits in widths]
+    carried: list[Precision] = ["source"] if row.carries_blocks else []
+    return [*plain, *blocks, *carried]

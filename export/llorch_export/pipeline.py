@@ -21,10 +21,11 @@ from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
 from llorch_export.genai import guest_files
 from llorch_export.graph.check import checked_bytes
-from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.front import Interface
+from llorch_export.graph.targets import TARGETS
 from llorch_export.graph.weights import DATA_FILE
-from llorch_export.options import ExportOptions
+from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.recipes.resolve import with_rules
@@ -41,15 +42,18 @@ from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
 from llorch_serve.manifest import (
     SCHEMA_VERSION,
+    FixedShapes,
     Interop,
     LlamaConfig,
     Manifest,
     Recipe,
     SourceInfo,
+    Target,
     encode_manifest,
 )
 
 GRAPH_FILE = "model.onnx"
+PREFILL_FILE = "prefill.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
 GRAPH_REVISION = 2  # raised when the same source and recipe give another graph
@@ -86,6 +90,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     recipe = with_rules(recipe, options.rules, checkpoint.config)
+    refuse_beyond(options.target, recipe)
     require_use(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
     text = None
@@ -94,7 +99,9 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         recipe = msgspec.structs.replace(recipe, calibration=text.text)
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
-    export_print = export_fingerprint(source_print, recipe, context_length, terms, options.interop)
+    export_print = export_fingerprint(
+        source_print, recipe, context_length, terms, options.interop, options.target
+    )
     existing = loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
@@ -113,15 +120,20 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
                 calibration=prepared.calibration,
                 moments=moments,
                 interface=interface,
+                target=options.target,
             )
 
         graph = build(Interface.LLORCH)
+        models = _serialise(graph, options.target)
         guests = guest_files(options.interop, checkpoint, graph, context_length, build)
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
-        writer.add_bytes(GRAPH_FILE, checked_bytes(graph.model))
+        for name, data in models.items():
+            writer.add_bytes(name, data)
         add_text_files(writer, checkpoint, terms | guests)
-        manifest = _manifest(checkpoint, graph, recipe, context_length, source_print, export_print, writer)
+        manifest = _manifest(
+            checkpoint, graph, options.target, recipe, context_length, source_print, export_print, writer
+        )
         if options.interop is not None:
             manifest = msgspec.structs.replace(manifest, interop=(options.interop,))
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
@@ -176,12 +188,13 @@ def preview(options: ExportOptions) -> dict[str, object]:
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     recipe = with_rules(recipe, options.rules, config)
+    refuse_beyond(options.target, recipe)
     require_use(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)
     built, tensors = fixed_transforms(config, tensors, recipe)
-    graph = build_decoder(built, recipe, tensors, context_length=context_length)
+    graph = build_decoder(built, recipe, tensors, context_length=context_length, target=options.target)
     return {
         "config": config,
         "recipe": recipe,
@@ -235,11 +248,16 @@ def export_fingerprint(
     context_length: int,
     terms: Mapping[str, bytes],
     interop: Interop | None = None,
+    target: Target = "cpu",
 ) -> str:
-    """Return the SHA-256 that names this export: same source, licence files, recipe and graph revision, same value."""
-    parts = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
-    extra = [] if interop is None else [interop]  # so that plain exports keep the names they had
-    return hashlib.sha256(msgspec.json.encode([*parts, *extra])).hexdigest()
+    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value."""
+    parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
+    # Plain exports for the CPU keep the names that they had before there were others.
+    if interop is not None:
+        parts.append(interop)
+    if target != "cpu":
+        parts.append(target)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
 def fingerprint_source(checkpoint: Checkpoint, progress: Progress) -> str:
@@ -247,6 +265,12 @@ def fingerprint_source(checkpoint: Checkpoint, progress: Progress) -> str:
     files = (*checkpoint.content_files, *(checkpoint.adapter.content_files if checkpoint.adapter else ()))
     total = sum(path.stat().st_size for path in files)
     return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
+
+
+def _serialise(graph: DecoderGraph, target: Target) -> dict[str, bytes]:
+    """Return the checked models' bytes by file name."""
+    models = {GRAPH_FILE: graph.model, **({} if graph.prefill is None else {PREFILL_FILE: graph.prefill})}
+    return {name: checked_bytes(model, target) for name, model in models.items()}
 
 
 def licences(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -271,6 +295,7 @@ def add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mappin
 def _manifest(
     checkpoint: Checkpoint,
     graph: DecoderGraph,
+    target: Target,
     recipe: Recipe,
     context_length: int,
     source_print: str,
@@ -303,5 +328,11 @@ def _manifest(
         ),
         files=tuple(sorted(writer.entries, key=lambda entry: entry.path)),
         versions={name: importlib.metadata.version(name) for name in ("llorch", "onnx-ir", "numpy")},
-        min_onnxruntime=MIN_ONNXRUNTIME,
+        min_onnxruntime=TARGETS[target].min_onnxruntime,
+        target=target,
+        checked_on=TARGETS[target].checked_on,
+        chunked_prefill=TARGETS[target].chunked_prefill,
+        fixed_shapes=None
+        if graph.prefill_tokens is None
+        else FixedShapes(prefill_graph=PREFILL_FILE, prefill_tokens=graph.prefill_tokens),
     )

@@ -48,7 +48,7 @@ def probe_activations(artifact: Artifact) -> str | None:
     largest, where = 0.0, ""
     scores = {node.scores for node in run.attention}  # those of pairs that the mask hides are arbitrary
     for name, value in run.values.items():
-        if name in scores:
+        if name in scores or name not in run.narrow:
             continue
         finite = np.isfinite(value)
         if not finite.all():

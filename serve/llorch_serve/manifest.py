@@ -20,6 +20,7 @@ ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
+Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
 FLOAT_BYTES: Final[dict[ComputeType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -256,6 +257,16 @@ class FileEntry(_Struct, frozen=True, kw_only=True):
     sha256: Sha256
 
 
+class FixedShapes(_Struct, frozen=True, kw_only=True):
+    """What a graph of fixed shapes needs beside it: one that takes ``prefill_tokens`` tokens at once.
+
+    prefill_graph: its file name; its weights, inputs and outputs are those of the graph that takes one token.
+    """
+
+    prefill_graph: str
+    prefill_tokens: Count
+
+
 class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
@@ -269,6 +280,10 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
     layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a cache that grows by
         concatenation, ``attention_mask`` and ``position_ids``.
+    target: what the graph is made for; docs/targets.md says which inputs it has.
+    checked_on: execution providers on which graphs of this target, though not this very one, have been compared with the reference.
+    chunked_prefill: whether several tokens may be run after others of the same sequence.
+    fixed_shapes: None where any number of sequences and tokens may be run.
     """
 
     schema_version: Literal[1]
@@ -293,6 +308,10 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
     interop: tuple[Interop, ...] = ()
     layout: Literal["llorch", "optimum"] = "llorch"
+    target: Target = "cpu"
+    checked_on: tuple[str, ...] = ("CPUExecutionProvider",)
+    chunked_prefill: bool = True
+    fixed_shapes: FixedShapes | None = None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import ModuleType
 from typing import Any, Final
 
 from llorch_serve.errors import ProviderError
-from llorch_serve.manifest import ComputeType
+from llorch_serve.manifest import ComputeType, Target
 
 CPU: Final = "CPUExecutionProvider"
+
+RUNS: Final[Mapping[str, tuple[Target, ...]]] = {
+    CPU: ("cpu", "portable", "cuda", "directml", "openvino", "webgpu"),
+}
+"""Targets whose graphs a provider has kernels for. The CPU's has all but those of coreml's, whose graphs of fixed shapes
+this worker does not drive."""
 
 # Every one of these distributions installs the same module, so two of them overwrite each other's files.
 _DISTRIBUTIONS: Final = (
@@ -84,6 +90,15 @@ def import_runtime(minimum: str) -> ModuleType:
         )
     module: ModuleType = onnxruntime
     return module
+
+
+def check_target(target: Target, provider: str) -> None:
+    """Raise ProviderError if a provider does not run graphs made for ``target``."""
+    if target not in RUNS[provider]:
+        raise ProviderError(
+            f"the artifact is for target {target}, and {provider} runs {', '.join(RUNS[provider])}; "
+            f"export the model again with --target {RUNS[provider][0]}"
+        )
 
 
 def require_arithmetic(provider: str, types: Iterable[ComputeType]) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import psutil
 
 from llorch_serve.artifact import Artifact
-from llorch_serve.capabilities import FULL
+from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
@@ -25,6 +25,7 @@ from llorch_serve.providers import (
     CPU,
     Arithmetic,
     Placement,
+    check_target,
     import_runtime,
     placement,
     require_arithmetic,
@@ -37,18 +38,19 @@ Logits = npt.NDArray[np.float32]
 class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe."""
 
-    capabilities = FULL
-
     def __init__(
         self, artifact: Artifact, runtime: Any, session: Any, where: Placement, capacity: KvCapacity
     ) -> None:
         self.artifact = artifact
         self.placement = where
         self.capacity = capacity
+        # A target without chunked prefill takes a prompt whole, however long.
+        self.capabilities = Capabilities(chunked_prefill=artifact.manifest.chunked_prefill)
         self.vocab_size = artifact.manifest.model.vocab_size
         self._runtime = runtime
         self._session = session
         self._cache = KvCache(artifact.manifest.kv, capacity)
+        self._inputs = frozenset(spec.name for spec in artifact.manifest.inputs)
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self._logits = np.empty((capacity.slots, self.vocab_size), np.float32)
 
@@ -129,7 +131,7 @@ class DecoderSession:
                 place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
                 io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
                 io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
-        return _Binding(io, count)
+        return _Binding(io, count, self._inputs)
 
     def _logits_buffer(self, rows: int) -> Logits:
         """Return the buffer that all bindings share, grown to at least ``rows``."""
@@ -139,10 +141,14 @@ class DecoderSession:
 
 
 class _Binding:
-    """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call."""
+    """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call.
 
-    def __init__(self, io: Any, batch: int) -> None:
+    inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to nothing.
+    """
+
+    def __init__(self, io: Any, batch: int, inputs: frozenset[str]) -> None:
         self.io = io
+        self._inputs = inputs
         self.batch = batch
         self.seqlens_k = np.zeros(batch, np.int32)
         self.total = np.zeros((), np.int32)
@@ -167,7 +173,8 @@ class _Binding:
             self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
 
     def _bind_input(self, name: str, array: npt.NDArray[np.generic]) -> None:
-        self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        if name in self._inputs:
+            self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,7 @@ def open_session(
             f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; expected one of "
             "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
         )
+    check_target(manifest.target, CPU)
     require_arithmetic(CPU, (manifest.recipe.compute_type, manifest.kv.dtype))
     runtime = import_runtime(manifest.min_onnxruntime)
     free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU)
@@ -208,7 +216,25 @@ def open_session(
     report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
     session = _load_graph(artifact, runtime, threads)
     _check_signature(artifact, session)
+    _check_inputs(artifact)
     return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
+
+
+_FILLED: Final = frozenset({"input_ids", "seqlens_k", "total_sequence_length", "logits_indices"})
+"""Inputs that a session fills, beside the past. ``seqlens_k`` is each row's length in all, minus one."""
+
+
+def _check_inputs(artifact: Artifact) -> None:
+    """Raise ArtifactError if the graph has an input that no session fills."""
+    kv = artifact.manifest.kv
+    past = {
+        kv.past_name.format(layer=layer, kind=kind) for layer in range(kv.layers) for kind in ("key", "value")
+    }
+    if odd := sorted({spec.name for spec in artifact.manifest.inputs} - _FILLED - past):
+        raise ArtifactError(
+            f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; it fills "
+            f"{', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"
+        )
 
 
 def loaded_bytes(manifest: Manifest, provider: str) -> int:

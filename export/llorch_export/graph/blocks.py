@@ -24,7 +24,7 @@ from llorch_export.quantize.search import quantize_search
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_serve.manifest import ScaleType
 
-_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
+SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
@@ -75,13 +75,18 @@ def _quantised_chunks(
     b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> Iterator[Arrays]:
     """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
-    factor = None
-    if form.quantizer == "gptq":
-        assert b.moments is not None, "a recipe with gptq comes with a calibration text"
-        factor = error_factor(b.moments(weights[0]))
+    factor = input_error_factor(b, weights, form)
     for chunk in b.row_chunks(weights)():
         b.narrowing.check_range(f"{name}.weight", chunk)
         yield quantised(chunk, form, factor).arrays
+
+
+def input_error_factor(b: GraphBuilder, weights: Sequence[str], form: ModuleFormat) -> Matrix | None:
+    """Return the factor by which ``gptq`` spreads errors over the inputs that all ``weights`` read; None for other quantizers."""
+    if form.quantizer != "gptq":
+        return None
+    assert b.moments is not None, "a recipe with gptq comes with a calibration text"
+    return error_factor(b.moments(weights[0]))
 
 
 def quantised(weight: Matrix, form: ModuleFormat, factor: Matrix | None = None) -> Blocks:
@@ -113,11 +118,11 @@ def _plan(
     scale_type: ScaleType,
 ) -> BlockWeight:
     blocks = block_count(columns, form.block_size)
-    ready = _SCALE_TYPES[scale_type] == b.compute
+    ready = SCALE_TYPES[scale_type] == b.compute
     scales_name = f"{name}.scales" if ready else f"{name}.scales.stored"
     specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
-        (scales_name, _SCALE_TYPES[scale_type], (rows, blocks)),
+        (scales_name, SCALE_TYPES[scale_type], (rows, blocks)),
     ]
     if form.zero_points:
         zeros = zero_point_bytes(columns, form.block_size, form.bits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +13,35 @@ from onnx_ir.tape import Tape
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats import Formats
 from llorch_export.graph.narrow import Narrowing
+from llorch_export.graph.targets import CONTRIB as CONTRIB  # the graph modules' one import
+from llorch_export.graph.targets import TARGETS, Capabilities
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.manifest import LlamaConfig, Recipe
 
-CONTRIB = "com.microsoft"
 FLOAT = ir.DataType.FLOAT
 
-Attributes = Mapping[str, int | float | str]
+Attributes = Mapping[str, int | float | str | Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Sizes of a graph's inputs and outputs; a string is a size that each call chooses.
+
+    rows: logits that are computed. slots, capacity: sequences and positions of the KV cache.
+    """
+
+    batch: int | str = "batch"
+    tokens: int | str = "tokens"
+    rows: int | str = "rows"
+    slots: int | str = "slots"
+    capacity: int | str = "capacity"
+
+    @property
+    def lead(self) -> tuple[int | str, int | str]:
+        """The leading dimensions of hidden states."""
+        return (self.batch, self.tokens)
 
 
 class GraphBuilder:
@@ -30,6 +51,7 @@ class GraphBuilder:
     calibration: what was measured on these tensors, where the recipe calls for it.
     moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
     narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
+    target: what the runtime can do.
     """
 
     def __init__(
@@ -39,7 +61,12 @@ class GraphBuilder:
         tensors: Mapping[str, LazyTensor],
         calibration: Calibration | None = None,
         moments: SecondMoments | None = None,
+        *,
+        target: Capabilities = TARGETS["cpu"],
+        dims: Dimensions = Dimensions(),  # frozen
     ) -> None:
+        self.target = target
+        self.dims = dims
         self.config = config
         self.recipe = recipe
         self.formats = Formats(recipe)
@@ -95,6 +122,10 @@ class GraphBuilder:
         )
         return values
 
+    def input(self, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
+        """Return a value that the caller will make an input of the graph."""
+        return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """Add a shape or index; it stays inside the model file, where shape inference can read it."""
         return self.tape.initializer(ir.tensor(array, name=name))
@@ -116,6 +147,10 @@ class GraphBuilder:
     def factor(self, name: str, value: float) -> ir.Value:
         """Add a scalar constant of the compute type."""
         return self.constant(name, np.array(value, np.float32).astype(self.compute.numpy()))
+
+    def shared_factor(self, name: str, value: float) -> ir.Value:
+        """Return :meth:`factor` of this name, added at its first use."""
+        return self.shared_constant(name, np.array(value, np.float32).astype(self.compute.numpy()))
 
     def row_chunks(self, names: Sequence[str]) -> Callable[[], Iterator[npt.NDArray[np.float32]]]:
         """Return a reader of several checkpoint tensors, stacked along their first axis, a chunk of rows at a time."""

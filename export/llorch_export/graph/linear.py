@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.dequantize import dequantized_matrix, dequantizes
 from llorch_export.quantize.layout import Matrix
 
 # Of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take.
@@ -37,6 +38,9 @@ def linear(
     shape = (*lead, out_features)
     form = b.formats.of(modules[0])
     assert all(b.formats.of(module) == form for module in modules), modules
+    if dequantizes(b, form):
+        matrix = dequantized_matrix(b, name, weights, form)
+        return matmul(b, x, matrix, name=name, shape=shape, bias=bias_value)
     weight = block_weight(b, name, weights, form)
     if weight is None:
         transposed = b.weights.stream(
@@ -46,11 +50,22 @@ def linear(
                 for band in _transposed(chunks, in_features, out_features)
             ),
         )[0]
-        y = b.op(
-            "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape
-        )
-        return y if bias_value is None else b.op("Add", [y, bias_value], name=name, shape=shape)
+        return matmul(b, x, transposed, name=name, shape=shape, bias=bias_value)
     return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+
+
+def matmul(
+    b: GraphBuilder,
+    x: ir.Value,
+    matrix: ir.Value,
+    *,
+    name: str,
+    shape: Sequence[int | str],
+    bias: ir.Value | None = None,
+) -> ir.Value:
+    """Append the product with a matrix [inputs, outputs], and the bias if there is one."""
+    y = b.op("MatMul", [x, matrix], name=name if bias is None else f"{name}/product", shape=shape)
+    return y if bias is None else b.op("Add", [y, bias], name=name, shape=shape)
 
 
 def _transposed(

@@ -107,6 +107,16 @@ class WeightPlan:
         assert tensor.length is not None
         return self._value(PlannedTensor(name, tensor.dtype, shape, tensor.offset, tensor.length))
 
+    def reinterpret(self, value: ir.Value, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
+        """Return the same bytes as a value of another type and shape, which takes the place of ``value``."""
+        tensor = value.const_value
+        assert isinstance(tensor, ir.ExternalTensor)
+        assert tensor.offset is not None
+        assert tensor.length is not None
+        assert tensor.length * 8 == np.prod(shape, dtype=np.int64) * dtype.bitwidth
+        self.values.remove(value)
+        return self._value(PlannedTensor(tensor.name, dtype, shape, tensor.offset, tensor.length))
+
     def _value(self, tensor: PlannedTensor) -> ir.Value:
         shape = ir.Shape(tensor.shape)
         external = ir.ExternalTensor(

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import DecodeError
 
+from llorch_export.layers.feeds import prompt_feeds
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, ProviderError
-from llorch_serve.kv_cache import KV_DTYPES
 from llorch_serve.providers import CPU, import_runtime, require_arithmetic
 
 Array = npt.NDArray[np.float32]
@@ -49,21 +49,24 @@ class AttentionNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """Values by name in the order of the nodes, the attention nodes that made some of them, and their tables."""
+    """Values by name in the order of the nodes, the attention nodes that made some of them, and their tables.
+
+    narrow: the values that the graph itself has in half precision.
+    """
 
     values: Mapping[str, Array]
     attention: Sequence[AttentionNode]
     tables: Mapping[str, Array]
+    narrow: frozenset[str] = frozenset()
 
 
 def read_graph(artifact: Artifact) -> onnx.ModelProto:
     """Read the model file without its weights. Raises ArtifactError if it is not an ONNX model."""
+    path = artifact.prompt_graph_path
     try:
-        return onnx.load_model(artifact.graph_path, load_external_data=False)
+        return onnx.load_model(path, load_external_data=False)
     except (OSError, DecodeError) as error:
-        raise ArtifactError(
-            f"{artifact.graph_path} is not an ONNX model ({error}); export the model again"
-        ) from error
+        raise ArtifactError(f"{path} is not an ONNX model ({error}); export the model again") from error
 
 
 def layer_of(name: str) -> int | None:
@@ -98,11 +101,12 @@ def run_observed(
     try:
         session = runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
         names = [output.name for output in session.get_outputs()]
-        found = session.run(names, _feeds(artifact, session, token_ids))
+        inputs = [value.name for value in session.get_inputs()]
+        found = session.run(names, prompt_feeds(artifact.manifest, inputs, token_ids))
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise ProviderError(
-            f"the runtime does not run {artifact.graph_path} with its inner values as outputs: {text}"
+            f"the runtime does not run {artifact.prompt_graph_path} with its inner values as outputs: {text}"
         ) from error
     by_name: dict[str, Array] = {
         name: array.astype(np.float32, copy=False) for name, array in zip(names, found, strict=True)
@@ -111,6 +115,7 @@ def run_observed(
     tables = {name for node in nodes for name in node.tables or ()}
     return GraphRun(
         values={name: by_name[name] for name in order},
+        narrow=frozenset(name for name, array in zip(names, found, strict=True) if array.dtype.itemsize == 2),
         attention=nodes,
         tables={name: _initializer(model, artifact.folder, name) for name in sorted(tables)},
     )
@@ -165,20 +170,6 @@ def _expose_attention(node: onnx.NodeProto, index: int) -> AttentionNode:
         tables=(node.input[7], node.input[8]) if attributes.get("do_rotary") else None,
         num_heads=attributes["num_heads"],
     )
-
-
-def _feeds(artifact: Artifact, session: Any, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.generic]]:
-    count, kv = len(token_ids), artifact.manifest.kv
-    feeds: dict[str, npt.NDArray[np.generic]] = {
-        "input_ids": np.array([token_ids], np.int64),
-        "seqlens_k": np.array([count - 1], np.int32),
-        "total_sequence_length": np.array(count, np.int32),
-        "logits_indices": np.arange(count, dtype=np.int64),
-    }
-    for node in session.get_inputs():
-        if node.name not in feeds:
-            feeds[node.name] = np.zeros((1, kv.kv_heads, 0, kv.head_dim), KV_DTYPES[kv.dtype])
-    return feeds
 
 
 def _initializer(model: onnx.ModelProto, folder: Path, name: str) -> Array:

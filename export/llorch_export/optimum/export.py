@@ -13,7 +13,7 @@ import msgspec
 
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.graph.decoder import MIN_ONNXRUNTIME
+from llorch_export.graph.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.optimum.graph import TracedGraph, take_graph
 from llorch_export.optimum.interpreter import Optimum, run_optimum

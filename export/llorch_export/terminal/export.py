@@ -12,7 +12,7 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import ComputeType, Interop, Precision, Quantizer, ScaleType, TransformName
+from llorch_serve.manifest import ComputeType, Interop, Precision, Quantizer, ScaleType, Target, TransformName
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 if TYPE_CHECKING:
@@ -38,13 +38,20 @@ def command(
             show_default=False,
         ),
     ] = None,
+    target: Annotated[
+        Target,
+        typer.Option(
+            help="The runtime that the graph is for. portable: ONNX's own operators alone. Which of them have been run is in "
+            "docs/targets.md."
+        ),
+    ] = "cpu",
     precision: Annotated[
         Precision | None,
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
             "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no bf16), int8 0.004, "
             "int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1. Default: int8; fp32 with --via optimum.",
+            "anew; 0.003 from Q4_1. Default: int8; fp16 for the targets directml and coreml; fp32 with --via optimum.",
             show_default=False,
         ),
     ] = None,
@@ -108,7 +115,7 @@ def command(
         ComputeType | None,
         typer.Option(
             help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what GPUs are fast in. "
-            "Default: float32; fp16 and bf16 set it by themselves.",
+            "Default: float32, or float16 for cuda, directml, webgpu and coreml; fp16 and bf16 set it by themselves.",
             show_default=False,
         ),
     ] = None,
@@ -184,6 +191,7 @@ def command(
         llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
 
         llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python ~/optimum/bin/python
+
         llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
 
         llorch export ./Llama-3-8B --dry-run
@@ -215,8 +223,9 @@ def command(
         transforms=_transforms(transform),
         interop=interop,
         compute_type=compute_type,
+        target=target,
     )
-    _check_via(via, optimum_python, dry_run=dry_run)
+    _check_via(via, optimum_python, target, dry_run=dry_run)
     if recipe is not None:
         options = load_recipe(recipe).options(options)
     if dry_run:
@@ -239,9 +248,13 @@ def command(
     _report(result, time.perf_counter() - started, max_context, as_json=as_json)
 
 
-def _check_via(via: Exporter | None, optimum_python: str | None, *, dry_run: bool) -> None:
+def _check_via(via: Exporter | None, optimum_python: str | None, target: Target, *, dry_run: bool) -> None:
     if optimum_python is not None and via is None:
         raise UsageError("--optimum-python has no effect without --via optimum; give both")
+    if via is not None and target != "cpu":
+        raise UsageError(
+            f"--target {target} with --via {via}: only llorch's own graph is made for a target; leave one of them out"
+        )
     if dry_run and via is not None:
         raise UsageError(
             f"--dry-run describes llorch's own graph, not one --via {via}; leave one of them out"
