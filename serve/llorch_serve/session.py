@@ -45,7 +45,8 @@ class DecoderSession:
         self.placement = where
         self.capacity = capacity
         # A target without chunked prefill takes a prompt whole, however long.
-        self.capabilities = Capabilities(chunked_prefill=artifact.manifest.chunked_prefill)
+        in_parts = artifact.manifest.chunked_prefill  # as are the rest of a reused prefix, and a draft
+        self.capabilities = Capabilities(chunked_prefill=in_parts, prefix_reuse=in_parts, drafts=in_parts)
         self.vocab_size = artifact.manifest.model.vocab_size
         self._runtime = runtime
         self._session = session
