@@ -17,6 +17,10 @@ from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenE
 from llorch_serve.slots import SHORTEST_REUSE, SlotTable
 from llorch_serve.waiting import WaitingQueue
 
+_ROW_BLOCK: Final = 32
+"""The attention kernel's blocks of query rows are multiples of this; how large depends on head size and processor. A row
+that is left over is computed by another kernel, whose last bits differ."""
+
 MOST_DRAFTING: Final = 4
 """Running sequences beyond which drafts are not checked: each check is a call of its own, while a decode call
 serves all of them at once."""
@@ -220,8 +224,10 @@ class Scheduler:
         # recomputed answer repeats the first one exactly, its tokens go one by one here too.
         rest = sequence.prompt_length - sequence.computed
         count = min(self._prefill_chunk, rest) if rest > 0 else 1
-        if rest - count == 1 and count > 2:
-            count -= 1  # a last chunk of one row would take the single-row kernel
+        # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows in blocks
+        # of a multiple of _ROW_BLOCK.
+        while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
+            count -= 1
         start = sequence.computed
         return PrefillChunk(
             sequence=sequence,

@@ -340,6 +340,10 @@ def test_nobody_starves(lengths: list[tuple[int, int]], slots: int, chunk: int) 
         (9, 4, [4, 3, 2]),
         (513, 256, [256, 255, 2]),
         (257, 256, [255, 2]),
+        (129, 256, [127, 2]),
+        (33, 64, [31, 2]),
+        (65, 33, [32, 31, 2]),
+        (98, 97, [96, 2]),
     ],
 )
 def test_chunks_never_leave_one_row_for_the_end(prompt: int, chunk: int, expected: list[int]) -> None:
