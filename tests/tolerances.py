@@ -34,11 +34,11 @@ The error of an output is then at most the sum over blocks of ``0.5 * scale * su
 KL_FP32: Final = 1e-6
 """Nats; the limit that ``llorch verify`` sets for fp32. Tiny models measure below 1e-10."""
 
-FP16_LOGITS: Final = 0.02
-"""fp16 graph against the float32 forward on float16-rounded weights: activations carry 11 bits (measured: 0.006 at most)."""
+FP16_LOGITS: Final = 0.04
+"""fp16 graph against the float32 forward on float16-rounded weights: activations carry 11 bits (measured: 0.018 at most)."""
 
-KL_FP16: Final = 2e-6
-"""Nats, tiny models, fp16 against the same forward (measured: 2e-7 at most)."""
+KL_FP16: Final = 5e-6
+"""Nats, tiny models, fp16 against the same forward (measured: 1.9e-6 at most)."""
 
 KL_LEVEL_4_INT8: Final = 2e-3
 """Nats, tiny models, int8 weights and level 4 against level 0 of the same weights (measured: 5e-5 to 1e-3)."""
