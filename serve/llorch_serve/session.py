@@ -192,8 +192,8 @@ def open_session(
 ) -> DecoderSession:
     """Load the artifact's graph and allocate its KV cache.
 
-    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the graph, ArtifactError if the graph is damaged,
-    ResourceError or UsageError if slots and context do not fit.
+    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the graph,
+    ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
     """
     manifest = artifact.manifest
     if manifest.layout != "llorch":

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
-from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError
+from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError, UsageError
 from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.load import Load
 from llorch_serve.local import stream
@@ -83,7 +84,7 @@ class Worker:
             prefix_cache=config.prefix_cache and able.prefix_reuse,
             strict_reuse=config.strict_reuse,
         )
-        self._lookup = config.lookup if able.drafts else 0
+        self._lookup = config.lookup
         self._engine = Engine(session, scheduler)
         self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
@@ -106,6 +107,7 @@ class Worker:
         check_defaults(artifact.manifest.generation)
         prompts = PromptEncoder(artifact, Tokenizer.load(tokenizer or artifact.tokenizer_path))
         session = open_model(artifact, config.session, report)
+        _check_able(config, session.capabilities, folder)
         return cls(artifact, session, prompts, config)
 
     def close(self) -> None:
@@ -288,6 +290,18 @@ class Worker:
         failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
         for entry in live:
             entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
+
+
+def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
+    """Raise UsageError for a setting that the loaded graph can give no effect."""
+    for flag, asked, possible in (
+        (f"--lookup {config.lookup}", bool(config.lookup), able.drafts),
+        ("--strict-reuse", config.strict_reuse, able.prefix_reuse),
+    ):
+        if asked and not possible:
+            raise UsageError(
+                f"{flag} has no effect on the graph in {folder} ({'; '.join(able.limits())}); leave it out"
+            )
 
 
 def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from llorch_serve.artifact import load_artifact
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.client import WorkerClient
 from llorch_serve.errors import LlorchError
 from llorch_serve.requests import GenerationRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampling import SamplingParams
 from processes import llorch_here, serving
+from reuse_divergence import reuse_divergence
 
 GREEDY = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=24, ignore_eos=True)
 PROMPT = TokenPrompt(tuple(100 + i % 40 for i in range(60)))
@@ -125,6 +127,16 @@ def test_a_real_conversation_goes_on_from_its_cache(smollm2_worker):
         assert second.cached_tokens == first.prompt_tokens - 2
         assert warm == cold
         assert second.timings.prefill_s < first.timings.prefill_s
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_decoded_prefixes_stay_within_the_recipes_limit(smollm2, precision):
+    # It is what allows reusing them without being asked.
+    artifact = load_artifact(smollm2(precision))
+    found = reuse_divergence(artifact)
+    assert found.tokens == 512
+    assert 0 < found.kl < artifact.manifest.recipe.kl_limit
 
 
 def test_a_prompt_beyond_the_budget_is_refused_like_one_beyond_the_context(tiny):

@@ -13,7 +13,8 @@ from checkpoints import tiny_llama_config, tiny_weights, write_hf_folder
 from half_precision import Weights, bfloat16_bytes, float16_bytes, stored
 from llorch_export.graph.narrow import Narrowing
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import export, preview
+from llorch_export.pipeline import export
+from llorch_export.preview import preview
 from llorch_serve.errors import ArtifactError
 from quantised_numpy import unpack
 from tiny_exports import export_tiny, silent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import pytest
 
@@ -107,15 +108,21 @@ def test_impossible_choices_are_refused_by_flag(overrides: dict[str, int], flag:
         plan(**overrides)
 
 
-def test_a_copy_takes_the_first_tokens_of_every_layer_and_nothing_else() -> None:
+def filled_cache() -> tuple[KvCache, dict[tuple[int, str], npt.NDArray[np.generic]]]:
+    """Return a cache of three slots with random content, and that content by layer and kind."""
     cache = KvCache(KV, KvCapacity(3, 10, PER_TOKEN, 30))
     rng = np.random.default_rng(0)
-    before = {}
+    content = {}
     for layer in range(KV.layers):
         for kind in ("key", "value"):
             rows = cache.rows(layer, kind, 0, 3)
             rows[...] = rng.standard_normal(rows.shape)
-            before[layer, kind] = rows.copy()
+            content[layer, kind] = rows.copy()
+    return cache, content
+
+
+def test_a_copy_takes_the_first_tokens_of_every_layer_and_nothing_else() -> None:
+    cache, before = filled_cache()
     cache.copy(2, 0, 4)
     for (layer, kind), old in before.items():
         new = cache.rows(layer, kind, 0, 3)
@@ -125,14 +132,7 @@ def test_a_copy_takes_the_first_tokens_of_every_layer_and_nothing_else() -> None
 
 
 def test_a_swap_exchanges_the_first_tokens_of_every_layer_and_nothing_else() -> None:
-    cache = KvCache(KV, KvCapacity(3, 10, PER_TOKEN, 30))
-    rng = np.random.default_rng(0)
-    before = {}
-    for layer in range(KV.layers):
-        for kind in ("key", "value"):
-            rows = cache.rows(layer, kind, 0, 3)
-            rows[...] = rng.standard_normal(rows.shape)
-            before[layer, kind] = rows.copy()
+    cache, before = filled_cache()
     cache.swap(0, 2, 4)
     for (layer, kind), old in before.items():
         new = cache.rows(layer, kind, 0, 3)

@@ -201,7 +201,8 @@ def command(
         from llorch_export.optimum.export import export_via_optimum
         from llorch_export.optimum.interpreter import find_optimum
         from llorch_export.options import ExportOptions
-        from llorch_export.pipeline import export, preview
+        from llorch_export.pipeline import export
+        from llorch_export.preview import preview
         from llorch_export.recipes.file import load_recipe
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
