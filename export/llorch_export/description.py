@@ -19,6 +19,7 @@ from llorch_export.checkpoint.source import fingerprint
 from llorch_export.write import ArtifactWriter
 from llorch_serve.manifest import (
     SCHEMA_VERSION,
+    FileEntry,
     Interop,
     KvLayout,
     Manifest,
@@ -97,6 +98,11 @@ def add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mappin
         writer.add_bytes(name, content)
 
 
+def listed(writer: ArtifactWriter) -> tuple[FileEntry, ...]:
+    """Return the manifest's entries for all that was written so far."""
+    return tuple(sorted(writer.entries, key=lambda entry: entry.path))
+
+
 def base_manifest(
     checkpoint: Checkpoint,
     graph: Signature,
@@ -134,7 +140,7 @@ def base_manifest(
             fingerprint=source_print,
             adapter=checkpoint.adapter.name if checkpoint.adapter else None,
         ),
-        files=tuple(sorted(writer.entries, key=lambda entry: entry.path)),
+        files=listed(writer),
         versions={"llorch": importlib.metadata.version("llorch"), **versions},
         min_onnxruntime=min_onnxruntime,
     )

@@ -125,7 +125,7 @@ def _artifact_point(
     label: str, options: ExportOptions, checkpoint: Checkpoint, windows: list[tuple[list[int], Logits]]
 ) -> Point:
     with tempfile.TemporaryDirectory(prefix="llorch-frontier-") as folder:
-        wanted = replace(options, output=Path(folder) / "artifact")
+        wanted = replace(options, output=Path(folder) / "artifact", kv_dtype="float32")
         artifact = export(wanted, lambda phase, done, total: None).artifact
         session = open_session(
             artifact,

@@ -15,6 +15,7 @@ from llorch_serve.errors import UsageError
 from llorch_serve.manifest import (
     ComputeType,
     Interop,
+    KvDtype,
     Precision,
     Quantizer,
     Recipe,
@@ -112,6 +113,8 @@ class ExportOptions:
     compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes what
         ``fp16`` and ``bf16`` mean, else the target's default.
     target: the runtime that the graph is for.
+    kv_dtype: what the KV cache may hold while answers are generated: ``int8`` adds a graph for that, the compute type does not;
+        None adds it where weights are quantised and the target has it.
     """
 
     source: str
@@ -133,6 +136,7 @@ class ExportOptions:
     interop: Interop | None = None
     compute_type: ComputeType | None = None
     target: Target = "cpu"
+    kv_dtype: KvDtype | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
@@ -152,9 +156,23 @@ class ExportOptions:
                 transforms=tuple(name for name in TRANSFORMS if name in self.transforms),
                 transform_seed=SEED if "rotate" in self.transforms else None,
             )
+        recipe = msgspec.structs.replace(recipe, int8_cache=self._int8_cache(recipe))
         if not self.rules:  # else it depends on what they mean
             require_use(recipe, self.calibration)
         return recipe
+
+    def _int8_cache(self, recipe: Recipe) -> bool:
+        """Tell whether a graph over an int8 cache is added. Raises UsageError if it cannot be, or for another odd type."""
+        possible = TARGETS[self.target].int8_cache and recipe.compute_type == "float32"
+        if self.kv_dtype is None:
+            return possible and any(p in BITS or p == "source" for p in recipe.precisions)
+        choices = [recipe.compute_type, *(["int8"] if possible else [])]
+        if self.kv_dtype not in choices:
+            raise UsageError(
+                f"--kv-dtype is {self.kv_dtype}; --target {self.target} computing in {recipe.compute_type} takes "
+                f"{' or '.join(choices)}"
+            )
+        return self.kv_dtype == "int8"
 
     def _precision_recipe(self) -> Recipe:
         precision = self.precision or TARGETS[self.target].precision

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from llorch_export.cache_scales import calibration_texts, measure_scales
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import open_checkpoint
@@ -21,8 +22,10 @@ from llorch_export.description import (
     export_fingerprint,
     fingerprint_source,
     licences,
+    listed,
 )
 from llorch_export.genai import guest_files
+from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.front import Interface
@@ -45,13 +48,16 @@ from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
 from llorch_serve.manifest import (
     FixedShapes,
+    Int8Cache,
     LlamaConfig,
+    Manifest,
     Recipe,
     Target,
     encode_manifest,
 )
 
 PREFILL_FILE = "prefill.onnx"
+DECODE_FILE = "decode.onnx"
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
 
 
@@ -102,7 +108,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         ArtifactWriter(options.output, force=replace) as writer,
     ):
 
-        def build(interface: Interface) -> DecoderGraph:
+        def build(interface: Interface, *, int8_cache: bool = False) -> DecoderGraph:
             return build_decoder(
                 prepared.config,
                 recipe,
@@ -112,6 +118,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
                 moments=moments,
                 interface=interface,
                 target=options.target,
+                int8_cache=int8_cache,
             )
 
         graph = build(Interface.LLORCH)
@@ -141,12 +148,39 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
             chunked_prefill=row.chunked_prefill,
             fixed_shapes=_fixed_shapes(graph),
         )
+        if recipe.int8_cache:
+            decode = build(Interface.LLORCH, int8_cache=True)
+            manifest = _with_int8_cache(writer, manifest, decode, text, progress)
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         written = load_artifact(writer.folder)
         probed = probe_activations(written) if recipe.compute_type == "float16" else None
         writer.commit()
     notices = tuple(notice for notice in (graph.narrowing.notice(), probed) if notice is not None)
     return ExportResult(load_artifact(options.output), changed=True, notices=notices)
+
+
+def _with_int8_cache(
+    writer: ArtifactWriter,
+    manifest: Manifest,
+    decode: DecoderGraph,
+    text: CalibrationIds | None,
+    progress: Progress,
+) -> Manifest:
+    """Add the graph over a KV cache in int8 with its scales, measured on the artifact as it is; return the new manifest."""
+    writer.add_unlisted(MANIFEST_NAME, encode_manifest(msgspec.structs.replace(manifest, int8_cache=None)))
+    artifact = load_artifact(writer.folder)
+    texts = calibration_texts(artifact, None if text is None else text.ids)
+    total = sum(map(len, texts))
+    scales = measure_scales(artifact, texts, lambda n: progress("measuring the KV cache", n, total))
+    writer.add_bytes(SCALES_FILE, scales.astype("<f4").tobytes())
+    writer.add_bytes(DECODE_FILE, checked_bytes(decode.model, manifest.target))
+    return msgspec.structs.replace(
+        manifest,
+        files=listed(writer),
+        int8_cache=Int8Cache(
+            decode_graph=DECODE_FILE, scales=SCALES_FILE, measured_on=None if text is None else text.text
+        ),
+    )
 
 
 @contextlib.contextmanager

@@ -15,8 +15,9 @@ from llorch_export.sample_tokens import token_ids
 from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.fidelity import DivergenceSum, Logits
+from llorch_serve.fidelity import Logits
 from llorch_serve.foreign.detect import ModelKind
+from llorch_serve.judging import Judge
 from llorch_serve.reference_file import (
     POSITIONS,
     ReferenceHeader,
@@ -41,6 +42,7 @@ class Verification:
     text: ``sample`` (the English text that comes with llorch) or ``random`` (seeded ids, for a tokenizer that does
         not know the text).
     same_source: whether the artifact was made from this very source.
+    prefill_kl, decode_kl: see :class:`llorch_serve.judging.Verdict`; the figures above are of the graph that diverges most.
     """
 
     kl: float
@@ -53,6 +55,8 @@ class Verification:
     limit: float
     passed: bool
     same_source: bool
+    prefill_kl: float | None
+    decode_kl: float | None
 
 
 def verify(
@@ -78,7 +82,7 @@ def verify(
     session = open_model(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
     reference = Reference(checkpoint)
     source_print = fingerprint(checkpoint)
-    total = DivergenceSum()
+    judge = Judge(session)
     for piece in _windows(ids, window):
         expected = reference.logits(piece)
         if keep is not None:
@@ -86,10 +90,10 @@ def verify(
             keep = None
         for start in range(0, len(piece), chunk_size):
             chunk = piece[start : start + chunk_size]
-            found = session.prefill(0, chunk, start, range(len(chunk)))
-            total.add(expected[start : start + len(chunk)], found)
+            judge.add(chunk, start, expected[start : start + len(chunk)])
             progress("comparing tokens", len(chunk), len(ids))
-    figures = total.result()
+    verdict = judge.result()
+    figures = verdict.worst
     limit = artifact.manifest.recipe.kl_limit
     return Verification(
         kl=figures.kl,
@@ -102,6 +106,8 @@ def verify(
         limit=limit,
         passed=figures.kl <= limit,
         same_source=source_print == artifact.manifest.source.fingerprint,
+        prefill_kl=verdict.prefill_kl,
+        decode_kl=verdict.decode_kl,
     )
 
 

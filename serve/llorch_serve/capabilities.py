@@ -18,6 +18,7 @@ class Capabilities:
     chosen_logits: only the wanted rows of logits are computed; else those of every prompt token are.
     prefix_reuse: a sequence may start from part of what a slot holds.
     drafts: several tokens of a running sequence may be checked in one call, with logits for each.
+    separate_prompts: prompts run on another graph than running sequences do.
     """
 
     batched_decode: bool = True
@@ -25,6 +26,7 @@ class Capabilities:
     chosen_logits: bool = True
     prefix_reuse: bool = True
     drafts: bool = True
+    separate_prompts: bool = False
 
     def limits(self) -> tuple[str, ...]:
         """Return what is missing, each as a phrase for people; empty if nothing is."""

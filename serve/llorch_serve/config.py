@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from llorch_serve.manifest import KvDtype
+
 DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none
 
 
@@ -16,12 +18,17 @@ class SessionConfig:
     slots: sequences that can be in the KV cache at once.
     max_context: tokens per slot; None takes the artifact's context length, or less if memory is short (said aloud).
     kv_cache_bytes: memory that the KV cache may grow to; None takes a share of what is free.
+    kv_dtype: what the KV cache holds; None takes the artifact's own choice.
+    single_graph: over a KV cache in int8, run prompts on the graph that decodes too, which is slow and saves the memory of
+        another.
     """
 
     threads: int | None = None
     slots: int = 8
     max_context: int | None = None
     kv_cache_bytes: int | None = None
+    kv_dtype: KvDtype | None = None
+    single_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.errors import ResourceError, UsageError
-from llorch_serve.manifest import ComputeType, KvLayout
+from llorch_serve.manifest import KvDtype, KvLayout
 
-KV_DTYPES: Final[dict[ComputeType, type[np.generic]]] = {"float32": np.float32, "float16": np.float16}
+KV_DTYPES: Final[dict[KvDtype, type[np.generic]]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "int8": np.int8,
+}
 """Of numpy, which has no bfloat16; a provider that computes in it keeps its cache on its device."""
 
 MEMORY_SHARE: Final = 0.8
@@ -109,6 +113,7 @@ class KvCache:
     """The buffers, and edits of slots. A slot's positions are those of all layers, keys and values."""
 
     def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
+        self.kv = kv
         self.capacity = capacity
         shape = (capacity.slots, kv.kv_heads, capacity.context, kv.head_dim)
         self.dtype = KV_DTYPES[kv.dtype]

@@ -16,12 +16,13 @@ SCHEMA_VERSION: Final = 1
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
 ComputeType = Literal["float32", "float16", "bfloat16"]
+KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
 ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
-FLOAT_BYTES: Final[dict[ComputeType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -136,7 +137,7 @@ class TensorSpec(_Struct, frozen=True, kw_only=True):
     """A graph input or output. A string in ``shape`` is a symbolic dimension."""
 
     name: str
-    dtype: Literal["float32", "int32", "int64", "float16", "bfloat16"]
+    dtype: Literal["float32", "int32", "int64", "float16", "bfloat16", "int8"]
     shape: tuple[int | str, ...]
 
 
@@ -150,7 +151,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     layers: Count
     kv_heads: Count
     head_dim: Count
-    dtype: ComputeType = "float32"
+    dtype: KvDtype = "float32"
     axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
     past_name: CacheName = "past_key_values.{layer}.{kind}"
     present_name: CacheName = "present.{layer}.{kind}"
@@ -158,7 +159,17 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token occupies over all layers, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * FLOAT_BYTES[self.dtype]
+        return 2 * self.layers * self.kv_heads * self.head_dim * KV_BYTES[self.dtype]
+
+
+def cache_names(kv: KvLayout) -> frozenset[str]:
+    """Return the names of all the cache's tensors, past and present."""
+    return frozenset(
+        pattern.format(layer=layer, kind=kind)
+        for pattern in (kv.past_name, kv.present_name)
+        for layer in range(kv.layers)
+        for kind in ("key", "value")
+    )
 
 
 class ModuleRule(_Struct, frozen=True, kw_only=True):
@@ -202,6 +213,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         queries), ``smooth`` (the down projection's input).
     transform_seed: of the random bases of ``rotate``; None: there are none.
     calibration: what was measured for transforms, scales or activations; None: nothing was.
+    int8_cache: whether a graph that decodes over a KV cache in int8 lies beside the one whose cache is in ``compute_type``.
     compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
         tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
     """
@@ -219,6 +231,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     transform_seed: int | None = None
     calibration: CalibrationText | None = None
     compute_type: ComputeType = "float32"
+    int8_cache: bool = False
 
     @property
     def precisions(self) -> frozenset[Precision]:
@@ -267,6 +280,19 @@ class FixedShapes(_Struct, frozen=True, kw_only=True):
     prefill_tokens: Count
 
 
+class Int8Cache(_Struct, frozen=True, kw_only=True):
+    """A second graph over the same data file, whose KV cache holds int8: value = byte * scale, a scale for each channel.
+
+    decode_graph: its file name; inputs and outputs are those of the first graph but for the cache's type.
+    scales: file name of the scales: float32, little endian, [layers, 2 (keys, values), kv_heads, head_dim].
+    measured_on: where the channels' ranges come from; None: the text and random tokens that come with llorch.
+    """
+
+    decode_graph: str
+    scales: str
+    measured_on: CalibrationText | None = None
+
+
 class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
@@ -284,6 +310,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     checked_on: execution providers on which graphs of this target, though not this very one, have been compared with the reference.
     chunked_prefill: whether several tokens may be run after others of the same sequence.
     fixed_shapes: None where any number of sequences and tokens may be run.
+    int8_cache: what decodes over a KV cache in int8; None: nothing does.
     """
 
     schema_version: Literal[1]
@@ -312,6 +339,12 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     checked_on: tuple[str, ...] = ("CPUExecutionProvider",)
     chunked_prefill: bool = True
     fixed_shapes: FixedShapes | None = None
+    int8_cache: Int8Cache | None = None
+
+    @property
+    def kv_dtypes(self) -> tuple[KvDtype, ...]:
+        """What the KV cache may hold, the default first."""
+        return (self.kv.dtype,) if self.int8_cache is None else ("int8", self.kv.dtype)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, ResourceError
-from llorch_serve.fidelity import Divergence, DivergenceSum, Logits, log_softmax
+from llorch_serve.fidelity import Logits, log_softmax
+from llorch_serve.judging import Judge
 from llorch_serve.manifest import Count, Sha256, TokenId
 from llorch_serve.session import DecoderSession
 
@@ -79,6 +80,7 @@ class Fidelity:
     """Divergence of an artifact from a reference file, in the terms of :class:`llorch_serve.fidelity.Divergence`.
 
     max_abs: largest difference of two log-probabilities. limit: the recipe's, widened by what float16 costs.
+    kl, top1, max_abs are those of the graph that diverges most; prefill_kl, decode_kl: see :class:`llorch_serve.judging.Verdict`.
     """
 
     kl: float
@@ -90,6 +92,8 @@ class Fidelity:
     limit: float
     passed: bool
     same_source: bool
+    prefill_kl: float | None
+    decode_kl: float | None
 
 
 def text_hash(token_ids: tuple[int, ...]) -> str:
@@ -173,16 +177,16 @@ def divergence(session: DecoderSession, reference: ReferenceFile) -> Fidelity:
     """
     artifact, header = session.artifact, reference.header
     check_reference(reference, artifact)
-    total = DivergenceSum()
+    judge = Judge(session, of=lambda found: log_softmax(found).astype(np.float32))
     for start, expected in reference.chunks():
         if not np.isfinite(expected).all():
             raise ArtifactError(
                 f"{reference.path} holds values that are not finite; write the reference again"
             )
         tokens = header.token_ids[start : start + len(expected)]
-        found = session.prefill(0, tokens, start, range(len(tokens)))
-        total.add(expected, log_softmax(found).astype(np.float32))
-    figures: Divergence = total.result()
+        judge.add(tokens, start, expected)
+    verdict = judge.result()
+    figures = verdict.worst
     limit = artifact.manifest.recipe.kl_limit + ROUNDING
     return Fidelity(
         kl=figures.kl,
@@ -194,4 +198,6 @@ def divergence(session: DecoderSession, reference: ReferenceFile) -> Fidelity:
         limit=limit,
         passed=figures.kl <= limit,
         same_source=header.source_fingerprint == artifact.manifest.source.fingerprint,
+        prefill_kl=verdict.prefill_kl,
+        decode_kl=verdict.decode_kl,
     )

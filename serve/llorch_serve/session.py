@@ -1,25 +1,25 @@
-"""A decoder graph loaded on an execution provider, with its KV cache bound.
-
-Input and output buffers are bound once for each range of slots and then updated in place: binding the KV tensors
-afresh would cost a tenth of a decode step.
-"""
+"""An artifact loaded on an execution provider: its graphs, bound to one KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 import psutil
 
 from llorch_serve.artifact import Artifact
+from llorch_serve.bound_graph import BoundGraph, Logits, LogitsBuffer
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError, ProviderError
+from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.handoff import Handoff, read_scales
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.manifest import Manifest
+from llorch_serve.manifest import KvDtype, Manifest, cache_names
 from llorch_serve.providers import (
     ARITHMETIC,
     CPU,
@@ -32,28 +32,41 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 
-Logits = npt.NDArray[np.float32]
-
 
 class DecoderSession:
-    """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe."""
+    """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe.
+
+    steps: the graph that advances running sequences. prompts: the one that takes prompts, often the same.
+    handoff: where prompts are computed in another type than the cache's.
+    """
 
     def __init__(
-        self, artifact: Artifact, runtime: Any, session: Any, where: Placement, capacity: KvCapacity
+        self,
+        artifact: Artifact,
+        where: Placement,
+        cache: KvCache,
+        *,
+        steps: BoundGraph,
+        prompts: BoundGraph,
+        handoff: Handoff | None,
     ) -> None:
         self.artifact = artifact
         self.placement = where
-        self.capacity = capacity
+        self.capacity = cache.capacity
+        self.kv_dtype = cache.kv.dtype
         # A target without chunked prefill takes a prompt whole, however long.
         in_parts = artifact.manifest.chunked_prefill  # as are the rest of a reused prefix, and a draft
-        self.capabilities = Capabilities(chunked_prefill=in_parts, prefix_reuse=in_parts, drafts=in_parts)
+        self.capabilities = Capabilities(
+            chunked_prefill=in_parts,
+            prefix_reuse=in_parts,
+            drafts=in_parts,
+            separate_prompts=prompts is not steps,
+        )
         self.vocab_size = artifact.manifest.model.vocab_size
-        self._runtime = runtime
-        self._session = session
-        self._cache = KvCache(artifact.manifest.kv, capacity)
-        self._inputs = frozenset(spec.name for spec in artifact.manifest.inputs)
-        self._bindings: dict[tuple[int, int], _Binding] = {}
-        self._logits = np.empty((capacity.slots, self.vocab_size), np.float32)
+        self._cache = cache
+        self._steps = steps
+        self._prompts = prompts
+        self._handoff = handoff
 
     def prefill(
         self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
@@ -64,14 +77,14 @@ class DecoderSession:
         Returns logits [len(wanted), vocabulary], valid until the next call.
         Raises ProviderError if the runtime fails.
         """
-        binding = self._binding(slot, 1)
         rows = [len(token_ids) - 1] if wanted is None else wanted
-        binding.resize(tokens=len(token_ids), rows=len(rows), buffer=self._logits_buffer(len(rows)))
-        binding.input_ids[0] = token_ids
-        binding.seqlens_k[0] = start + len(token_ids) - 1
-        binding.total[...] = start + len(token_ids)
-        binding.indices[:] = rows
-        return self._run(binding)
+        end = start + len(token_ids)
+        if self._handoff is None:
+            return self._prompts.run(slot, token_ids, [end], rows)
+        self._handoff.begin(slot, start)
+        logits = self._prompts.run(0, token_ids, [end], rows)
+        self._handoff.end(end)
+        return logits
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
         """Run one token of each of the slots 0, 1, ... len(token_ids) - 1.
@@ -79,103 +92,34 @@ class DecoderSession:
         lengths: tokens of each slot including this one. Returns logits [slots, vocabulary], valid until the next call.
         Raises ProviderError if the runtime fails.
         """
-        count = len(token_ids)
-        binding = self._binding(0, count)
-        binding.resize(tokens=1, rows=count, buffer=self._logits_buffer(count))
-        binding.input_ids[:, 0] = token_ids
-        binding.seqlens_k[:] = lengths
-        binding.seqlens_k -= 1
-        binding.total[...] = max(lengths)
-        binding.indices[:] = range(count)
-        return self._run(binding)
+        return self._steps.run(0, token_ids, lengths, range(len(token_ids)))
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
         """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids), vocabulary].
 
         Raises ProviderError if the runtime fails.
         """
-        return self.prefill(slot, token_ids, start, range(len(token_ids)))
+        return self._steps.run(slot, token_ids, [start + len(token_ids)], range(len(token_ids)))
+
+    def prompt_cache(self) -> KvCache:
+        """Return the cache that prompts are computed in; slots are those of the session unless it has one slot alone."""
+        return self._cache if self._handoff is None else self._handoff.prompt
 
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the keys and values of the first ``tokens`` positions to another slot."""
         self._cache.copy(source, target, tokens)
+        if self._handoff is not None:
+            self._handoff.overwritten(target)
 
     def swap_slots(self, first: int, second: int, tokens: int) -> None:
         """Exchange the keys and values of the first ``tokens`` positions of two slots."""
         self._cache.swap(first, second, tokens)
+        if self._handoff is not None:
+            self._handoff.swapped(first, second)
 
     def release_slot(self, slot: int, keep: int) -> None:
         """Give the memory behind a slot's positions from ``keep`` on back to the system."""
         self._cache.release(slot, keep)
-
-    def _run(self, binding: _Binding) -> Logits:
-        try:
-            self._session.run_with_iobinding(binding.io)
-        except Exception as error:
-            raise ProviderError(
-                f"the runtime failed in a step: {str(error).strip().splitlines()[0]}"
-            ) from error
-        return binding.logits
-
-    def _binding(self, first: int, count: int) -> _Binding:
-        binding = self._bindings.get((first, count))
-        if binding is None:
-            binding = self._bindings[first, count] = self._bind(first, count)
-        return binding
-
-    def _bind(self, first: int, count: int) -> _Binding:
-        kv = self.artifact.manifest.kv
-        io = self._session.io_binding()
-        for layer in range(kv.layers):
-            for kind in ("key", "value"):
-                rows = self._cache.rows(layer, kind, first, count)
-                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
-                io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
-                io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
-        return _Binding(io, count, self._inputs)
-
-    def _logits_buffer(self, rows: int) -> Logits:
-        """Return the buffer that all bindings share, grown to at least ``rows``."""
-        if rows > len(self._logits):
-            self._logits = np.empty((rows, self.vocab_size), np.float32)
-        return self._logits
-
-
-class _Binding:
-    """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call.
-
-    inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to nothing.
-    """
-
-    def __init__(self, io: Any, batch: int, inputs: frozenset[str]) -> None:
-        self.io = io
-        self._inputs = inputs
-        self.batch = batch
-        self.seqlens_k = np.zeros(batch, np.int32)
-        self.total = np.zeros((), np.int32)
-        self.input_ids = np.zeros((batch, 0), np.int64)
-        self.indices = np.zeros(0, np.int64)
-        self.logits = self._buffer = np.zeros((0, 0), np.float32)
-        self._tokens = self._rows = -1
-        self._bind_input("seqlens_k", self.seqlens_k)
-        self._bind_input("total_sequence_length", self.total)
-
-    def resize(self, *, tokens: int, rows: int, buffer: Logits) -> None:
-        """Bind inputs for ``tokens`` tokens a slot and the first ``rows`` rows of ``buffer``, unless bound already."""
-        if self._tokens != tokens:
-            self._tokens = tokens
-            self.input_ids = np.zeros((self.batch, tokens), np.int64)
-            self._bind_input("input_ids", self.input_ids)
-        if self._rows != rows or self._buffer is not buffer:
-            self._rows, self._buffer = rows, buffer
-            self.indices = np.zeros(rows, np.int64)
-            self.logits = buffer[:rows]
-            self._bind_input("logits_indices", self.indices)
-            self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
-
-    def _bind_input(self, name: str, array: npt.NDArray[np.generic]) -> None:
-        if name in self._inputs:
-            self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +146,19 @@ def open_session(
             "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
         )
     check_target(manifest.target, CPU)
-    require_arithmetic(CPU, (manifest.recipe.compute_type, manifest.kv.dtype))
+    require_arithmetic(CPU, (manifest.recipe.compute_type,))
     runtime = import_runtime(manifest.min_onnxruntime)
-    free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU)
+    kv = msgspec.structs.replace(manifest.kv, dtype=_chosen_dtype(manifest, config))
+    int8 = manifest.int8_cache if kv.dtype == "int8" else None
+    if config.single_graph and int8 is None:
+        raise UsageError(
+            "--single-graph has no effect here: prompts and answers run on one graph; leave it out"
+        )
+    step_path = artifact.graph_path if int8 is None else artifact.folder / int8.decode_graph
+    graphs = 1 if int8 is None or config.single_graph else 2
+    free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU, graphs=graphs)
     capacity = plan_capacity(
-        manifest.kv,
+        kv,
         slots=config.slots,
         context_length=manifest.context_length,
         max_context=config.max_context,
@@ -215,10 +167,37 @@ def open_session(
     )
     threads = config.threads or usable_cpus()
     report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
-    session = _load_graph(artifact, runtime, threads)
-    _check_signature(artifact, session)
+    cache, logits = KvCache(kv, capacity), LogitsBuffer(capacity.slots, manifest.model.vocab_size)
+    inputs = frozenset(spec.name for spec in manifest.inputs)
     _check_inputs(artifact)
-    return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
+
+    def bound(path: Path, slots: KvCache) -> tuple[Any, BoundGraph]:
+        session = _load_graph(path, runtime, threads, slots.kv.dtype)
+        _check_signature(artifact, path, session, slots.kv.dtype)
+        return session, BoundGraph(session, slots.kv, inputs, slots, logits)
+
+    session, steps = bound(step_path, cache)
+    prompts, handoff = steps, None
+    if int8 is not None and not config.single_graph:
+        handoff = Handoff(
+            KvCache(manifest.kv, replace(capacity, slots=1)),
+            cache,
+            read_scales(artifact.folder / int8.scales, kv),
+        )
+        _, prompts = bound(artifact.graph_path, handoff.prompt)
+    return DecoderSession(
+        artifact, placement(session, CPU), cache, steps=steps, prompts=prompts, handoff=handoff
+    )
+
+
+def _chosen_dtype(manifest: Manifest, config: SessionConfig) -> KvDtype:
+    """Return what the cache holds. Raises UsageError if the artifact has no graph for it."""
+    if config.kv_dtype is not None and config.kv_dtype not in manifest.kv_dtypes:
+        raise UsageError(
+            f"--kv-dtype is {config.kv_dtype}; this artifact has graphs for {' and '.join(manifest.kv_dtypes)}. "
+            "Export it with --kv-dtype int8 for a cache in int8, or in another --compute-type"
+        )
+    return config.kv_dtype or manifest.kv_dtypes[0]
 
 
 _FILLED: Final = frozenset({"input_ids", "seqlens_k", "total_sequence_length", "logits_indices"})
@@ -228,19 +207,19 @@ _FILLED: Final = frozenset({"input_ids", "seqlens_k", "total_sequence_length", "
 def _check_inputs(artifact: Artifact) -> None:
     """Raise ArtifactError if the graph has an input that no session fills."""
     kv = artifact.manifest.kv
-    past = {
-        kv.past_name.format(layer=layer, kind=kind) for layer in range(kv.layers) for kind in ("key", "value")
-    }
-    if odd := sorted({spec.name for spec in artifact.manifest.inputs} - _FILLED - past):
+    if odd := sorted({spec.name for spec in artifact.manifest.inputs} - _FILLED - cache_names(kv)):
         raise ArtifactError(
             f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; it fills "
             f"{', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"
         )
 
 
-def loaded_bytes(manifest: Manifest, provider: str) -> int:
-    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size."""
-    stored = sum(entry.bytes for entry in manifest.files)
+def loaded_bytes(manifest: Manifest, provider: str, *, graphs: int = 1) -> int:
+    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size.
+
+    graphs: how many are loaded over the same data file; each has weights of its own, as its kernels arrange them.
+    """
+    stored = graphs * sum(entry.bytes for entry in manifest.files)
     recipe = manifest.recipe
     whole = recipe.precision in ("fp16", "bf16")
     return stored * (2 if whole and ARITHMETIC[provider][recipe.compute_type] is Arithmetic.WIDENED else 1)
@@ -258,17 +237,37 @@ def runtime_options(runtime: Any, threads: int) -> Any:
     return options
 
 
-def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
+_FLASH: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+
+
+@contextlib.contextmanager
+def _attention_kernels(kv_dtype: KvDtype) -> Iterator[None]:
+    """Choose the CPU's attention kernel for sessions that are made inside: over int8 the plain one is the faster.
+
+    The runtime reads the choice from the environment when a session is made.
+    """
+    before = os.environ.get(_FLASH)
+    if kv_dtype == "int8":
+        os.environ[_FLASH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_FLASH, None)
+        else:
+            os.environ[_FLASH] = before
+
+
+def _load_graph(path: Path, runtime: Any, threads: int, kv_dtype: KvDtype) -> Any:
     options = runtime_options(runtime, threads)
     try:
-        return runtime.InferenceSession(
-            str(artifact.graph_path), sess_options=options, providers=[CPU], enable_fallback=False
-        )
+        with _attention_kernels(kv_dtype):
+            return runtime.InferenceSession(
+                str(path), sess_options=options, providers=[CPU], enable_fallback=False
+            )
     except Exception as error:
         text = " ".join(str(error).split())[:500]
-        raise ArtifactError(
-            f"{artifact.graph_path} cannot be loaded: {text}. Export the model again."
-        ) from error
+        raise ArtifactError(f"{path} cannot be loaded: {text}. Export the model again.") from error
 
 
 _ONNX_TYPES: Final = {
@@ -277,22 +276,30 @@ _ONNX_TYPES: Final = {
     "bfloat16": "tensor(bfloat16)",
     "int32": "tensor(int32)",
     "int64": "tensor(int64)",
+    "int8": "tensor(int8)",
 }
 
 
-def _check_signature(artifact: Artifact, session: Any) -> None:
-    """Compare the graph's inputs and outputs with the manifest's: names, types, and sizes where they are fixed."""
+def _check_signature(artifact: Artifact, path: Path, session: Any, kv_dtype: KvDtype) -> None:
+    """Compare a graph's inputs and outputs with the manifest's: names, types, and sizes where they are fixed.
+
+    kv_dtype: what its cache holds, where the manifest lists those of a graph with another.
+    """
     manifest = artifact.manifest
+    cache = cache_names(manifest.kv)
     for what, specs, nodes in (
         ("inputs", manifest.inputs, session.get_inputs()),
         ("outputs", manifest.outputs, session.get_outputs()),
     ):
-        expected = {spec.name: (_ONNX_TYPES[spec.dtype], _fixed(spec.shape)) for spec in specs}
+        expected = {
+            spec.name: (_ONNX_TYPES[kv_dtype if spec.name in cache else spec.dtype], _fixed(spec.shape))
+            for spec in specs
+        }
         found = {node.name: (node.type, _fixed(node.shape)) for node in nodes}
         odd = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
         if odd:
             raise ArtifactError(
-                f"{artifact.graph_path}: {what} differ from the manifest ({', '.join(odd[:5])}); export the model again"
+                f"{path}: {what} differ from the manifest ({', '.join(odd[:5])}); export the model again"
             )
 
 

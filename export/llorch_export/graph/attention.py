@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+import numpy as np
 import onnx_ir as ir
 
 from llorch_export.graph.attention_primitive import Primitive
@@ -73,6 +74,7 @@ class GroupQuery:
             positions, _ = token_positions(b, front.input_ids, self._lengths[0], padded=padded)
         self._rotary = RotaryInputs(cos, sin, positions)
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
+        self._scales = [_cache_scales(b, kv, layer) for layer in range(kv.layers)]
 
     def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
         """Append a layer's projection and attention."""
@@ -89,14 +91,18 @@ class GroupQuery:
             type=ir.TensorType(b.compute),
             shape=ir.Shape([*lead, c.num_attention_heads * c.head_dim]),
         )
-        window, cache = c.window(layer), self.caches[layer]
+        window, cache, scales = c.window(layer), self.caches[layer], self._scales[layer]
+        tables = (self._rotary.cos, self._rotary.sin) if inside else ()
+        # Behind the tables: positions, a bias and a sink, which no family has.
+        quantised = (*[None] * (5 - len(tables)), *scales) if scales else ()
         b.tape.op_multi_out(
             "GroupQueryAttention",
             [
                 *query_key_value,
                 *cache.past,
                 *self._lengths,
-                *((self._rotary.cos, self._rotary.sin) if inside else ()),
+                *tables,
+                *quantised,
             ],
             {
                 "num_heads": c.num_attention_heads,
@@ -105,12 +111,41 @@ class GroupQuery:
                 "rotary_interleaved": 0,
                 "scale": score_scale(c),
                 **({} if window is None else {"local_window_size": window}),
+                **(_INT8_CACHE if scales else {}),
             },
             outputs=[heads, *cache.present],
             domain=CONTRIB,
             name=f"{prefix}.heads/GroupQueryAttention",
         )
         return heads
+
+
+SCALES_FILE: Final = "kv_scales.bin"
+_INT8_CACHE: Final[dict[str, int | str]] = {
+    "k_quant_type": "PER_CHANNEL",
+    "v_quant_type": "PER_CHANNEL",
+    "kv_cache_bit_width": 8,
+}
+
+
+def _cache_scales(b: GraphBuilder, kv: KvLayout, layer: int) -> tuple[ir.Value, ...]:
+    """Return the scales of a layer's keys and values over an int8 cache, [kv_heads * head_dim] each; none over another.
+
+    They lie in a file of their own, [layers, 2, kv_heads, head_dim], which the worker reads too.
+    """
+    if kv.dtype != "int8":
+        return ()
+    count = kv.kv_heads * kv.head_dim
+    return tuple(
+        b.weights.elsewhere(
+            f"{attention_prefix(layer)}.{kind}_scale",
+            np.dtype(np.float32),
+            (count,),
+            file=SCALES_FILE,
+            offset=(2 * layer + index) * count * 4,
+        )
+        for index, kind in enumerate(("key", "value"))
+    )
 
 
 _FORMS: Final[Mapping[AttentionForm, Callable[..., AttentionPlan]]] = {

@@ -66,12 +66,14 @@ def build_decoder(
     interface: Interface = Interface.LLORCH,
     moments: SecondMoments | None = None,
     target: Target = "cpu",
+    int8_cache: bool = False,
 ) -> DecoderGraph:
     """Build the graph in the forms that the target can run; reads no weight. The data file is the same for every ``interface``.
 
     calibration: what was measured on ``tensors``, where the recipe calls for it.
     moments: second moments of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
-    interface: another one than llorch's is for attention in the form of ``GroupQuery``.
+    interface: another one than llorch's is for attention in the form of ``GroupQuery``, as is ``int8_cache``, a KV cache in
+        int8, whose scales are in a file of their own.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
     """
@@ -80,7 +82,7 @@ def build_decoder(
 
     def build(dims: Dimensions) -> DecoderGraph:
         b = GraphBuilder(config, recipe, tensors, calibration, moments, target=capabilities, dims=dims)
-        return _build(b, interface, context_length=context_length)
+        return _build(b, interface, context_length=context_length, int8_cache=int8_cache)
 
     if not capabilities.fixed_shapes:
         return build(Dimensions())
@@ -95,13 +97,13 @@ def build_decoder(
     return replace(step, prefill=prefill.model, prefill_tokens=tokens)
 
 
-def _build(b: GraphBuilder, interface: Interface, *, context_length: int) -> DecoderGraph:
+def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_cache: bool) -> DecoderGraph:
     config, recipe = b.config, b.recipe
     kv = KvLayout(
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        dtype=recipe.compute_type,
+        dtype="int8" if int8_cache else recipe.compute_type,
     )
     if b.target.fixed_shapes:
         kv = msgspec.structs.replace(kv, present_name=NEW_NAME)
@@ -222,6 +224,7 @@ _DTYPES = {
     ir.DataType.BFLOAT16: "bfloat16",
     ir.DataType.INT32: "int32",
     ir.DataType.INT64: "int64",
+    ir.DataType.INT8: "int8",
 }
 
 

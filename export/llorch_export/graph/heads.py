@@ -49,7 +49,7 @@ def cache_values(
         key, value = (
             ir.Value(
                 name=pattern.format(layer=layer, kind=kind),
-                type=ir.TensorType(b.compute),
+                type=ir.TensorType(ir.DataType.INT8 if kv.dtype == "int8" else b.compute),
                 shape=ir.Shape(shape),
             )
             for kind in ("key", "value")

@@ -66,6 +66,7 @@ class Capabilities:
     fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise any number of
         sequences and tokens.
     chunked_prefill: whether several tokens may follow a past that is not empty.
+    int8_cache: whether attention takes keys and values in int8 with a scale for each channel.
     checked_on: the execution providers on which graphs of this target have been compared with the reference.
     """
 
@@ -89,6 +90,7 @@ class Capabilities:
     precision: Precision
     fixed_shapes: bool = False
     chunked_prefill: bool = True
+    int8_cache: bool = False
     checked_on: tuple[str, ...]
 
 
@@ -139,7 +141,9 @@ def _group_query(**changes: object) -> Capabilities:
 
 
 TARGETS: Final[Mapping[Target, Capabilities]] = {
-    "cpu": _group_query(operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT),
+    "cpu": _group_query(
+        operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT, int8_cache=True
+    ),
     "cuda": _group_query(
         provider="CUDAExecutionProvider",
         carries_blocks=False,  # whose graphs compute in float32

@@ -117,10 +117,20 @@ class WeightPlan:
         self.values.remove(value)
         return self._value(PlannedTensor(tensor.name, dtype, shape, tensor.offset, tensor.length))
 
-    def _value(self, tensor: PlannedTensor) -> ir.Value:
+    def elsewhere(
+        self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...], *, file: str, offset: int
+    ) -> ir.Value:
+        """Return a value whose bytes lie in another file of the artifact, which no job here writes."""
+        kind = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        return self._value(
+            PlannedTensor(name, ir.DataType.from_numpy(kind), shape, offset, nbytes), file=file
+        )
+
+    def _value(self, tensor: PlannedTensor, *, file: str = DATA_FILE) -> ir.Value:
         shape = ir.Shape(tensor.shape)
         external = ir.ExternalTensor(
-            DATA_FILE, tensor.offset, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name
+            file, tensor.offset, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name
         )
         value = ir.Value(
             name=tensor.name,

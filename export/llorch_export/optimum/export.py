@@ -87,6 +87,7 @@ def _recipe(options: ExportOptions) -> Recipe:
         ("--transform", ",".join(options.transforms) or None),
         ("--recipe", f"({options.rules[0].label})" if options.rules else None),
         ("--head-precision", None if options.head_precision == "fp32" else options.head_precision),
+        ("--kv-dtype", None if options.kv_dtype == "float32" else options.kv_dtype),
     ):
         if value is not None:
             raise UsageError(

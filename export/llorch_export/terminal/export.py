@@ -12,7 +12,16 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import ComputeType, Interop, Precision, Quantizer, ScaleType, Target, TransformName
+from llorch_serve.manifest import (
+    ComputeType,
+    Interop,
+    KvDtype,
+    Precision,
+    Quantizer,
+    ScaleType,
+    Target,
+    TransformName,
+)
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 if TYPE_CHECKING:
@@ -116,6 +125,14 @@ def command(
         typer.Option(
             help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what GPUs are fast in. "
             "Default: float32, or float16 for cuda, directml, webgpu and coreml; fp16 and bf16 set it by themselves.",
+            show_default=False,
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        KvDtype | None,
+        typer.Option(
+            help="What the KV cache may hold while answers are generated: int8 adds a graph for that, with ranges measured on "
+            "--calibration's text or one that comes with llorch. Default: int8 where weights are quantised and the target has it.",
             show_default=False,
         ),
     ] = None,
@@ -225,6 +242,7 @@ def command(
         interop=interop,
         compute_type=compute_type,
         target=target,
+        kv_dtype=kv_dtype,
     )
     _check_via(via, optimum_python, target, dry_run=dry_run)
     if recipe is not None:

@@ -165,6 +165,10 @@ def _show(result: Verification | Fidelity, difference: str, *, as_json: bool) ->
             f"KL {result.kl:.3g} nats (limit {result.limit:g}), top-1 {result.top1:.2%}, largest {difference} "
             f"{result.max_abs:.3g}, {result.tokens} tokens of {result.text} text\nagainst {result.oracle}\n"
         )
+        if result.prefill_kl is not None and result.decode_kl is not None:
+            write(
+                f"KL of the graph for prompts {result.prefill_kl:.3g}, of the one for answers {result.decode_kl:.3g}\n"
+            )
     if not result.passed:
         say(f"error: the divergence {result.kl:.3g} is beyond the recipe's limit {result.limit:g}")
     return result.passed

@@ -97,7 +97,7 @@ def read_calibration(path: Path, checkpoint: Checkpoint) -> CalibrationIds:
 def require_use(recipe: Recipe, path: Path | None) -> None:
     """Raise UsageError if a calibration text is given and nothing in the recipe uses one, or the reverse."""
     users = calibrated_parts(recipe)
-    if path is not None and not users:
+    if path is not None and not users and not recipe.int8_cache:
         raise UsageError(
             f"--calibration {path} has no effect on this export: nothing in its recipe is measured on a text; leave it out"
         )

@@ -26,6 +26,11 @@ def open_foreign(
     Raises ProviderError if the runtime is missing, ArtifactError if the graph is not what its folder says,
     ResourceError or UsageError if slots and context do not fit.
     """
+    for flag, value in (("--kv-dtype", config.kv_dtype), ("--single-graph", config.single_graph or None)):
+        if value is not None:
+            raise UsageError(
+                f"{flag} has no effect on {model.graph_path}, which is one graph over a cache of its own type; leave it out"
+            )
     free = max(psutil.virtual_memory().available - model.total_bytes, 0)
     threads = config.threads or usable_cpus()
     graph = load_graph(model, threads)

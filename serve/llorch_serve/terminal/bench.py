@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,7 +13,16 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say, write, write_json
-from llorch_serve.terminal.flags import Connect, MaxContext, Model, ModelDir, Threads, Wait
+from llorch_serve.terminal.flags import (
+    Connect,
+    KvCacheDtype,
+    MaxContext,
+    Model,
+    ModelDir,
+    SingleGraph,
+    Threads,
+    Wait,
+)
 from llorch_serve.terminal.target import (
     find_target,
     find_tokenizer,
@@ -52,6 +61,8 @@ def command(
         int, typer.Option(min=1, help="Counted runs after one warm-up; medians are shown.")
     ] = 3,
     max_context: MaxContext = None,
+    kv_dtype: KvCacheDtype = None,
+    single_graph: SingleGraph = False,
     threads: Threads = None,
     reference: Annotated[
         Path | None,
@@ -90,6 +101,8 @@ def command(
                 "DIR": model_dir,
                 "--model": model,
                 "--max-context": max_context,
+                "--kv-dtype": kv_dtype,
+                "--single-graph": single_graph,
                 "--threads": threads,
                 "--reference": reference,
             },
@@ -98,7 +111,13 @@ def command(
         return
     refuse_wait(wait)
     folder = resolve_artifact(find_target(model_dir, model))
-    session = SessionConfig(threads=threads, slots=max(counts), max_context=max_context)
+    session = SessionConfig(
+        threads=threads,
+        slots=max(counts),
+        max_context=max_context,
+        kv_dtype=kv_dtype,
+        single_graph=single_graph,
+    )
     _local(folder, EngineConfig(session=session), counts, source, max_tokens, repeat, reference, as_json)
 
 
@@ -170,7 +189,7 @@ def _local(
     }
     fidelity = None
     if reference is not None and artifact is not None:
-        fidelity = _fidelity(reference, artifact, config.session.threads)
+        fidelity = _fidelity(reference, artifact, config.session)
     _show(Report(SCHEMA_VERSION, described, info.provider, load_s, peak, results, fidelity), as_json)
 
 
@@ -184,13 +203,13 @@ def _described(info: ModelInfo) -> dict[str, object]:
     }
 
 
-def _fidelity(path: Path, artifact: Artifact, threads: int | None) -> Fidelity:
+def _fidelity(path: Path, artifact: Artifact, measured: SessionConfig) -> Fidelity:
     """Compare on a session of its own, since the worker that was measured has been closed."""
     from llorch_serve.reference_file import divergence, read_reference
     from llorch_serve.session import open_session
 
     reference = read_reference(path)
-    config = SessionConfig(threads=threads, slots=1, max_context=max(len(reference.header.token_ids), 2))
+    config = replace(measured, slots=1, max_context=max(len(reference.header.token_ids), 2))
     return divergence(open_session(artifact, config, lambda report: None), reference)
 
 

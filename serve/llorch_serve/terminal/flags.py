@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llorch_serve.errors import UsageError
+from llorch_serve.manifest import KvDtype
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {
@@ -51,6 +52,21 @@ KvCacheMemory = Annotated[
         metavar="SIZE",
         help="Memory for the KV cache, like 2GiB or 500MiB. Default: most of what is free.",
         show_default=False,
+    ),
+]
+KvCacheDtype = Annotated[
+    KvDtype | None,
+    typer.Option(
+        "--kv-dtype",
+        help="What the KV cache holds; int8 takes a quarter of float32's memory. Default: int8 if the artifact has a graph for it.",
+        show_default=False,
+    ),
+]
+SingleGraph = Annotated[
+    bool,
+    typer.Option(
+        "--single-graph",
+        help="With an int8 cache: run prompts on the graph that decodes too, slower, without the memory of a second one.",
     ),
 ]
 NoPrefixCache = Annotated[

@@ -23,7 +23,17 @@ from llorch_serve.requests import (
 )
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.terminal.console import say, write, write_json
-from llorch_serve.terminal.flags import Connect, Lookup, MaxContext, Model, ModelDir, Threads, Wait
+from llorch_serve.terminal.flags import (
+    Connect,
+    KvCacheDtype,
+    Lookup,
+    MaxContext,
+    Model,
+    ModelDir,
+    SingleGraph,
+    Threads,
+    Wait,
+)
 from llorch_serve.terminal.target import (
     find_target,
     find_tokenizer,
@@ -81,6 +91,8 @@ def command(
     ] = False,
     lookup: Lookup = 0,
     max_context: MaxContext = None,
+    kv_dtype: KvCacheDtype = None,
+    single_graph: SingleGraph = False,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
@@ -110,12 +122,15 @@ def command(
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
-        refuse_local_flags(connect, {**local, "--max-context": max_context, "--threads": threads})
+        cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph or None}
+        refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
         _print_answer(_remote(connect, wait, request), as_json)
         return
     refuse_wait(wait)
     target = resolve_artifact(find_target(model_dir, model))
-    session = SessionConfig(threads=threads, slots=1, max_context=max_context)
+    session = SessionConfig(
+        threads=threads, slots=1, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
+    )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
     config = EngineConfig(session=session, kv_cache=not no_kv_cache, lookup=lookup)

@@ -13,12 +13,14 @@ from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import (
+    KvCacheDtype,
     KvCacheMemory,
     Lookup,
     MaxContext,
     Model,
     ModelDir,
     NoPrefixCache,
+    SingleGraph,
     StrictReuse,
     Threads,
     read_size,
@@ -37,6 +39,8 @@ def command(
     slots: Annotated[int, typer.Option(help="Sequences that run at once; others wait.")] = 8,
     max_context: MaxContext = None,
     kv_cache_memory: KvCacheMemory = None,
+    kv_dtype: KvCacheDtype = None,
+    single_graph: SingleGraph = False,
     no_prefix_cache: NoPrefixCache = False,
     strict_reuse: StrictReuse = False,
     lookup: Lookup = 0,
@@ -70,6 +74,8 @@ def command(
         slots=slots,
         max_context=max_context,
         kv_cache_bytes=read_size("--kv-cache-memory", kv_cache_memory),
+        kv_dtype=kv_dtype,
+        single_graph=single_graph,
     )
     config = EngineConfig(
         session=session, prefix_cache=not no_prefix_cache, strict_reuse=strict_reuse, lookup=lookup

@@ -1,0 +1,126 @@
+"""A loaded graph whose KV inputs and outputs are the slots of a cache.
+
+Input and output buffers are bound once for each range of slots and then updated in place: binding the KV tensors
+afresh would cost a tenth of a decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_serve.errors import ProviderError
+from llorch_serve.kv_cache import KvCache
+from llorch_serve.manifest import KvLayout
+
+Logits = npt.NDArray[np.float32]
+
+
+class LogitsBuffer:
+    """Logits [rows, vocabulary] of the last call, whichever graph made it; it grows with the rows that are asked for."""
+
+    def __init__(self, rows: int, vocab_size: int) -> None:
+        self._array = np.empty((rows, vocab_size), np.float32)
+
+    def at_least(self, rows: int) -> Logits:
+        """Return the buffer, grown to at least ``rows``."""
+        if rows > len(self._array):
+            self._array = np.empty((rows, self._array.shape[1]), np.float32)
+        return self._array
+
+
+class BoundGraph:
+    """Runs tokens through one graph on the slots of one cache.
+
+    session: onnxruntime's. kv: the names of the cache's tensors. inputs: names of the graph's inputs.
+    """
+
+    def __init__(
+        self, session: Any, kv: KvLayout, inputs: frozenset[str], cache: KvCache, logits: LogitsBuffer
+    ) -> None:
+        self._session = session
+        self._kv = kv
+        self._inputs = inputs
+        self._cache = cache
+        self._logits = logits
+        self._bindings: dict[tuple[int, int], _Binding] = {}
+
+    def run(
+        self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
+    ) -> Logits:
+        """Run as many tokens in each of ``len(lengths)`` slots from ``first`` on.
+
+        token_ids: slot by slot. lengths: tokens of each slot including these. wanted: indices into ``token_ids`` whose
+        logits are returned, [len(wanted), vocabulary], valid until the next call.
+        Raises ProviderError if the runtime fails.
+        """
+        count = len(lengths)
+        binding = self._bindings.get((first, count))
+        if binding is None:
+            binding = self._bindings[first, count] = self._bind(first, count)
+        binding.resize(
+            tokens=len(token_ids) // count, rows=len(wanted), buffer=self._logits.at_least(len(wanted))
+        )
+        binding.input_ids.reshape(-1)[:] = token_ids
+        binding.seqlens_k[:] = lengths
+        binding.seqlens_k -= 1
+        binding.total[...] = max(lengths)
+        binding.indices[:] = wanted
+        try:
+            self._session.run_with_iobinding(binding.io)
+        except Exception as error:
+            raise ProviderError(
+                f"the runtime failed in a step: {str(error).strip().splitlines()[0]}"
+            ) from error
+        return binding.logits
+
+    def _bind(self, first: int, count: int) -> _Binding:
+        kv = self._kv
+        io = self._session.io_binding()
+        for layer in range(kv.layers):
+            for kind in ("key", "value"):
+                rows = self._cache.rows(layer, kind, first, count)
+                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
+                io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
+                io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
+        return _Binding(io, count, self._inputs)
+
+
+class _Binding:
+    """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call.
+
+    inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to nothing.
+    """
+
+    def __init__(self, io: Any, batch: int, inputs: frozenset[str]) -> None:
+        self.io = io
+        self._inputs = inputs
+        self.batch = batch
+        self.seqlens_k = np.zeros(batch, np.int32)
+        self.total = np.zeros((), np.int32)
+        self.input_ids = np.zeros((batch, 0), np.int64)
+        self.indices = np.zeros(0, np.int64)
+        self.logits = self._buffer = np.zeros((0, 0), np.float32)
+        self._tokens = self._rows = -1
+        self._bind_input("seqlens_k", self.seqlens_k)
+        self._bind_input("total_sequence_length", self.total)
+
+    def resize(self, *, tokens: int, rows: int, buffer: Logits) -> None:
+        """Bind inputs for ``tokens`` tokens a slot and the first ``rows`` rows of ``buffer``, unless bound already."""
+        if self._tokens != tokens:
+            self._tokens = tokens
+            self.input_ids = np.zeros((self.batch, tokens), np.int64)
+            self._bind_input("input_ids", self.input_ids)
+        if self._rows != rows or self._buffer is not buffer:
+            self._rows, self._buffer = rows, buffer
+            self.indices = np.zeros(rows, np.int64)
+            self.logits = buffer[:rows]
+            self._bind_input("logits_indices", self.indices)
+            self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
+
+    def _bind_input(self, name: str, array: npt.NDArray[np.generic]) -> None:
+        if name in self._inputs:
+            self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
