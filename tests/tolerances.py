@@ -50,6 +50,9 @@ KL_WIDENED_OFFSETS: Final = 3e-4
 """Nats, tiny models, affine GGUF blocks on their 8-bit grid at level 0: an offset moves by a small part of a step
 (measured: 2e-5 to 1.2e-4, the most in Q5_1, whose steps leave room for few sub-steps)."""
 
+KL_INT8_CACHE: Final = 1e-3
+"""Nats, tiny models, int8 weights: keys and values in int8 against float32."""
+
 GATHERED_ROWS: Final = 1e-6
 """GatherBlockQuantized: one product of an integer and a float32 scale, so only the last bit may differ."""
 

@@ -71,7 +71,7 @@ def measure_scales(
             progress(len(chunk))
         for layer in range(kv.layers):
             for index, kind in enumerate(("key", "value")):
-                held = session.prompt_cache().rows(layer, kind, 0, 1)[0, :, : len(ids)]
+                held = session.cache.rows(layer, kind, 0, 1)[0, :, : len(ids)]
                 reach = _pair_norms(held, manifest.model, layer) if kind == "key" else np.abs(held)
                 np.maximum(ranges[layer, index], reach.max(axis=1), out=ranges[layer, index])
     scales: Scales = np.maximum(ranges * (_MARGIN / 127), np.float32(_SMALLEST))

@@ -29,7 +29,7 @@ from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.front import Interface
-from llorch_export.graph.targets import TARGETS
+from llorch_export.graph.targets import MIN_ONNXRUNTIME_INT8_CACHE, TARGETS
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.probe import probe_activations
@@ -178,7 +178,10 @@ def _with_int8_cache(
         manifest,
         files=listed(writer),
         int8_cache=Int8Cache(
-            decode_graph=DECODE_FILE, scales=SCALES_FILE, measured_on=None if text is None else text.text
+            decode_graph=DECODE_FILE,
+            scales=SCALES_FILE,
+            measured_on=None if text is None else text.text,
+            min_onnxruntime=MIN_ONNXRUNTIME_INT8_CACHE,
         ),
     )
 

@@ -25,6 +25,7 @@ Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "por
 KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 # Formatted with layer and kind, so nothing else may stand in braces.
 CacheName = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*\{layer\}[\w.]*\{kind\}[\w.]*$", max_length=200)]
@@ -286,11 +287,13 @@ class Int8Cache(_Struct, frozen=True, kw_only=True):
     decode_graph: its file name; inputs and outputs are those of the first graph but for the cache's type.
     scales: file name of the scales: float32, little endian, [layers, 2 (keys, values), kv_heads, head_dim].
     measured_on: where the channels' ranges come from; None: the text and random tokens that come with llorch.
+    min_onnxruntime: the lowest onnxruntime version whose attention takes such a cache.
     """
 
     decode_graph: str
     scales: str
     measured_on: CalibrationText | None = None
+    min_onnxruntime: RuntimeVersion
 
 
 class Manifest(_Struct, frozen=True, kw_only=True):
@@ -332,7 +335,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     source: SourceInfo
     files: tuple[FileEntry, ...]
     versions: dict[str, str]
-    min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+    min_onnxruntime: RuntimeVersion
     interop: tuple[Interop, ...] = ()
     layout: Literal["llorch", "optimum"] = "llorch"
     target: Target = "cpu"

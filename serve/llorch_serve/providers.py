@@ -65,10 +65,10 @@ class Placement:
     node_share: float
 
 
-def import_runtime(minimum: str) -> ModuleType:
+def import_runtime(minimum: str, *, instead: str | None = None) -> ModuleType:
     """Return the onnxruntime module.
 
-    minimum: lowest version that loads the artifact's graph (``1.24``).
+    minimum: lowest version that loads the artifact's graph (``1.24``). instead: what helps beside a newer one.
     Raises ProviderError if it is missing, installed twice, or too old.
     """
     found = [name for name in _DISTRIBUTIONS if _version(name) is not None]
@@ -87,6 +87,7 @@ def import_runtime(minimum: str) -> ModuleType:
         raise ProviderError(
             f"onnxruntime {onnxruntime.__version__} is installed and this artifact needs {minimum} or later; "
             f"upgrade with: pip install -U '{found[0] if found else 'onnxruntime'}>={minimum}'"
+            + ("" if instead is None else f", {instead}")
         )
     module: ModuleType = onnxruntime
     return module

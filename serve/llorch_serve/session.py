@@ -37,7 +37,7 @@ class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe.
 
     steps: the graph that advances running sequences. prompts: the one that takes prompts, often the same.
-    handoff: where prompts are computed in another type than the cache's.
+    cache: what running sequences read. handoff: where prompts are computed in another type than that one's.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DecoderSession:
             separate_prompts=prompts is not steps,
         )
         self.vocab_size = artifact.manifest.model.vocab_size
-        self._cache = cache
+        self.cache = cache
         self._steps = steps
         self._prompts = prompts
         self._handoff = handoff
@@ -101,25 +101,21 @@ class DecoderSession:
         """
         return self._steps.run(slot, token_ids, [start + len(token_ids)], range(len(token_ids)))
 
-    def prompt_cache(self) -> KvCache:
-        """Return the cache that prompts are computed in; slots are those of the session unless it has one slot alone."""
-        return self._cache if self._handoff is None else self._handoff.prompt
-
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the keys and values of the first ``tokens`` positions to another slot."""
-        self._cache.copy(source, target, tokens)
+        self.cache.copy(source, target, tokens)
         if self._handoff is not None:
             self._handoff.overwritten(target)
 
     def swap_slots(self, first: int, second: int, tokens: int) -> None:
         """Exchange the keys and values of the first ``tokens`` positions of two slots."""
-        self._cache.swap(first, second, tokens)
+        self.cache.swap(first, second, tokens)
         if self._handoff is not None:
             self._handoff.swapped(first, second)
 
     def release_slot(self, slot: int, keep: int) -> None:
         """Give the memory behind a slot's positions from ``keep`` on back to the system."""
-        self._cache.release(slot, keep)
+        self.cache.release(slot, keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +143,11 @@ def open_session(
         )
     check_target(manifest.target, CPU)
     require_arithmetic(CPU, (manifest.recipe.compute_type,))
-    runtime = import_runtime(manifest.min_onnxruntime)
     kv = msgspec.structs.replace(manifest.kv, dtype=_chosen_dtype(manifest, config))
     int8 = manifest.int8_cache if kv.dtype == "int8" else None
+    runtime = import_runtime(manifest.min_onnxruntime)
+    if int8 is not None:
+        import_runtime(int8.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
     if config.single_graph and int8 is None:
         raise UsageError(
             "--single-graph has no effect here: prompts and answers run on one graph; leave it out"

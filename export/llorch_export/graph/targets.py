@@ -17,6 +17,7 @@ CONTRIB: Final = "com.microsoft"
 OPSET: Final = 23  # of the CPU's graph: the first with RMSNormalization
 IR_VERSION: Final = 11  # the one of opset 23
 MIN_ONNXRUNTIME: Final = "1.24"
+MIN_ONNXRUNTIME_INT8_CACHE: Final = "1.27"  # 1.26 loads such a graph on the CPU and fails in its first step
 
 
 class AttentionForm(Enum):

@@ -86,7 +86,6 @@ def run_observed(
     """
     model = read_graph(artifact)
     nodes = _expose(model)
-    kv = artifact.manifest.kv
     require_arithmetic(CPU, (artifact.manifest.recipe.compute_type,))
     runtime = import_runtime(artifact.manifest.min_onnxruntime)
     options = runtime.SessionOptions()
