@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from llorch_export.cache_scales import calibration_texts, measure_scales
+from llorch_export.cache_scales import calibration_texts, left_out, measure_scales, with_cache
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import open_checkpoint
@@ -87,6 +87,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     recipe = with_rules(recipe, options.rules, checkpoint.config)
+    wants_cache = recipe.int8_cache
+    recipe = with_cache(recipe, options.kv_dtype, checkpoint.config)
     refuse_beyond(options.target, recipe)
     require_use(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
@@ -155,7 +157,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         written = load_artifact(writer.folder)
         probed = probe_activations(written) if recipe.compute_type == "float16" else None
         writer.commit()
-    notices = tuple(notice for notice in (graph.narrowing.notice(), probed) if notice is not None)
+    uncached = left_out(checkpoint.config) if wants_cache and not recipe.int8_cache else None
+    notices = tuple(notice for notice in (graph.narrowing.notice(), probed, uncached) if notice is not None)
     return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 

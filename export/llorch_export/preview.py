@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.cache_scales import with_cache
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.names import expected_tensors
@@ -38,6 +39,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     recipe = with_rules(recipe, options.rules, config)
+    recipe = with_cache(recipe, options.kv_dtype, config)
     refuse_beyond(options.target, recipe)
     require_use(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)

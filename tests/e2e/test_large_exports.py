@@ -16,7 +16,7 @@ from checkpoints import tiny_config, tiny_tokenizer_json
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config import config_from_hf
 from raw_safetensors import save_zeros
-from tolerances import EXPORT_1B_SECONDS, EXPORT_LARGE_BYTES
+from tolerances import EXPORT_1B_SECONDS, EXPORT_LARGE_BYTES, WEIGHTS_MEASURED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, needs sparse files")
 
@@ -82,12 +82,12 @@ def test_an_embedding_beyond_the_protobuf_limit(scratch: Path) -> None:
     assert (scratch / "model" / "model.safetensors").stat().st_size > 2.2e9
     assert (artifact / "model.onnx").stat().st_size < 64 * 1024
     assert 1.1e9 < (artifact / "model.onnx.data").stat().st_size < 1.3e9
-    assert figures["growth"] < EXPORT_LARGE_BYTES
+    assert figures["growth"] < EXPORT_LARGE_BYTES + WEIGHTS_MEASURED * 1.3e9
 
 
 def test_a_model_of_the_shape_of_llama_3_2_1b(scratch: Path) -> None:
     _, figures = export_zeros(scratch, LLAMA_1B, needed=2 * 10**9)
-    assert figures["growth"] < EXPORT_LARGE_BYTES
+    assert figures["growth"] < EXPORT_LARGE_BYTES + WEIGHTS_MEASURED * 1.4e9
     # Of the processor, because other work on the machine would stretch the clock's.
     assert figures["cpu_seconds"] < EXPORT_1B_SECONDS
 
