@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
+from llorch_serve.manifest import Activations, Precision, Quantizer, Recipe, ScaleType
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
@@ -37,6 +37,10 @@ KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
 
+ROW_KL_LIMIT: Final = 0.06
+"""The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
     """What to export, to where, and how.
@@ -53,6 +57,7 @@ class ExportOptions:
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
+    activations: how what enters int8 layers is rounded; None takes ``block``.
     """
 
     source: str
@@ -68,6 +73,7 @@ class ExportOptions:
     force: bool = False
     if_changed: bool = False
     lora: Path | None = None
+    activations: Activations | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for.
@@ -75,6 +81,7 @@ class ExportOptions:
         Raises UsageError if a value is out of range or would have no effect.
         """
         head = self.head_precision or DEFAULT_HEAD[self.precision]
+        activations = self._activations()
         if "source" in (self.precision, head):
             return self._source_recipe(head)
         fine_block_size = self._fine_block_size()
@@ -97,6 +104,8 @@ class ExportOptions:
                 accuracy_level=None,
                 kl_limit=KL_LIMIT["fp32"],
             )
+        if activations == "row" and head == "fp32":
+            return self._blockless_recipe(activations)
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
         for flag, size in (
             ("--block-size", block_size),
@@ -116,9 +125,47 @@ class ExportOptions:
             block_size=block_size,
             fine_block_size=None if fine_block_size == block_size else fine_block_size,
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
-            kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head]),
+            kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head], 0 if activations is None else ROW_KL_LIMIT),
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
             scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
+            activations=activations,
+        )
+
+    def _activations(self) -> Activations | None:
+        """Return the form for the recipe; None for blocks, which is what recipes said before there was a choice."""
+        if self.activations in (None, "block"):
+            return None
+        if self.precision != "int8":
+            raise UsageError(
+                f"--activations {self.activations} multiplies bytes with bytes, which takes --precision int8 and not "
+                f"{self.precision}; leave it out or choose int8"
+            )
+        if self.fine_block_size is not None:
+            raise UsageError(
+                f"--fine-block-size {self.fine_block_size} has no effect with --activations {self.activations}, where a "
+                "weight's blocks are its whole rows; leave it out"
+            )
+        return self.activations
+
+    def _blockless_recipe(self, activations: Activations) -> Recipe:
+        for flag, value in (
+            ("--block-size", self.block_size),
+            ("--accuracy-level", self.accuracy_level),
+            ("--scale-type", self.scale_type),
+            ("--quantizer", self.quantizer),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} {value} has no effect with --activations {activations} and --head-precision fp32, which "
+                    "leave no weight in blocks; leave it out or choose another head"
+                )
+        return Recipe(
+            precision="int8",
+            head_precision="fp32",
+            block_size=None,
+            accuracy_level=None,
+            kl_limit=ROW_KL_LIMIT,
+            activations=activations,
         )
 
     def _fine_block_size(self) -> int | None:

@@ -17,6 +17,7 @@ SCHEMA_VERSION: Final = 1
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
+Activations = Literal["block", "row"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -168,6 +169,8 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime), ``row`` (to
+        8 bits by each row's largest magnitude; weights then have a scale for each output). None: ``block``.
     """
 
     precision: Precision
@@ -178,6 +181,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
+    activations: Activations | None = None
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):

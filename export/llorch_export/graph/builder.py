@@ -23,6 +23,8 @@ class GraphBuilder:
     """State of one graph under construction.
 
     tensors: the checkpoint's, by Hugging Face name.
+    activation_codes: codes and scales of values that have been rounded to bytes, so that layers which read the same
+        value share them.
     """
 
     def __init__(self, config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> None:
@@ -31,6 +33,7 @@ class GraphBuilder:
         self.tensors = tensors
         self.weights = WeightPlan()
         self.tape = Tape()
+        self.activation_codes: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def op(

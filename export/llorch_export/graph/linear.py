@@ -1,4 +1,4 @@
-"""Linear layers ``y = x W^T + b``, in fp32 or with weights in blocks."""
+"""Linear layers ``y = x W^T + b``: in fp32, with weights in blocks, or in whole bytes (``integer.py``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.integer import activation_form, integer_linear
 from llorch_export.quantize.layout import Matrix
 from llorch_serve.manifest import Recipe
 
@@ -35,6 +36,8 @@ def linear(
         bias_value = b.weights.stream(
             [(f"{name}.bias", FLOAT, (out_features,))], lambda: ((chunk,) for chunk in bias_chunks())
         )[0]
+    if b.recipe.precision == "int8" and activation_form(b.recipe, modules[0]) == "row":
+        return integer_linear(b, x, weights, name=name, lead=lead, bias=bias_value)
     shape = (*lead, out_features)
     weight = block_weight(b, name, weights, b.recipe.precision, block_size=_block_size(b.recipe, modules))
     if weight is None:

@@ -12,7 +12,7 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, ScaleType
+from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 
@@ -86,6 +86,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    activations: Annotated[
+        Activations | None,
+        typer.Option(
+            help="How what enters int8 layers is rounded. block: with the weights' blocks (default). row: by each row's "
+            "largest magnitude; faster prompts, more divergence (0.03 nats on SmolLM2-135M).",
+            show_default=False,
+        ),
+    ] = None,
     max_context: Annotated[
         int | None,
         typer.Option(
@@ -134,6 +142,7 @@ def command(
         force=force,
         if_changed=if_changed,
         lora=lora,
+        activations=activations,
     )
     if dry_run:
         _print_preview(preview(options), as_json)
