@@ -125,7 +125,9 @@ class ExportOptions:
             block_size=block_size,
             fine_block_size=None if fine_block_size == block_size else fine_block_size,
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
-            kl_limit=max(KL_LIMIT[self.precision], KL_LIMIT[head], 0 if activations is None else ROW_KL_LIMIT),
+            kl_limit=max(
+                KL_LIMIT[self.precision], KL_LIMIT[head], 0 if activations is None else ROW_KL_LIMIT
+            ),
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
             scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
             activations=activations,

@@ -18,7 +18,7 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.providers import CPU, Placement, import_runtime, placement, usable_cpus
+from llorch_serve.providers import CPU, EXACT_BYTES, Placement, import_runtime, placement, usable_cpus
 
 Logits = npt.NDArray[np.float32]
 
@@ -190,8 +190,7 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # x86 CPUs without VNNI add pairs of products of bytes in 16 bits, and saturate; this takes exact kernels there.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry(*EXACT_BYTES)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
         return runtime.InferenceSession(

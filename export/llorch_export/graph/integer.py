@@ -137,4 +137,3 @@ def _transposed(
             output = rows.stop
         yield band, scales if start == 0 else scales[:0]
         del band  # else it would live on beside the next one
-
