@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from llorch_export.checkpoint.gguf_header import GgufTensor, read_header
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
+from llorch_export.recipes.file import load_recipe
 from llorch_export.reference import Reference
 from llorch_serve.artifact import Artifact
 from llorch_serve.bench.workload import sample_text
@@ -74,8 +75,20 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
     ]
 
 
-def frontier(source: str, peers: list[Path], text: str | None, step: Callable[[], None]) -> list[Point]:
-    """Measure all candidates and peers on ``text`` (None: the English sample that comes with llorch).
+def recipe_candidates(source: str, recipes: Sequence[str]) -> list[tuple[str, ExportOptions]]:
+    """Return labels and options of recipes by name or file. Raises UsageError if one cannot be used."""
+    base = ExportOptions(source=source, output=Path())
+    return [(Path(name).name.removesuffix(".toml"), load_recipe(name).options(base)) for name in recipes]
+
+
+def frontier(
+    source: str,
+    chosen: Sequence[tuple[str, ExportOptions]],
+    peers: list[Path],
+    text: str | None,
+    step: Callable[[], None],
+) -> list[Point]:
+    """Measure the ``chosen`` recipes and the peers on ``text`` (None: the English sample that comes with llorch).
 
     step is called after each point.
     Raises ArtifactError if the source, a peer or the text cannot be used.
@@ -88,7 +101,7 @@ def frontier(source: str, peers: list[Path], text: str | None, step: Callable[[]
         for piece in _windows(ids, min(WINDOW, checkpoint.config.max_position_embeddings))
     ]
     points = []
-    for label, options in candidates(source):
+    for label, options in chosen:
         points.append(_artifact_point(label, options, checkpoint, windows))
         step()
     for path in peers:

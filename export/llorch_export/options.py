@@ -12,6 +12,8 @@ from llorch_serve.manifest import Activations, Precision, Quantizer, Recipe, Sca
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 
+DEFAULT_PRECISION: Final[Precision] = "int8"
+
 DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 64}
 """Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs/precision.md)."""
 
@@ -42,11 +44,31 @@ ROW_KL_LIMIT: Final = 0.06
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """Modules that a mixed recipe stores otherwise; the last rule that matches a module settles it.
+
+    modules: patterns of checkpoint names: ``*``, ``?``, ``[..]``, and alternatives in braces.
+    layers: only in these, as ``first 4``, ``last 1/8``, ``every 3``; empty: in all.
+    precision and the rest: None takes what the recipe says for that precision, or the precision's default.
+    label: names the rule in errors.
+    """
+
+    modules: tuple[str, ...]
+    layers: tuple[str, ...] = ()
+    precision: Precision | None = None
+    block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType | None = None
+    label: str = "a rule"
+    activations: Activations | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ExportOptions:
     """What to export, to where, and how.
 
     lora: folder of a PEFT adapter to merge into the weights.
-    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included.
+    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included; None is int8.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
     fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32 where an int4 export
@@ -57,12 +79,13 @@ class ExportOptions:
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
+    rules: modules that are stored otherwise, in order; a model's config says what they mean (``recipes/resolve.py``).
     activations: how what enters int8 layers is rounded; None takes ``block``.
     """
 
     source: str
     output: Path
-    precision: Precision = "int8"
+    precision: Precision | None = None
     head_precision: Precision | None = None
     block_size: int | None = None
     fine_block_size: int | None = None
@@ -73,20 +96,26 @@ class ExportOptions:
     force: bool = False
     if_changed: bool = False
     lora: Path | None = None
+    rules: tuple[Rule, ...] = ()
     activations: Activations | None = None
 
     def recipe(self) -> Recipe:
-        """Return the recipe these options stand for.
+        """Return the recipe these options stand for, its rules not yet resolved.
 
         Raises UsageError if a value is out of range or would have no effect.
         """
-        head = self.head_precision or DEFAULT_HEAD[self.precision]
-        activations = self._activations()
-        if "source" in (self.precision, head):
-            return self._source_recipe(head)
-        fine_block_size = self._fine_block_size()
-        quantised = [p for p in (self.precision, head) if p != "fp32"]
-        if not quantised:
+        precision = self.precision or DEFAULT_PRECISION
+        head = self.head_precision or DEFAULT_HEAD[precision]
+        activations = self._activations(precision)
+        if "source" in (precision, head):
+            return self._source_recipe(precision, head)
+        fine_block_size = self._fine_block_size(precision)
+        quantised = [p for p in (precision, head) if p in BITS]
+        ruled = [rule.precision for rule in self.rules if rule.precision is not None]
+        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled))
+        if activations is not None or any(rule.activations not in (None, "block") for rule in self.rules):
+            kl_limit = max(kl_limit, ROW_KL_LIMIT)
+        if not quantised and not any(p in BITS for p in ruled):
             for flag, value in (
                 ("--block-size", self.block_size),
                 ("--accuracy-level", self.accuracy_level),
@@ -104,8 +133,18 @@ class ExportOptions:
                 accuracy_level=None,
                 kl_limit=KL_LIMIT["fp32"],
             )
-        if activations == "row" and head == "fp32":
+        if activations == "row" and head not in BITS and not self.rules:
             return self._blockless_recipe(activations)
+        accuracy_level = 4 if self.accuracy_level is None else self.accuracy_level
+        if not quantised:
+            self._check_only_rules_quantise(precision)
+            return Recipe(
+                precision=precision,
+                head_precision=head,
+                block_size=None,
+                accuracy_level=accuracy_level,
+                kl_limit=kl_limit,
+            )
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
         for flag, size in (
             ("--block-size", block_size),
@@ -115,32 +154,30 @@ class ExportOptions:
                 raise UsageError(
                     f"{flag} is {size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"
                 )
-        if "int4" not in quantised and self.quantizer is not None:
+        if "int4" not in (*quantised, *ruled) and self.quantizer is not None:
             raise UsageError(
                 f"--quantizer {self.quantizer} has no effect without 4-bit weights; leave it out or choose int4"
             )
         return Recipe(
-            precision=self.precision,
+            precision=precision,
             head_precision=head,
             block_size=block_size,
             fine_block_size=None if fine_block_size == block_size else fine_block_size,
-            accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
-            kl_limit=max(
-                KL_LIMIT[self.precision], KL_LIMIT[head], 0 if activations is None else ROW_KL_LIMIT
-            ),
-            quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in quantised else None,
+            accuracy_level=accuracy_level,
+            kl_limit=kl_limit,
+            quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in (*quantised, *ruled) else None,
             scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
             activations=activations,
         )
 
-    def _activations(self) -> Activations | None:
+    def _activations(self, precision: Precision) -> Activations | None:
         """Return the form for the recipe; None for blocks, which is what recipes said before there was a choice."""
         if self.activations in (None, "block"):
             return None
-        if self.precision != "int8":
+        if precision != "int8":
             raise UsageError(
                 f"--activations {self.activations} multiplies bytes with bytes, which takes --precision int8 and not "
-                f"{self.precision}; leave it out or choose int8"
+                f"{precision}; leave it out or choose int8"
             )
         if self.fine_block_size is not None:
             raise UsageError(
@@ -170,19 +207,35 @@ class ExportOptions:
             activations=activations,
         )
 
-    def _fine_block_size(self) -> int | None:
-        if self.precision == "fp32" and self.fine_block_size is not None:
+    def _check_only_rules_quantise(self, precision: Precision) -> None:
+        """Raise UsageError for settings that belong to the defaults of a recipe, where those have no blocks."""
+        for flag, value in (
+            ("--block-size", self.block_size),
+            ("--scale-type", self.scale_type),
+            ("--quantizer", self.quantizer),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} {value} has no effect at precision {precision}, where only rules quantise; set it in them"
+                )
+
+    def _fine_block_size(self, precision: Precision) -> int | None:
+        if precision == "fp32" and self.fine_block_size is not None:
             raise UsageError(
                 f"--fine-block-size {self.fine_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
             )
-        if self.precision == "int4" and self.block_size is None and self.fine_block_size is None:
+        if precision == "int4" and self.block_size is None and self.fine_block_size is None:
             return DEFAULT_FINE_BLOCK_SIZE
         return self.fine_block_size
 
-    def _source_recipe(self, head: Precision) -> Recipe:
-        if self.precision != head:
+    def _source_recipe(self, precision: Precision, head: Precision) -> Recipe:
+        if self.rules:
             raise UsageError(
-                f"--precision {self.precision} with --head-precision {head}; source is for both or neither, "
+                f"{self.rules[0].label} has no effect at precision source, where blocks are the GGUF file's; leave it out"
+            )
+        if precision != head:
+            raise UsageError(
+                f"--precision {precision} with --head-precision {head}; source is for both or neither, "
                 "since a GGUF file settles the type of every tensor"
             )
         if self.lora is not None:

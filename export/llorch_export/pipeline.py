@@ -23,6 +23,7 @@ from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_c
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
+from llorch_export.recipes.resolve import with_rules
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
@@ -60,6 +61,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     _check_source(recipe, checkpoint)
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
+    recipe = with_rules(recipe, options.rules, checkpoint.config)
     context_length = resolve_context(checkpoint.config, options.max_context)
     source_print = _fingerprint(checkpoint, progress)
     terms = _licences(checkpoint)
@@ -110,6 +112,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         config = open_config(options.source)
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
+    recipe = with_rules(recipe, options.rules, config)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)

@@ -17,7 +17,7 @@ SCHEMA_VERSION: Final = 1
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
-Activations = Literal["block", "row"]
+Activations = Literal["block", "row", "static"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -157,6 +157,22 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
+class ModuleRule(_Struct, frozen=True, kw_only=True):
+    """Matrices that are stored otherwise than the recipe's defaults have it.
+
+    modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
+        by ``model.embed_tokens``.
+    block_size, quantizer, scale_type, activations: as in :class:`Recipe`.
+    """
+
+    modules: tuple[str, ...]
+    precision: Precision
+    block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType = "float32"
+    activations: Activations | None = None
+
+
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
@@ -169,6 +185,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         error of the weights), ``affine`` (the same, with a zero point for each block). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    rules: modules that the fields above do not hold for.
     activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime), ``row`` (to
         8 bits by each row's largest magnitude; weights then have a scale for each output). None: ``block``.
     """
@@ -181,7 +198,13 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
+    rules: tuple[ModuleRule, ...] = ()
     activations: Activations | None = None
+
+    @property
+    def precisions(self) -> frozenset[Precision]:
+        """Every precision that some matrix is stored in."""
+        return frozenset({self.precision, self.head_precision, *(rule.precision for rule in self.rules)})
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):

@@ -195,7 +195,7 @@ class Worker:
             stop_token_ids=manifest.stop_token_ids,
             version=importlib.metadata.version("llorch"),
             # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
-            batch_invariant=not {"int4", "source"} & {recipe.precision, recipe.head_precision},
+            batch_invariant=not {"int4", "source"} & recipe.precisions,
         )
 
     def _check_open(self) -> None:

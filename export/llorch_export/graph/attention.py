@@ -68,19 +68,13 @@ def attention(
 ) -> ir.Value:
     """Append everything up to the concatenated heads [*lead, heads * head_dim]; the caller projects them out."""
     c, prefix = b.config, f"model.layers.{layer}.self_attn"
-    qkv = linear(
-        b,
-        x,
-        [f"{prefix}.{part}_proj" for part in "qkv"],
-        name=f"{prefix}.qkv_proj",
-        lead=lead,
-        bias=c.attention_bias or c.qkv_bias,
-    )
     inside = c.rotates(layer) and rotates_inside(c)
     outside = c.rotates(layer) and not inside
-    query_key_value: tuple[ir.Value, ir.Value | None, ir.Value | None] = (qkv, None, None)
+    query_key_value = _projected(b, x, prefix, lead=lead)
     if c.qk_norm or outside:
-        query, key, value = _split_heads(b, qkv, prefix, lead=lead)
+        query, key, value = query_key_value
+        if key is None or value is None:
+            query, key, value = _split_heads(b, query, prefix, lead=lead)
         if c.qk_norm:
             query, key = (
                 _norm_heads(b, v, f"{prefix}.{part}_norm", lead=lead)
@@ -120,6 +114,18 @@ def attention(
         name=f"{prefix}.heads/GroupQueryAttention",
     )
     return heads
+
+
+def _projected(
+    b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str]
+) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
+    """Append the projections: one packed matmul (then key and value are None), or three where their formats differ."""
+    bias = b.config.attention_bias or b.config.qkv_bias
+    modules = [f"{prefix}.{part}_proj" for part in "qkv"]
+    if len({b.formats.of(module) for module in modules}) == 1:
+        return linear(b, x, modules, name=f"{prefix}.qkv_proj", lead=lead, bias=bias), None, None
+    query, key, value = (linear(b, x, [module], name=module, lead=lead, bias=bias) for module in modules)
+    return query, key, value
 
 
 def _split_heads(b: GraphBuilder, qkv: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> list[ir.Value]:

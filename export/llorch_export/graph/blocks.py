@@ -13,6 +13,7 @@ from typing import Final
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
+from llorch_export.formats import ModuleFormat
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.options import BITS
@@ -20,7 +21,7 @@ from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_poin
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
-from llorch_serve.manifest import Precision, Recipe, ScaleType
+from llorch_serve.manifest import ScaleType
 
 _SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
 
@@ -38,12 +39,10 @@ class BlockWeight:
 
 
 def block_weight(
-    b: GraphBuilder, name: str, weights: Sequence[str], precision: Precision, *, block_size: int | None
+    b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> BlockWeight | None:
-    """Plan the stacked ``weights``; None where they stay in fp32, as ``precision`` or the checkpoint's types have it.
-
-    block_size: of quantised precisions; blocks carried over have the file's own.
-    """
+    """Plan the stacked ``weights``; None where they stay in fp32, as ``form`` or the checkpoint's types have it."""
+    precision = form.precision
     if precision == "fp32":
         return None
     rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
@@ -52,31 +51,34 @@ def block_weight(
         if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
             return None
         carried = common_form(tensor.dtype for tensor in tensors)
-        return _plan(b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried))
-    assert block_size is not None, "a quantised recipe has a block size"
-    recipe, bits = b.recipe, BITS[precision]
-    form = BlockForm(bits, block_size, zero_points=bits == 4 and recipe.quantizer == "affine")
+        return _plan(
+            b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried), scale_type="float32"
+        )
+    assert form.block_size is not None, "a quantised format has a block size"
     chunks = b.row_chunks(weights)
     return _plan(
         b,
         name,
-        form,
+        BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer == "affine"),
         rows,
         columns,
-        lambda: (quantised(c, recipe, bits, block_size).arrays for c in chunks()),
+        lambda: (quantised(chunk, form).arrays for chunk in chunks()),
+        scale_type=form.scale_type,
     )
 
 
-def quantised(weight: Matrix, recipe: Recipe, bits: int, block_size: int) -> Blocks:
-    """Quantise a matrix, or some rows of one, as the recipe says."""
-    if bits == 8 or recipe.quantizer == "nearest":
-        return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=recipe.scale_type)
+def quantised(weight: Matrix, form: ModuleFormat) -> Blocks:
+    """Quantise a matrix, or some rows of one."""
+    assert form.block_size is not None
+    bits, block_size, scale_type = BITS[form.precision], form.block_size, form.scale_type
+    if form.quantizer in (None, "nearest"):
+        return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=scale_type)
     return quantize_search(
         weight,
         bits=bits,
         block_size=block_size,
-        zero_points=recipe.quantizer == "affine",
-        scale_type=recipe.scale_type,
+        zero_points=form.quantizer == "affine",
+        scale_type=scale_type,
     )
 
 
@@ -87,8 +89,10 @@ def _plan(
     rows: int,
     columns: int,
     produce: Callable[[], Iterator[Arrays]],
+    *,
+    scale_type: ScaleType,
 ) -> BlockWeight:
-    blocks, scale_type = block_count(columns, form.block_size), b.recipe.scale_type
+    blocks = block_count(columns, form.block_size)
     scales_name = f"{name}.scales" if scale_type == "float32" else f"{name}.scales.stored"
     specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),

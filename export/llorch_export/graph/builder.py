@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.formats import Formats
 from llorch_export.graph.weights import WeightPlan
 from llorch_serve.manifest import LlamaConfig, Recipe
 
@@ -30,6 +31,7 @@ class GraphBuilder:
     def __init__(self, config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> None:
         self.config = config
         self.recipe = recipe
+        self.formats = Formats(recipe)
         self.tensors = tensors
         self.weights = WeightPlan()
         self.tape = Tape()

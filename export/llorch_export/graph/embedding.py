@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.formats import EMBEDDING, HEAD
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import matmul_nbits
 from llorch_export.quantize.layout import block_count
-
-EMBEDDING = "model.embed_tokens"
-HEAD = "lm_head"
-
 
 Table = ir.Value | BlockWeight
 """A planned vocabulary table: in blocks, or an fp32 matrix."""
@@ -65,5 +62,4 @@ def head(b: GraphBuilder, x: ir.Value, embedding: Table) -> ir.Value:
 
 def _table(b: GraphBuilder, module: str) -> Table:
     weight = f"{module}.weight"
-    planned = block_weight(b, module, [weight], b.recipe.head_precision, block_size=b.recipe.block_size)
-    return planned or b.vector(weight)
+    return block_weight(b, module, [weight], b.formats.of(module)) or b.vector(weight)

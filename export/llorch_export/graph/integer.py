@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.formats import Whole
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.channels import LARGEST, quantize_channels
 from llorch_export.quantize.layout import Matrix
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import Activations, Recipe
 
 _ZERO_POINT: Final = 128
 _SMALLEST_MAGNITUDE: Final = 1e-30
@@ -38,27 +38,21 @@ class ActivationCodes:
     scale: ir.Value
 
 
-def activation_form(recipe: Recipe, module: str) -> Activations:
-    """Return how the activations that enter a linear layer are rounded: in blocks, or by the row.
-
-    module: the checkpoint's name of it, such as ``model.layers.0.mlp.down_proj``.
-    """
-    return recipe.activations or "block"
-
-
 def integer_linear(
     b: GraphBuilder,
     x: ir.Value,
-    weights: Sequence[str],
+    modules: Sequence[str],
+    activations: Whole,
     *,
     name: str,
     lead: Sequence[int | str],
     bias: ir.Value | None,
 ) -> ir.Value:
-    """Append ``y = x W^T + b`` for the stacked ``weights``.
+    """Append ``y = x W^T + b`` for the stacked ``modules``.
 
     Raises ArtifactError if the layer has more inputs than its sums can hold.
     """
+    weights = [f"{module}.weight" for module in modules]
     out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
     if in_features > _MOST_INPUTS:
         raise ArtifactError(
@@ -74,10 +68,10 @@ def integer_linear(
         lambda: _transposed(chunks, in_features, out_features),
     )
     shape = (*lead, out_features)
-    activations = _row_codes(b, x, in_features, lead)
+    entering = _row_codes(b, x, in_features, lead)
     product = b.op(
         "MatMulIntegerToFloat",
-        [activations.codes, codes, activations.scale, scales, _zero_point(b)],
+        [entering.codes, codes, entering.scale, scales, _zero_point(b)],
         name=name if bias is None else f"{name}/product",
         shape=shape,
         domain=CONTRIB,

@@ -10,11 +10,9 @@ import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
-from llorch_export.graph.integer import activation_form, integer_linear
+from llorch_export.graph.integer import integer_linear
 from llorch_export.quantize.layout import Matrix
-from llorch_serve.manifest import Recipe
 
-_FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
 # Of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take.
 _BAND_ELEMENTS: Final = 2**25
 
@@ -22,7 +20,7 @@ _BAND_ELEMENTS: Final = 2**25
 def linear(
     b: GraphBuilder, x: ir.Value, modules: Sequence[str], *, name: str, lead: Sequence[int | str], bias: bool
 ) -> ir.Value:
-    """Append the linear layer of ``modules`` (packed along the outputs if several) at the recipe's precision.
+    """Append the linear layer of ``modules`` (packed along the outputs if several) in their format, which is one.
 
     lead: the leading dimensions of ``x`` and of the result.
     """
@@ -36,10 +34,12 @@ def linear(
         bias_value = b.weights.stream(
             [(f"{name}.bias", FLOAT, (out_features,))], lambda: ((chunk,) for chunk in bias_chunks())
         )[0]
-    if b.recipe.precision == "int8" and activation_form(b.recipe, modules[0]) == "row":
-        return integer_linear(b, x, weights, name=name, lead=lead, bias=bias_value)
     shape = (*lead, out_features)
-    weight = block_weight(b, name, weights, b.recipe.precision, block_size=_block_size(b.recipe, modules))
+    form = b.formats.of(modules[0])
+    assert all(b.formats.of(module) == form for module in modules), modules
+    if form.activations is not None:
+        return integer_linear(b, x, modules, form.activations, name=name, lead=lead, bias=bias_value)
+    weight = block_weight(b, name, weights, form)
     if weight is None:
         transposed = b.weights.stream(
             [(f"{name}.weight", FLOAT, (in_features, out_features))],
@@ -66,12 +66,6 @@ def _transposed(
             column += chunk.shape[0]
         yield band
         del band  # else it would live on beside the next one
-
-
-def _block_size(recipe: Recipe, modules: Sequence[str]) -> int | None:
-    """Return the block size of a linear layer; those whose errors weigh most may have their own."""
-    fine = all(module.endswith(_FINE_MODULES) for module in modules)
-    return (fine and recipe.fine_block_size) or recipe.block_size
 
 
 def matmul_nbits(

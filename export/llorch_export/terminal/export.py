@@ -33,13 +33,14 @@ def command(
         ),
     ] = None,
     precision: Annotated[
-        Precision,
+        Precision | None,
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
             "int8 0.004, int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1."
+            "anew; 0.003 from Q4_1. Default: int8.",
+            show_default=False,
         ),
-    ] = "int8",
+    ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +87,15 @@ def command(
             show_default=False,
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A mixed recipe: int4, int4-mixed, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
+            "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
+            show_default=False,
+        ),
+    ] = None,
     activations: Annotated[
         Activations | None,
         typer.Option(
@@ -120,12 +130,15 @@ def command(
 
         llorch export Llama-3-8B.Q4_K_M.gguf --output artifacts/llama3 --precision source
 
+        llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
+
         llorch export ./Llama-3-8B --dry-run
 
     """
     with required("export"):
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export, preview
+        from llorch_export.recipes.file import load_recipe
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(
@@ -144,6 +157,8 @@ def command(
         lora=lora,
         activations=activations,
     )
+    if recipe is not None:
+        options = load_recipe(recipe).options(options)
     if dry_run:
         _print_preview(preview(options), as_json)
         return

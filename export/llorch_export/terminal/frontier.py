@@ -35,6 +35,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Measure this recipe, and not those worth comparing by default; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +60,8 @@ def command(
 
         llorch frontier ./small-llama --text heldout.txt --compare small-llama.Q4_K_M.gguf --png frontier.png
 
+        llorch frontier ./small-llama --text heldout.txt --recipe int4 --recipe int4-mixed --recipe mine.toml
+
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
     with required("export"):
@@ -62,11 +72,12 @@ def command(
     if png is not None:
         with required("report"):
             import matplotlib  # noqa: F401 - as above
-    from llorch_export.frontier import candidates, frontier
+    from llorch_export.frontier import candidates, frontier, recipe_candidates
 
     peers = compare or []
-    with step_progress("measuring recipes", len(candidates(source)) + len(peers)) as step:
-        points = frontier(source, peers, _read(text), step)
+    chosen = recipe_candidates(source, recipe) if recipe else candidates(source)
+    with step_progress("measuring recipes", len(chosen) + len(peers)) as step:
+        points = frontier(source, chosen, peers, _read(text), step)
     if as_json:
         write_json({"points": points})
     else:

@@ -158,6 +158,7 @@ def _local(
         "precision": recipe.precision,
         "head_precision": recipe.head_precision,
         "block_size": recipe.block_size,
+        "rules": len(recipe.rules) or None,
     }
     provider, peak = worker.model_info().provider, peak_rss_mib()
     fidelity = None if reference is None else _fidelity(reference, worker.artifact, config.session.threads)

@@ -1,0 +1,195 @@
+"""What a recipe's rules mean for one model: every module gets the last rule that matches it.
+
+Takes the :class:`Rule` list of the options and the model's config; gives the recipe with :class:`ModuleRule` entries, which
+name modules one by one, so that a manifest can be read without knowing patterns.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Final
+
+import msgspec
+
+from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.formats import EMBEDDING, HEAD, ModuleFormat, Whole, default_format, whole
+from llorch_export.options import BITS, DEFAULT_BLOCK_SIZE, DEFAULT_QUANTIZER, DEFAULT_SCALE_TYPE, Rule
+from llorch_serve.errors import UsageError
+from llorch_serve.manifest import LlamaConfig, ModuleRule, Precision, Recipe
+
+_MAX_PATTERN: Final = 500
+_MAX_EXPANSIONS: Final = 1000
+_BRACES: Final = re.compile(r"\{([^{}]*)\}")
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+_CHOICE: Final = re.compile(r"(first|last|every) ([1-9]\d{0,3})(?:/([1-9]\d{0,3}))?")
+
+
+def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> Recipe:
+    """Return ``recipe`` with ``rules`` resolved for the model of ``config``.
+
+    Raises UsageError if a rule means no module, is overruled everywhere, or does not fit the recipe.
+    """
+    if not rules:
+        return recipe
+    names = [
+        name.removesuffix(".weight") for name, shape in expected_tensors(config).items() if len(shape) == 2
+    ]
+    if config.tie_word_embeddings:
+        names.append(HEAD)
+    winners: dict[str, Rule] = {}
+    for rule in rules:
+        winners |= dict.fromkeys(_matched(rule, names, config.num_hidden_layers), rule)
+    for rule in rules:
+        if rule not in winners.values():
+            raise UsageError(f"{rule.label} has no effect: later rules settle every module that it matches")
+    formats = {module: _format(rule, recipe, module) for module, rule in winners.items()}
+    if config.tie_word_embeddings:
+        _join_tables(formats, winners)
+    grouped: dict[ModuleFormat, list[str]] = {}
+    for module in names:
+        if module in formats and formats[module] != default_format(recipe, module):
+            grouped.setdefault(formats[module], []).append(module)
+    return msgspec.structs.replace(
+        recipe,
+        rules=tuple(
+            ModuleRule(
+                modules=tuple(modules),
+                precision=form.precision,
+                block_size=form.block_size,
+                quantizer=form.quantizer,
+                scale_type=form.scale_type,
+                activations=form.activations,
+            )
+            for form, modules in grouped.items()
+        ),
+    )
+
+
+def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
+    """Return the modules that a rule means, in the model's order. Raises UsageError if a pattern means none."""
+    chosen = _chosen_layers(rule, layers)
+    found: set[str] = set()
+    for pattern in rule.modules:
+        expanded = _expanded(pattern, rule.label)
+        matched = [name for name in names if any(fnmatchcase(name, plain) for plain in expanded)]
+        if not matched:
+            near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UsageError(
+                f"{rule.label}: no module matches {pattern}{hint}; this model has {names[0]}, {names[1]} to {names[-1]}"
+            )
+        found.update(matched)
+    if rule.layers:
+        found = {name for name in found if (at := _LAYER.match(name)) and int(at[1]) in chosen}
+        if not found:
+            raise UsageError(
+                f"{rule.label}: none of the modules it matches lies in the layers {', '.join(rule.layers)}, of {layers}"
+            )
+    return [name for name in names if name in found]
+
+
+def _expanded(pattern: str, label: str) -> list[str]:
+    """Return the patterns that alternatives in braces, as ``{0,1,29}``, stand for."""
+    parts = _BRACES.split(pattern)
+    alternatives = [part.split(",") if index % 2 else [part] for index, part in enumerate(parts)]
+    count = 1
+    for choices in alternatives:
+        count *= len(choices)
+    stray = any(brace in part for part in parts for brace in "{}")
+    if len(pattern) > _MAX_PATTERN or count > _MAX_EXPANSIONS or stray:
+        raise UsageError(
+            f"{label}: the pattern {pattern[:80]} is not one of at most {_MAX_PATTERN} characters whose braces are closed, "
+            f"not nested, and give at most {_MAX_EXPANSIONS} alternatives"
+        )
+    return ["".join(choice) for choice in product(*alternatives)]
+
+
+def _chosen_layers(rule: Rule, layers: int) -> set[int]:
+    """Return the layers that a rule's ``layers`` stand for; a share of them is rounded down, but at least one."""
+    chosen: set[int] = set()
+    for text in rule.layers:
+        parts = _CHOICE.fullmatch(text)
+        if parts is None or (parts[1] == "every" and parts[3]):
+            raise UsageError(
+                f"{rule.label}: layers has {text!r}, expected 'first 4', 'last 4', 'first 1/8', 'last 1/8' or 'every 3'"
+            )
+        number = int(parts[2])
+        if parts[3]:
+            number = max(1, layers * number // int(parts[3]))
+        if parts[1] == "every":
+            chosen.update(range(number - 1, layers, number))
+        elif parts[1] == "first":
+            chosen.update(range(min(number, layers)))
+        else:
+            chosen.update(range(max(0, layers - number), layers))
+    return chosen
+
+
+def _format(rule: Rule, recipe: Recipe, module: str) -> ModuleFormat:
+    """Return what a rule makes of a module; what it leaves open is the recipe's, where that speaks of the same precision."""
+    default = default_format(recipe, module)
+    precision = rule.precision or default.precision
+    if precision == "source":
+        raise UsageError(f"{rule.label}: precision source is for the whole model; choose fp32, int8 or int4")
+    activations = _activations(rule, default, module, precision)
+    if activations is not None:
+        for key, given in (("block_size", rule.block_size), ("scale_type", rule.scale_type)):
+            if given is not None:
+                raise UsageError(
+                    f"{rule.label}: {key} has no effect with activations {activations}, where a weight's blocks are its "
+                    'whole rows; leave it out, or set activations = "block"'
+                )
+        return ModuleFormat("int8", None, None, "float32", activations)
+    if precision not in BITS:
+        for key, value in (
+            ("block_size", rule.block_size),
+            ("quantizer", rule.quantizer),
+            ("scale_type", rule.scale_type),
+        ):
+            if value is not None:
+                raise UsageError(f"{rule.label}: {key} has no effect at precision {precision}; leave it out")
+        return ModuleFormat(precision, None, None, "float32")
+    if precision != "int4" and rule.quantizer is not None:
+        raise UsageError(
+            f"{rule.label}: quantizer has no effect at precision {precision}; leave it out or choose int4"
+        )
+    same = precision == default.precision
+    own_scales = recipe.scale_type if recipe.block_size is not None else DEFAULT_SCALE_TYPE[precision]
+    return ModuleFormat(
+        precision,
+        rule.block_size
+        or (same and (default.block_size or recipe.block_size))
+        or DEFAULT_BLOCK_SIZE[precision],
+        (rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER) if precision == "int4" else None,
+        rule.scale_type or own_scales,
+    )
+
+
+def _activations(rule: Rule, default: ModuleFormat, module: str, precision: Precision) -> Whole | None:
+    """Return how the module's input is rounded, if by whole rows. Raises UsageError where that cannot be."""
+    if rule.activations is None:
+        return default.activations if precision == "int8" else None
+    if precision != "int8":
+        raise UsageError(
+            f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision {precision}"
+        )
+    if rule.activations != "block" and module in (EMBEDDING, HEAD):
+        raise UsageError(
+            f"{rule.label}: activations {rule.activations} is for linear layers; {module} is a table, which has blocks"
+        )
+    return whole(rule.activations)
+
+
+def _join_tables(formats: dict[str, ModuleFormat], winners: dict[str, Rule]) -> None:
+    """Let rules for the head of a tied model hold for the one table, which goes by the embedding's name."""
+    if HEAD not in formats:
+        return
+    if formats.get(EMBEDDING, formats[HEAD]) != formats[HEAD]:
+        raise UsageError(
+            f"{winners[HEAD].label} and {winners[EMBEDDING].label} differ on the table that this model's head and "
+            f"embedding share; let one rule name both {EMBEDDING} and {HEAD}"
+        )
+    formats[EMBEDDING] = formats.pop(HEAD)
