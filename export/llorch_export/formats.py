@@ -60,6 +60,11 @@ def default_activations(recipe: Recipe, module: str) -> Whole | None:
     return None
 
 
+def uses_static(recipe: Recipe) -> bool:
+    """Tell whether some layer's input has one scale for all rows; the rules must be resolved."""
+    return recipe.activations == "static" or any(rule.activations == "static" for rule in recipe.rules)
+
+
 def whole(activations: Activations | None) -> Whole | None:
     """Return the forms that whole rows of weights go with; None for blocks."""
     return None if activations == "block" else activations

@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+
+from llorch_export.formats import whole
+from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Activations, Precision, Quantizer, Recipe, ScaleType
+from llorch_serve.manifest import Activations, Precision, Quantizer, Recipe, ScaleType, TransformName
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 
 DEFAULT_PRECISION: Final[Precision] = "int8"
+SEED: Final = 0
+"""Of the rotation's signs. Another one gives another rounding error of the same size."""
+
+TRANSFORMS: Final[tuple[TransformName, ...]] = ("equalise", "smooth", "hadamard", "rotate")
+"""In the order they are made. They commute, so the order that they are named in does not matter."""
 
 DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 64}
 """Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs/precision.md)."""
@@ -39,7 +48,7 @@ KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
 
-ROW_KL_LIMIT: Final = 0.06
+WHOLE_KL_LIMIT: Final = 0.06
 """The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
 
 
@@ -81,6 +90,8 @@ class ExportOptions:
     if_changed: do nothing when ``output`` already holds this export.
     rules: modules that are stored otherwise, in order; a model's config says what they mean (``recipes/resolve.py``).
     activations: how what enters int8 layers is rounded; None takes ``block``.
+    calibration: a text to measure on what the recipe measures.
+    transforms: exact changes of the weights before they are quantised, in any order.
     """
 
     source: str
@@ -97,13 +108,27 @@ class ExportOptions:
     if_changed: bool = False
     lora: Path | None = None
     rules: tuple[Rule, ...] = ()
+    calibration: Path | None = None
+    transforms: tuple[TransformName, ...] = ()
     activations: Activations | None = None
 
     def recipe(self) -> Recipe:
-        """Return the recipe these options stand for, its rules not yet resolved.
+        """Return the recipe these options stand for, its rules not yet resolved, less the hash of a calibration text.
 
         Raises UsageError if a value is out of range or would have no effect.
         """
+        recipe = self._precision_recipe()
+        if self.transforms:
+            recipe = msgspec.structs.replace(
+                recipe,
+                transforms=tuple(name for name in TRANSFORMS if name in self.transforms),
+                transform_seed=SEED if "rotate" in self.transforms else None,
+            )
+        static = "static" in (self.activations, *(rule.activations for rule in self.rules))
+        require_use(recipe, self.calibration, may_measure=static)
+        return recipe
+
+    def _precision_recipe(self) -> Recipe:
         precision = self.precision or DEFAULT_PRECISION
         head = self.head_precision or DEFAULT_HEAD[precision]
         activations = self._activations(precision)
@@ -113,8 +138,8 @@ class ExportOptions:
         quantised = [p for p in (precision, head) if p in BITS]
         ruled = [rule.precision for rule in self.rules if rule.precision is not None]
         kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled))
-        if activations is not None or any(rule.activations not in (None, "block") for rule in self.rules):
-            kl_limit = max(kl_limit, ROW_KL_LIMIT)
+        if activations is not None or any(whole(rule.activations) for rule in self.rules):
+            kl_limit = max(kl_limit, WHOLE_KL_LIMIT)
         if not quantised and not any(p in BITS for p in ruled):
             for flag, value in (
                 ("--block-size", self.block_size),
@@ -203,7 +228,7 @@ class ExportOptions:
             head_precision="fp32",
             block_size=None,
             accuracy_level=None,
-            kl_limit=ROW_KL_LIMIT,
+            kl_limit=WHOLE_KL_LIMIT,
             activations=activations,
         )
 
@@ -241,6 +266,11 @@ class ExportOptions:
         if self.lora is not None:
             raise UsageError(
                 f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, int8 or int4"
+            )
+        if self.transforms:
+            raise UsageError(
+                f"--transform {','.join(self.transforms)} changes weights whose blocks --precision source would keep; "
+                "choose fp32, int8 or int4"
             )
         for flag, value in (
             ("--block-size", self.block_size),

@@ -24,6 +24,9 @@ from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_dec
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.resolve import with_rules
+from llorch_export.static_scales import check_static
+from llorch_export.transform.calibration import read_calibration
+from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
@@ -62,14 +65,26 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     recipe = with_rules(recipe, options.rules, checkpoint.config)
+    check_static(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
+    text = None
+    if options.calibration is not None:
+        text = read_calibration(options.calibration, checkpoint)
+        recipe = msgspec.structs.replace(recipe, calibration=text.text)
     source_print = _fingerprint(checkpoint, progress)
     terms = _licences(checkpoint)
     export_print = export_fingerprint(source_print, recipe, context_length, terms)
     existing = _loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
-    graph = build_decoder(checkpoint.config, recipe, checkpoint.tensors, context_length=context_length)
+    prepared = prepare(checkpoint, recipe, text, progress)
+    graph = build_decoder(
+        prepared.config,
+        recipe,
+        prepared.tensors,
+        context_length=context_length,
+        calibration=prepared.calibration,
+    )
     with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
@@ -113,10 +128,12 @@ def preview(options: ExportOptions) -> dict[str, object]:
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     recipe = with_rules(recipe, options.rules, config)
+    check_static(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)
-    graph = build_decoder(config, recipe, tensors, context_length=context_length)
+    built, tensors = fixed_transforms(config, tensors, recipe)
+    graph = build_decoder(built, recipe, tensors, context_length=context_length)
     return {
         "config": config,
         "recipe": recipe,

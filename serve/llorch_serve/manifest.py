@@ -18,6 +18,7 @@ Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine"]
 Activations = Literal["block", "row", "static"]
+TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -157,6 +158,13 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
+class CalibrationText(_Struct, frozen=True, kw_only=True):
+    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
+
+    sha256: Sha256
+    tokens: Count
+
+
 class ModuleRule(_Struct, frozen=True, kw_only=True):
     """Matrices that are stored otherwise than the recipe's defaults have it.
 
@@ -186,8 +194,14 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     scale_type: how the scales are stored; the runtime computes with float32 ones either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.
-    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime), ``row`` (to
-        8 bits by each row's largest magnitude; weights then have a scale for each output). None: ``block``.
+    transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
+        residual stream into another basis), ``hadamard`` (values and what reads them), ``equalise`` (keys against
+        queries), ``smooth`` (the down projection's input).
+    transform_seed: of the random bases of ``rotate``; None: there are none.
+    calibration: what was measured for transforms, scales or activations; None: nothing was.
+    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
+        bits by each row's largest magnitude; weights then have a scale for each output); ``static`` (the same, by one
+        scale for all rows, where a norm gives the input; the other layers have blocks). None: ``block``.
     """
 
     precision: Precision
@@ -199,6 +213,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
     rules: tuple[ModuleRule, ...] = ()
+    transforms: tuple[TransformName, ...] = ()
+    transform_seed: int | None = None
+    calibration: CalibrationText | None = None
     activations: Activations | None = None
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llorch_export.options import ROW_KL_LIMIT, ExportOptions
+from llorch_export.options import WHOLE_KL_LIMIT, ExportOptions
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import Recipe
 
@@ -22,7 +22,7 @@ def test_rows_leave_blocks_to_the_head() -> None:
         head_precision="int8",
         block_size=32,
         accuracy_level=4,
-        kl_limit=ROW_KL_LIMIT,
+        kl_limit=WHOLE_KL_LIMIT,
         activations="row",
     )
 
@@ -38,7 +38,7 @@ def test_without_a_block_nothing_is_said_of_blocks() -> None:
         head_precision="fp32",
         block_size=None,
         accuracy_level=None,
-        kl_limit=ROW_KL_LIMIT,
+        kl_limit=WHOLE_KL_LIMIT,
         activations="row",
     )
 

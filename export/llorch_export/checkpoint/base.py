@@ -30,6 +30,8 @@ class LazyTensor:
         each call reads anew, nothing is kept. Raises ArtifactError if they cannot be read or are not finite.
     read_blocks: for a type that is stored in quantised blocks, reads rows ``start`` to ``stop`` (excluded) as stored
         bytes [stop - start, bytes of a row], in the order of ``shape``'s rows.
+    load_whole: of a tensor whose every row depends on the whole of another: computes all of it at once, which costs as
+        much as some rows do.
     """
 
     name: str
@@ -37,17 +39,23 @@ class LazyTensor:
     dtype: str
     load_rows: Callable[[int, int], npt.NDArray[np.float32]]
     read_blocks: Callable[[int, int], npt.NDArray[np.uint8]] | None = None
+    load_whole: Callable[[], npt.NDArray[np.float32]] | None = None
 
     def load(self) -> npt.NDArray[np.float32]:
         """Read all of it; for matrices of a large model, :meth:`row_chunks` is the way that stays small."""
         return self.load_rows(0, self.shape[0])
 
     def row_chunks(self) -> Iterator[npt.NDArray[np.float32]]:
-        """Read it from the first row to the last in chunks of about ``CHUNK_ELEMENTS``."""
+        """Read it from the first row to the last in chunks of about ``CHUNK_ELEMENTS``.
+
+        Memory holds a chunk; all of it where the tensor has ``load_whole``, until the last chunk is given.
+        """
         rows = self.shape[0]
         step = max(1, CHUNK_ELEMENTS // math.prod(self.shape[1:]))
+        whole = None if self.load_whole is None else self.load_whole()
         for start in range(0, rows, step):
-            yield self.load_rows(start, min(start + step, rows))
+            stop = min(start + step, rows)
+            yield self.load_rows(start, stop) if whole is None else whole[start:stop]
 
 
 @dataclass(frozen=True, slots=True)

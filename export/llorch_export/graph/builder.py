@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,9 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats import Formats
+from llorch_export.formats import Formats, Whole
 from llorch_export.graph.weights import WeightPlan
+from llorch_export.transform.calibration import Calibration
 from llorch_serve.manifest import LlamaConfig, Recipe
 
 CONTRIB = "com.microsoft"
@@ -20,22 +22,38 @@ FLOAT = ir.DataType.FLOAT
 Attributes = Mapping[str, int | float | str]
 
 
+@dataclass(frozen=True, slots=True)
+class ActivationCodes:
+    """A value in bytes: codes like the value, uint8 around 128; scale [..., 1], or [] if all rows share it, float32."""
+
+    codes: ir.Value
+    scale: ir.Value
+
+
 class GraphBuilder:
     """State of one graph under construction.
 
     tensors: the checkpoint's, by Hugging Face name.
-    activation_codes: codes and scales of values that have been rounded to bytes, so that layers which read the same
-        value share them.
+    calibration: what was measured on these tensors, where the recipe calls for it.
+    activation_codes: of values that have been rounded to bytes in some form, so that layers which read the same value
+        share them.
     """
 
-    def __init__(self, config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> None:
+    def __init__(
+        self,
+        config: LlamaConfig,
+        recipe: Recipe,
+        tensors: Mapping[str, LazyTensor],
+        calibration: Calibration | None = None,
+    ) -> None:
         self.config = config
         self.recipe = recipe
         self.formats = Formats(recipe)
         self.tensors = tensors
+        self.calibration = calibration
         self.weights = WeightPlan()
         self.tape = Tape()
-        self.activation_codes: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        self.activation_codes: dict[tuple[ir.Value, Whole], ActivationCodes] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def op(

@@ -29,6 +29,7 @@ from llorch_export.graph.mlp import mlp
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.rope import rotary_tables
 from llorch_export.graph.weights import WeightJob
+from llorch_export.transform.calibration import Calibration
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, TensorSpec
 
@@ -53,14 +54,21 @@ class DecoderGraph:
 
 
 def build_decoder(
-    config: LlamaConfig, recipe: Recipe, tensors: Mapping[str, LazyTensor], *, context_length: int
+    config: LlamaConfig,
+    recipe: Recipe,
+    tensors: Mapping[str, LazyTensor],
+    *,
+    context_length: int,
+    calibration: Calibration | None = None,
 ) -> DecoderGraph:
     """Build the graph; reads no weight.
+
+    calibration: what was measured on ``tensors``, where the recipe calls for it.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
     """
     _check_shapes(config)
-    b = GraphBuilder(config, recipe, tensors)
+    b = GraphBuilder(config, recipe, tensors, calibration)
     kv = KvLayout(
         layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads, head_dim=config.head_dim
     )

@@ -1,41 +1,33 @@
 """Linear layers in whole bytes: signed weights with a scale for each output, unsigned activations with one for each row.
 
 Input is a float32 value and the names of checkpoint tensors; output are nodes and planned initialisers. Every row of
-activations is rounded by its own largest magnitude, so that a row's result does not depend on its neighbours. The
-products are whole numbers, added up without rounding whatever the number of rows.
+activations is rounded by its own largest magnitude, or all by a constant, so that a row's result does not depend on its
+neighbours. The products are whole numbers, added up without rounding whatever the number of rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 
 from llorch_export.formats import Whole
-from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.builder import CONTRIB, FLOAT, ActivationCodes, GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.channels import LARGEST, quantize_channels
 from llorch_export.quantize.layout import Matrix
+from llorch_export.static_scales import static_scale
 from llorch_serve.errors import ArtifactError
 
 _ZERO_POINT: Final = 128
 _SMALLEST_MAGNITUDE: Final = 1e-30
 """Rows below it count as it: an all-zero row then has a scale too, and no scale is so small that it rounds to 0."""
-_MOST_INPUTS: Final = (2**31 - 1) // LARGEST**2
+_MOST_INPUTS: Final = (2**31 - 1) // (_ZERO_POINT * LARGEST)
 """More products of two codes than this could exceed the 32 bits that they are added up in."""
 # Codes of a transposed matrix held at a time: 128 MiB, more than those of a 70B model take but for its head.
 _BAND_ELEMENTS: Final = 2**27
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationCodes:
-    """A value in bytes: codes like the value, uint8 around 128; scale [..., 1], float32."""
-
-    codes: ir.Value
-    scale: ir.Value
 
 
 def integer_linear(
@@ -68,7 +60,10 @@ def integer_linear(
         lambda: _transposed(chunks, in_features, out_features),
     )
     shape = (*lead, out_features)
-    entering = _row_codes(b, x, in_features, lead)
+    entering = b.activation_codes.get((x, activations))
+    if entering is None:
+        make = _row_codes if activations == "row" else _static_codes
+        entering = b.activation_codes[x, activations] = make(b, x, modules, (*lead, in_features))
     product = b.op(
         "MatMulIntegerToFloat",
         [entering.codes, codes, entering.scale, scales, _zero_point(b)],
@@ -80,31 +75,37 @@ def integer_linear(
     return product if bias is None else b.op("Add", [product, bias], name=name, shape=shape)
 
 
-def _row_codes(b: GraphBuilder, x: ir.Value, width: int, lead: Sequence[int | str]) -> ActivationCodes:
-    """Append the rounding of each row of ``x`` [*lead, width], or return it if another layer has asked for it."""
-    known = b.activation_codes.get(x)
-    if known is not None:
-        return ActivationCodes(*known)
-    column = (*lead, 1)
+def _row_codes(
+    b: GraphBuilder, x: ir.Value, modules: Sequence[str], shape: tuple[int | str, ...]
+) -> ActivationCodes:
+    """Append the rounding of each row of ``x`` by the row's own largest magnitude."""
+    column = (*shape[:-1], 1)
     axis = b.shared_constant("rows.axis", np.array([-1], np.int64))
     smallest = b.shared_constant("rows.smallest", np.array(_SMALLEST_MAGNITUDE, np.float32))
     step = b.shared_constant("rows.step", np.array(1 / LARGEST, np.float32))
     one = b.shared_constant("rows.one", np.array(1, np.float32))
-    magnitudes = b.op("Abs", [x], name=f"{x.name}/magnitudes", shape=(*lead, width))
+    magnitudes = b.op("Abs", [x], name=f"{x.name}/magnitudes", shape=shape)
     largest = b.op("ReduceMax", [magnitudes, axis], name=f"{x.name}/largest", shape=column)
     guarded = b.op("Max", [largest, smallest], name=f"{x.name}/range", shape=column)
     scale = b.op("Mul", [guarded, step], name=f"{x.name}/scale", shape=column)
-    ratio = b.op("Div", [x, scale], name=f"{x.name}/ratio", shape=(*lead, width))
-    # QuantizeLinear takes no scale that is computed for each row, but rounds and shifts in one pass.
-    codes = b.op(
-        "QuantizeLinear",
-        [ratio, one, _zero_point(b)],
-        name=f"{x.name}/codes",
-        shape=(*lead, width),
-        dtype=ir.DataType.UINT8,
-    )
-    b.activation_codes[x] = (codes, scale)
-    return ActivationCodes(codes, scale)
+    ratio = b.op("Div", [x, scale], name=f"{x.name}/ratio", shape=shape)
+    # QuantizeLinear takes no scale for each row, but rounds and shifts in one pass.
+    return ActivationCodes(_rounded(b, ratio, one, f"{x.name}/row_codes", shape), scale)
+
+
+def _static_codes(
+    b: GraphBuilder, x: ir.Value, modules: Sequence[str], shape: tuple[int | str, ...]
+) -> ActivationCodes:
+    """Append the rounding of ``x`` by a constant; what lies beyond its 127 steps is cut."""
+    scale = b.constant(f"{x.name}/static_scale", np.array(static_scale(b.calibration, modules), np.float32))
+    return ActivationCodes(_rounded(b, x, scale, f"{x.name}/static_codes", shape), scale)
+
+
+def _rounded(
+    b: GraphBuilder, x: ir.Value, scale: ir.Value, name: str, shape: tuple[int | str, ...]
+) -> ir.Value:
+    """Append ``x / scale`` rounded to the nearest of -128 to 127, plus 128."""
+    return b.op("QuantizeLinear", [x, scale, _zero_point(b)], name=name, shape=shape, dtype=ir.DataType.UINT8)
 
 
 def _zero_point(b: GraphBuilder) -> ir.Value:

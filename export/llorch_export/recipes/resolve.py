@@ -46,7 +46,7 @@ def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> 
         if rule not in winners.values():
             raise UsageError(f"{rule.label} has no effect: later rules settle every module that it matches")
     formats = {module: _format(rule, recipe, module) for module, rule in winners.items()}
-    if config.tie_word_embeddings:
+    if config.tie_word_embeddings and "rotate" not in recipe.transforms:  # which makes two tables
         _join_tables(formats, winners)
     grouped: dict[ModuleFormat, list[str]] = {}
     for module in names:

@@ -6,13 +6,13 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType
+from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 
@@ -115,6 +115,25 @@ def command(
     if_changed: Annotated[
         bool, typer.Option("--if-changed", help="Do nothing if DIR already holds this very export.")
     ] = False,
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Exact changes of the weights that make them easier to quantise, separated by commas. rotate: the residual "
+            "stream into another basis; hadamard: the same for values; equalise: keys against queries; smooth: the down "
+            "projection's input. The last two need --calibration.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A text like those the model will see, a few pages long, to measure on what the recipe measures. Its hash "
+            "goes into the manifest.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print shapes and sizes; reads no weights, writes nothing.")
     ] = False,
@@ -155,6 +174,8 @@ def command(
         force=force,
         if_changed=if_changed,
         lora=lora,
+        calibration=calibration,
+        transforms=_transforms(transform),
         activations=activations,
     )
     if recipe is not None:
@@ -197,6 +218,19 @@ def command(
         )
     if not manifest.stop_token_ids:
         say("note: the checkpoint names no end-of-sequence token; answers end at max_tokens or a stop string")
+
+
+def _transforms(value: str | None) -> tuple[TransformName, ...]:
+    """Return the names in a list separated by commas. Raises UsageError for one that is unknown or said twice."""
+    known: dict[str, TransformName] = {name: name for name in get_args(TransformName)}
+    names = [] if value is None else [name.strip() for name in value.split(",")]
+    for index, name in enumerate(names):
+        if name not in known or name in names[:index]:
+            raise UsageError(
+                f"--transform {value} has {name!r} {'twice' if name in known else 'in it'}; "
+                f"expected some of {', '.join(known)}, separated by commas"
+            )
+    return tuple(known[name] for name in names)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -83,7 +83,7 @@ def _memory(found: Contents) -> Iterator[str]:
 
 def _set(values: dict[str, object]) -> dict[str, object]:
     """Leave out what is not set."""
-    return {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None and value != ()}
 
 
 def _pairs(values: dict[str, object] | dict[str, int] | dict[str, str]) -> str:
@@ -95,6 +95,8 @@ def _plain(value: object) -> str:
         return f"({_pairs(_set(value))})"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
     return str(value)
 
 

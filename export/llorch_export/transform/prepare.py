@@ -1,0 +1,71 @@
+"""From a checkpoint to the weights that the graph takes: measured on a text and transformed, as the recipe says.
+
+The order of the passes is fixed: they commute, and rotation comes last because it reads matrices whole. What the graph
+itself needs measured is measured on the weights that the passes leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.transform.calibrate import calibrate
+from llorch_export.transform.calibration import (
+    Calibration,
+    CalibrationIds,
+    measured_transforms,
+    measured_weights,
+)
+from llorch_export.transform.equalise import equalise
+from llorch_export.transform.hadamard import hadamard
+from llorch_export.transform.lazy import Tensors
+from llorch_export.transform.rotate import rotate, untied
+from llorch_export.transform.smooth import smooth
+from llorch_serve.manifest import LlamaConfig, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the graph is built from. calibration: measured on ``tensors``; None where the graph measures nothing."""
+
+    config: LlamaConfig
+    tensors: Tensors
+    calibration: Calibration | None
+
+
+def prepare(
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    text: CalibrationIds | None,
+    progress: Callable[[str, int, int], None],
+) -> Prepared:
+    """Return the checkpoint's config and tensors as the recipe's transforms leave them. Raises as :func:`calibrate` does."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    if measured_transforms(recipe):
+        assert text is not None, "options that measure come with a text"
+        measured = calibrate(config, tensors, text.ids, progress)
+        if "equalise" in recipe.transforms:
+            tensors = equalise(config, tensors, measured)
+        if "smooth" in recipe.transforms:
+            tensors = smooth(config, tensors, measured)
+    config, tensors = fixed_transforms(config, tensors, recipe)
+    again = None
+    if measured_weights(recipe):
+        assert text is not None, "options that measure come with a text"
+        again = calibrate(config, tensors, text.ids, progress)
+    return Prepared(config, tensors, again)
+
+
+def fixed_transforms(config: LlamaConfig, tensors: Tensors, recipe: Recipe) -> tuple[LlamaConfig, Tensors]:
+    """Apply the recipe's transforms that measure nothing, the only ones that change what the graph looks like.
+
+    Reads no weight. Raises ArtifactError if a size has no basis.
+    """
+    if "hadamard" in recipe.transforms:
+        tensors = hadamard(config, tensors)
+    if "rotate" in recipe.transforms:
+        assert recipe.transform_seed is not None, "a rotation has a seed"
+        config, tensors = untied(config, tensors)
+        tensors = rotate(config, tensors, recipe.transform_seed)
+    return config, tensors

@@ -1,0 +1,51 @@
+"""The down projection's input of even magnitude (as in SmoothQuant, Xiao et al. 2023): channels of up over a scale.
+
+The input of the down projection is silu(gate) * up, so a channel of up may be divided by what the down projection's
+column is multiplied with. The scale is ``sqrt(max |m| / rms(w))``, with m the channel on the calibration text and w the
+column: half of the difficulty moves from activations into weights.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.transform.calibration import Calibration
+from llorch_export.transform.lazy import LayerNames, Tensors, Vector, balance, scaled_columns, scaled_rows
+from llorch_serve.manifest import LlamaConfig
+
+Float64 = npt.NDArray[np.float64]
+
+UP, DOWN = "mlp.up_proj", "mlp.down_proj"
+
+
+def smooth(config: LlamaConfig, tensors: Tensors, measured: Calibration) -> Tensors:
+    """Return the tensors of the same model with inputs of the down projections that are easier to round."""
+    result = dict(tensors)
+    for layer in range(config.num_hidden_layers):
+        names = LayerNames(layer)
+        down = names.weight(DOWN)
+        scale = functools.cache(
+            functools.partial(_scale, tensors[down], measured.inputs[down].absmax.astype(np.float64))
+        )
+        result[down] = scaled_columns(tensors[down], scale)
+        for name in names.both(UP, tensors):
+            result[name] = scaled_rows(tensors[name], _inverse(scale))
+    return result
+
+
+def _scale(weight: LazyTensor, absmax: Float64) -> Float64:
+    """Return the scale of each of the down projection's columns."""
+    squares = np.zeros(weight.shape[1])
+    for chunk in weight.row_chunks():
+        squares += np.square(chunk, dtype=np.float64).sum(axis=0)
+    rms = np.sqrt(squares / weight.shape[0])
+    usable = rms > 0
+    return balance(np.where(usable, np.sqrt(absmax / np.where(usable, rms, 1.0)), 0.0))
+
+
+def _inverse(scale: Vector) -> Vector:
+    return lambda: 1 / scale()
