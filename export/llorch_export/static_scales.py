@@ -26,15 +26,18 @@ _SMALLEST: Final = 1e-30  # of a channel that the text never moved; its scale mu
 
 
 def check_static(recipe: Recipe, calibration: Path | None) -> None:
-    """Raise UsageError if a layer's static scale would be a guess: no text to measure it on, and no rotation to know it by."""
-    if calibration is not None:
-        return
+    """Raise UsageError if a layer's static scale would be a guess: no text to measure it on, and no rotation to know it by.
+
+    As the whole recipe's form it needs a rotation in any case; rules may name the layers that do without.
+    """
     rotated = "rotate" in recipe.transforms
     if recipe.activations == "static" and not rotated:
         raise UsageError(
-            "--activations static needs to know how large values get; add --calibration FILE to measure it, or "
-            "--transform rotate, after which norms give values of known size"
+            "--activations static without a rotation lets a few large channels settle the step of all (0.14 nats on "
+            "SmolLM2-135M); add --transform rotate, or choose --activations row"
         )
+    if calibration is not None:
+        return
     for rule in recipe.rules:
         for module in rule.modules:
             if rule.activations == "static" and not (rotated and module.endswith(NORM_READERS)):
