@@ -12,6 +12,7 @@ import pytest
 
 import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
+from llorch_export.formats import ModuleFormat
 from llorch_export.graph.blocks import quantised
 from llorch_export.options import BITS, ExportOptions
 from llorch_serve.artifact import Artifact
@@ -57,7 +58,8 @@ def quantised_weights(overrides: dict[str, Any], recipe: Recipe) -> Weights:
         ):
             block_size = recipe.fine_block_size
         assert block_size is not None
-        blocks = quantised(value, recipe, BITS[here], block_size)
+        quantizer = recipe.quantizer if here == "int4" else None
+        blocks = quantised(value, ModuleFormat(here, block_size, quantizer, recipe.scale_type))
         return dequantise(blocks, bits=BITS[here], columns=value.shape[1])
 
     return {name: kept(name, value) for name, value in tiny_weights(tiny_llama_config(**overrides)).items()}
