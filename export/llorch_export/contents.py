@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 SLOTS: Final = (1, 8, 32)
 _SHORT_CONTEXT: Final = 2048
 _BLOCK_INPUTS: Final = {2: "scales", 3: "zero points"}
-_PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits")
+_QUANTISED_INPUTS: Final = {
+    "MatMulNBits": _BLOCK_INPUTS,
+    "GatherBlockQuantized": _BLOCK_INPUTS,
+    "MatMulIntegerToFloat": {2: "constants", 3: "scales", 4: "constants"},
+}
+_PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +168,8 @@ def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
 def _purpose(node: onnx.NodeProto, index: int) -> str:
     """Say what a node's input is for, should it be a weight."""
     kind = node.op_type
-    if kind in ("MatMulNBits", "GatherBlockQuantized") and index in _BLOCK_INPUTS:
-        return _BLOCK_INPUTS[index]
+    if index in (special := _QUANTISED_INPUTS.get(kind, {})):
+        return special[index]
     if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and "logits" in node.output):
         return "embedding and head"
     if kind == "GroupQueryAttention":

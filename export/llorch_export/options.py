@@ -8,9 +8,18 @@ from typing import Final, Literal
 
 import msgspec
 
+from llorch_export.formats import uses_static, whole
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Interop, Precision, Quantizer, Recipe, ScaleType, TransformName
+from llorch_serve.manifest import (
+    Activations,
+    Interop,
+    Precision,
+    Quantizer,
+    Recipe,
+    ScaleType,
+    TransformName,
+)
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
@@ -48,6 +57,10 @@ KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
 
+WHOLE_KL_LIMIT: Final = 0.06
+"""The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Modules that a mixed recipe stores otherwise; the last rule that matches a module settles it.
@@ -65,6 +78,7 @@ class Rule:
     quantizer: Quantizer | None = None
     scale_type: ScaleType | None = None
     label: str = "a rule"
+    activations: Activations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,7 @@ class ExportOptions:
     calibration: a text to measure on what the recipe measures.
     transforms: exact changes of the weights before they are quantised, in any order.
     interop: another runtime that shall load the artifact too.
+    activations: how what enters int8 layers is rounded; None takes ``block``.
     """
 
     source: str
@@ -106,6 +121,7 @@ class ExportOptions:
     calibration: Path | None = None
     transforms: tuple[TransformName, ...] = ()
     interop: Interop | None = None
+    activations: Activations | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
@@ -120,18 +136,21 @@ class ExportOptions:
                 transform_seed=SEED if "rotate" in self.transforms else None,
             )
         if not self.rules:  # else it depends on what they mean
-            require_use(recipe, self.calibration)
+            require_use(recipe, self.calibration, may_measure=uses_static(recipe))
         return recipe
 
     def _precision_recipe(self) -> Recipe:
         precision = self.precision or DEFAULT_PRECISION
         head = self.head_precision or DEFAULT_HEAD[precision]
+        activations = self._activations(precision)
         if "source" in (precision, head):
             return self._source_recipe(precision, head)
         fine_block_size = self._fine_block_size(precision)
         quantised = [p for p in (precision, head) if p in BITS]
         ruled = [rule.precision for rule in self.rules if rule.precision is not None]
         kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled))
+        if activations is not None or any(whole(rule.activations) for rule in self.rules):
+            kl_limit = max(kl_limit, WHOLE_KL_LIMIT)
         if not quantised and not any(p in BITS for p in ruled):
             for flag, value in (
                 ("--block-size", self.block_size),
@@ -150,6 +169,8 @@ class ExportOptions:
                 accuracy_level=None,
                 kl_limit=KL_LIMIT["fp32"],
             )
+        if activations == "row" and head not in BITS and not self.rules:
+            return self._blockless_recipe(activations)
         accuracy_level = 4 if self.accuracy_level is None else self.accuracy_level
         if not quantised:
             self._check_only_rules_quantise(precision)
@@ -182,6 +203,44 @@ class ExportOptions:
             kl_limit=kl_limit,
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in (*quantised, *ruled) else None,
             scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
+            activations=activations,
+        )
+
+    def _activations(self, precision: Precision) -> Activations | None:
+        """Return the form for the recipe; None for blocks, which is what recipes said before there was a choice."""
+        if self.activations in (None, "block"):
+            return None
+        if precision != "int8":
+            raise UsageError(
+                f"--activations {self.activations} multiplies bytes with bytes, which takes --precision int8 and not "
+                f"{precision}; leave it out or choose int8"
+            )
+        if self.fine_block_size is not None:
+            raise UsageError(
+                f"--fine-block-size {self.fine_block_size} has no effect with --activations {self.activations}, where a "
+                "weight's blocks are its whole rows; leave it out"
+            )
+        return self.activations
+
+    def _blockless_recipe(self, activations: Activations) -> Recipe:
+        for flag, value in (
+            ("--block-size", self.block_size),
+            ("--accuracy-level", self.accuracy_level),
+            ("--scale-type", self.scale_type),
+            ("--quantizer", self.quantizer),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} {value} has no effect with --activations {activations} and --head-precision fp32, which "
+                    "leave no weight in blocks; leave it out or choose another head"
+                )
+        return Recipe(
+            precision="int8",
+            head_precision="fp32",
+            block_size=None,
+            accuracy_level=None,
+            kl_limit=WHOLE_KL_LIMIT,
+            activations=activations,
         )
 
     def _check_only_rules_quantise(self, precision: Precision) -> None:

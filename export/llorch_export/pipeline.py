@@ -19,6 +19,7 @@ from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.lora import merged_tensors, with_adapter
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint, open_config
+from llorch_export.formats import uses_static
 from llorch_export.genai import guest_files
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
@@ -27,6 +28,7 @@ from llorch_export.graph.weights import DATA_FILE
 from llorch_export.options import ExportOptions
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.recipes.resolve import with_rules
+from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
     CalibrationIds,
     measured_moments,
@@ -81,7 +83,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     recipe = with_rules(recipe, options.rules, checkpoint.config)
-    require_use(recipe, options.calibration)
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe))
+    check_static(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
     text = None
     if options.calibration is not None:
@@ -169,7 +172,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     recipe = with_rules(recipe, options.rules, config)
-    require_use(recipe, options.calibration)
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe))
+    check_static(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)

@@ -17,6 +17,7 @@ SCHEMA_VERSION: Final = 1
 Precision = Literal["fp32", "int8", "int4", "source"]
 ScaleType = Literal["float32", "bfloat16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq"]
+Activations = Literal["block", "row", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -158,12 +159,19 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
+class CalibrationText(_Struct, frozen=True, kw_only=True):
+    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
+
+    sha256: Sha256
+    tokens: Count
+
+
 class ModuleRule(_Struct, frozen=True, kw_only=True):
     """Matrices that are stored otherwise than the recipe's defaults have it.
 
     modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
         by ``model.embed_tokens``.
-    block_size, quantizer, scale_type: as in :class:`Recipe`.
+    block_size, quantizer, scale_type, activations: as in :class:`Recipe`.
     """
 
     modules: tuple[str, ...]
@@ -171,13 +179,7 @@ class ModuleRule(_Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
-
-
-class CalibrationText(_Struct, frozen=True, kw_only=True):
-    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
-
-    sha256: Sha256
-    tokens: Count
+    activations: Activations | None = None
 
 
 class Recipe(_Struct, frozen=True, kw_only=True):
@@ -199,6 +201,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         queries), ``smooth`` (the down projection's input).
     transform_seed: of the random bases of ``rotate``; None: there are none.
     calibration: what was measured for transforms, scales or activations; None: nothing was.
+    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
+        bits by each row's largest magnitude; weights then have a scale for each output); ``static`` (the same, by one
+        scale for all rows, where a norm gives the input; the other layers have blocks). None: ``block``.
     """
 
     precision: Precision
@@ -213,6 +218,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     transforms: tuple[TransformName, ...] = ()
     transform_seed: int | None = None
     calibration: CalibrationText | None = None
+    activations: Activations | None = None
 
     @property
     def precisions(self) -> frozenset[Precision]:

@@ -15,6 +15,10 @@ from llorch_serve.errors import ProviderError
 
 CPU: Final = "CPUExecutionProvider"
 
+EXACT_BYTES: Final = ("session.x64quantprecision", "1")
+"""A session setting for layers in whole bytes. x86 CPUs without VNNI add pairs of products in 16 bits, which saturates
+and gives wrong sums; with it the runtime takes exact, slower kernels there. CPUs with VNNI are exact either way."""
+
 # Every one of these distributions installs the same module, so two of them overwrite each other's files.
 _DISTRIBUTIONS: Final = (
     "onnxruntime",

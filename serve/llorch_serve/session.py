@@ -19,7 +19,7 @@ from llorch_serve.capabilities import FULL
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.providers import CPU, Placement, import_runtime, placement, usable_cpus
+from llorch_serve.providers import CPU, EXACT_BYTES, Placement, import_runtime, placement, usable_cpus
 
 Logits = npt.NDArray[np.float32]
 
@@ -199,6 +199,7 @@ def runtime_options(runtime: Any, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.add_session_config_entry(*EXACT_BYTES)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options
 

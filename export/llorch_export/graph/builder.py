@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats import Formats
+from llorch_export.formats import Formats, Whole
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.transform.calibration import Calibration
@@ -22,12 +23,22 @@ FLOAT = ir.DataType.FLOAT
 Attributes = Mapping[str, int | float | str]
 
 
+@dataclass(frozen=True, slots=True)
+class ActivationCodes:
+    """A value in bytes: codes like the value, uint8 around 128; scale [..., 1], or [] if all rows share it, float32."""
+
+    codes: ir.Value
+    scale: ir.Value
+
+
 class GraphBuilder:
     """State of one graph under construction.
 
     tensors: the checkpoint's, by Hugging Face name.
     calibration: what was measured on these tensors, where the recipe calls for it.
     moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
+    activation_codes: of values that have been rounded to bytes in some form, so that layers which read the same value
+        share them.
     """
 
     def __init__(
@@ -46,6 +57,7 @@ class GraphBuilder:
         self.moments = moments
         self.weights = WeightPlan()
         self.tape = Tape()
+        self.activation_codes: dict[tuple[ir.Value, Whole], ActivationCodes] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def op(

@@ -1,4 +1,4 @@
-"""Linear layers ``y = x W^T + b``, in fp32 or with weights in blocks."""
+"""Linear layers ``y = x W^T + b``: in fp32, with weights in blocks, or in whole bytes (``integer.py``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.integer import integer_linear
 from llorch_export.quantize.layout import Matrix
 
 # Of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take.
@@ -36,6 +37,8 @@ def linear(
     shape = (*lead, out_features)
     form = b.formats.of(modules[0])
     assert all(b.formats.of(module) == form for module in modules), modules
+    if form.activations is not None:
+        return integer_linear(b, x, modules, form.activations, name=name, lead=lead, bias=bias_value)
     weight = block_weight(b, name, weights, form)
     if weight is None:
         transposed = b.weights.stream(

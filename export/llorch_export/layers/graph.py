@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, ProviderError
-from llorch_serve.providers import CPU, import_runtime
+from llorch_serve.providers import CPU, EXACT_BYTES, import_runtime
 
 Array = npt.NDArray[np.float32]
 _BEFORE_SOFTMAX = 1  # GroupQueryAttention's qk_output
@@ -81,6 +81,7 @@ def run_observed(artifact: Artifact, token_ids: Sequence[int], *, threads: int) 
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    options.add_session_config_entry(*EXACT_BYTES)
     # The data file is found here, as if the model had been loaded from the folder.
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(artifact.folder.resolve())

@@ -12,7 +12,7 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Interop, Precision, Quantizer, ScaleType, TransformName
+from llorch_serve.manifest import Activations, Interop, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 if TYPE_CHECKING:
@@ -100,6 +100,15 @@ def command(
             metavar="NAME|FILE",
             help="A mixed recipe: int4, int4-mixed, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
             "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
+            show_default=False,
+        ),
+    ] = None,
+    activations: Annotated[
+        Activations | None,
+        typer.Option(
+            help="How what enters int8 layers is rounded. block: with the weights' blocks (default). row: by each row's "
+            "largest magnitude, against whole rows of weights (0.029 nats on SmolLM2-135M, 0.012 with --transform "
+            "rotate,hadamard). static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006).",
             show_default=False,
         ),
     ] = None,
@@ -205,6 +214,7 @@ def command(
         calibration=calibration,
         transforms=_transforms(transform),
         interop=interop,
+        activations=activations,
     )
     _check_via(via, optimum_python, dry_run=dry_run)
     if recipe is not None:
@@ -229,7 +239,7 @@ def command(
     _report(result, time.perf_counter() - started, max_context, as_json=as_json)
 
 
-def _check_via(via: Exporter | None, optimum_python: Path | None, *, dry_run: bool) -> None:
+def _check_via(via: Exporter | None, optimum_python: str | None, *, dry_run: bool) -> None:
     if optimum_python is not None and via is None:
         raise UsageError("--optimum-python has no effect without --via optimum; give both")
     if dry_run and via is not None:
