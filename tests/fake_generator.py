@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.load import Load
 from llorch_serve.requests import (
     ChatPrompt,
     Completion,
@@ -47,6 +48,21 @@ INFO = ModelInfo(
     batch_invariant=True,
     kind="optimum",
     limits=("no batching", "no chunked prefill"),
+)
+
+
+LOAD = Load(
+    running=1,
+    waiting=2,
+    slots=8,
+    kv_tokens_running=3,
+    kv_tokens_idle=4,
+    kv_tokens_total=2**33,
+    prompt_tokens=6,
+    cached_tokens=7,
+    generated_tokens=8,
+    drafted_tokens=9,
+    accepted_tokens=10,
 )
 
 
@@ -133,6 +149,9 @@ class FakeGenerator:
 
     def model_info(self) -> ModelInfo:
         return INFO
+
+    def load(self) -> Load:
+        return LOAD
 
     def close(self) -> None:
         with self._condition:

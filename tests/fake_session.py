@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +95,7 @@ _FIELDS = tuple(ResolvedSampling.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One model call. prefill: a single slot and its chunk. decode: one token for each slot from 0.
+    """One model call. prefill, verify: a single slot and its chunk. decode: one token for each slot from 0.
 
     tokens: for each slot of the call, what its cache stands for after the call.
     """
@@ -112,6 +113,7 @@ class FakeSession:
     rule: forces tokens, so that a test can write the answer.
     before_call: called with each call before it is carried out; may block or raise.
     edit: called with each call and its logits, which it may change in place.
+    kinds: for each slot and position, the kind of call that wrote it.
     """
 
     slots: int = 4
@@ -122,6 +124,9 @@ class FakeSession:
     edit: Callable[[Call, Logits], None] = lambda _call, _logits: None
     calls: list[Call] = field(default_factory=list)
     moves: list[tuple[int, int, int]] = field(default_factory=list)
+    swaps: list[tuple[int, int, int]] = field(default_factory=list)
+    releases: list[tuple[int, int]] = field(default_factory=list)
+    kinds: list[list[str]] = field(init=False)
     capabilities: Capabilities = FULL
     _cache: list[list[bytes]] = field(init=False)
     _tokens: list[list[int]] = field(init=False)
@@ -129,10 +134,11 @@ class FakeSession:
     def __post_init__(self) -> None:
         self._cache = [[_UNWRITTEN] * self.context for _ in range(self.slots)]
         self._tokens = [[-1] * self.context for _ in range(self.slots)]
+        self.kinds = [[""] * self.context for _ in range(self.slots)]
 
     @property
     def capacity(self) -> KvCapacity:
-        return KvCapacity(self.slots, self.context, bytes_per_token=8)
+        return KvCapacity(self.slots, self.context, bytes_per_token=8, budget=self.slots * self.context)
 
     @property
     def placement(self) -> Placement:
@@ -141,16 +147,24 @@ class FakeSession:
     def prefill(
         self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
     ) -> Logits:
+        rows = [len(token_ids) - 1] if wanted is None else list(wanted)
+        return self._chunk("prefill", slot, token_ids, start, rows)
+
+    def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
+        return self._chunk("verify", slot, token_ids, start, range(len(token_ids)))
+
+    def _chunk(
+        self, kind: str, slot: int, token_ids: Sequence[int], start: int, rows: Sequence[int]
+    ) -> Logits:
         assert token_ids
         end = start + len(token_ids)
         assert 0 <= start < end <= self.context, "positions outside the cache"
         after = (*self._tokens[slot][:start], *token_ids)
-        call = Call("prefill", (slot,), tuple(token_ids), (after,))
+        call = Call(kind, (slot,), tuple(token_ids), (after,))
         self.calls.append(call)
         self.before_call(call)
         for position, token in enumerate(token_ids, start):
-            self._write(slot, position, token)
-        rows = [len(token_ids) - 1] if wanted is None else list(wanted)
+            self._write(slot, position, token, kind)
         logits = np.empty((len(rows), self.vocab_size), np.float32)
         for row, index in enumerate(rows):
             logits[row] = self._read(slot, start + index + 1)
@@ -168,7 +182,7 @@ class FakeSession:
         self.before_call(call)
         logits = np.empty((count, self.vocab_size), np.float32)
         for slot, (token, length) in enumerate(zip(token_ids, lengths, strict=True)):
-            self._write(slot, length - 1, token)
+            self._write(slot, length - 1, token, "decode")
             logits[slot] = self._read(slot, length)
         self.edit(call, logits)
         return logits
@@ -176,13 +190,30 @@ class FakeSession:
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         assert source != target
         self.moves.append((source, target, tokens))
-        self._cache[target][:tokens] = self._cache[source][:tokens]
-        self._tokens[target][:tokens] = self._tokens[source][:tokens]
+        for rows in self._all_rows():
+            rows[target][:tokens] = rows[source][:tokens]
 
-    def _write(self, slot: int, position: int, token: int) -> None:
+    def swap_slots(self, first: int, second: int, tokens: int) -> None:
+        assert first != second
+        self.swaps.append((first, second, tokens))
+        for rows in self._all_rows():
+            kept = rows[first][:tokens]
+            rows[first][:tokens] = rows[second][:tokens]
+            rows[second][:tokens] = kept
+
+    def release_slot(self, slot: int, keep: int) -> None:
+        self.releases.append((slot, keep))
+        self._cache[slot][keep:] = [_UNWRITTEN] * (self.context - keep)
+        self._tokens[slot][keep:] = [-1] * (self.context - keep)
+
+    def _all_rows(self) -> tuple[list[list[Any]], ...]:
+        return self._cache, self._tokens, self.kinds
+
+    def _write(self, slot: int, position: int, token: int, kind: str) -> None:
         assert 0 <= token < self.vocab_size
         self._cache[slot][position] = _digest(self._cache[slot][:position], token, position)
         self._tokens[slot][position] = token
+        self.kinds[slot][position] = kind
 
     def _read(self, slot: int, length: int) -> Logits:
         # The last digest depends on all below it as they were read when it was written.

@@ -34,6 +34,12 @@ The error of an output is then at most the sum over blocks of ``0.5 * scale * su
 KL_FP32: Final = 1e-6
 """Nats; the limit that ``llorch verify`` sets for fp32. Tiny models measure below 1e-10."""
 
+FP16_LOGITS: Final = 0.04
+"""fp16 graph against the float32 forward on float16-rounded weights: activations carry 11 bits (measured: 0.018 at most)."""
+
+KL_FP16: Final = 5e-6
+"""Nats, tiny models, fp16 against the same forward (measured: 1.9e-6 at most)."""
+
 KL_LEVEL_4_INT8: Final = 2e-3
 """Nats, tiny models, int8 weights and level 4 against level 0 of the same weights (measured: 5e-5 to 1e-3)."""
 
@@ -67,3 +73,5 @@ may move one activation to the next code (measured: 7e-7)."""
 
 KL_ROW_TINY: Final = 0.005
 """Nats, tiny models, activations rounded by rows against unrounded ones (measured: 1e-4 to 0.0023)."""
+KL_HALF_TARGETS: Final = 1e-5
+"""Nats, tiny models, graphs of other targets in float16 against float64 (measured: 6e-7 to 9e-7)."""

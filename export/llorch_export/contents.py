@@ -11,8 +11,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from llorch_export.graph.targets import TARGETS
 from llorch_serve.artifact import Artifact
-from llorch_serve.manifest import FileEntry, GenerationDefaults, LlamaConfig, Recipe, SourceInfo
+from llorch_serve.manifest import (
+    FileEntry,
+    FixedShapes,
+    GenerationDefaults,
+    LlamaConfig,
+    Recipe,
+    SourceInfo,
+    Target,
+)
 from llorch_serve.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,6 +37,9 @@ _QUANTISED_INPUTS: Final = {
     "GatherBlockQuantized": _BLOCK_INPUTS,
     "MatMulIntegerToFloat": {2: "constants", 3: "scales", 4: "constants"},
 }
+_DEQUANTIZED: Final = (None, "scales", "zero points")
+_TABLES: Final = ("embedding", "lm_head.weight")
+_HEADS: Final = ("logits", "logits/narrow")
 _PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 
 
@@ -68,6 +80,8 @@ class Contents:
 
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is used.
     layout, interop: as in :class:`llorch_serve.manifest.Manifest`.
+    checked_on: providers on which graphs of this target have been compared with the reference; not_checked_on: its own
+        provider, if it is not among them.
     """
 
     model_id: str
@@ -90,12 +104,17 @@ class Contents:
     graph: GraphContents | None
     layout: str
     interop: tuple[str, ...]
+    target: Target
+    checked_on: tuple[str, ...]
+    not_checked_on: str | None
+    fixed_shapes: FixedShapes | None
 
 
 def contents(artifact: Artifact) -> Contents:
     """Describe an artifact. Raises ArtifactError if its tokenizer or graph cannot be read."""
     manifest = artifact.manifest
     tokenizer = Tokenizer.load(artifact.tokenizer_path)
+    own = TARGETS[manifest.target].provider
     total = sum(entry.bytes for entry in manifest.files)
     lengths = sorted({min(_SHORT_CONTEXT, manifest.context_length), manifest.context_length})
     memory = [
@@ -124,6 +143,10 @@ def contents(artifact: Artifact) -> Contents:
         graph=_graph(artifact) if importlib.util.find_spec("onnx") else None,
         layout=manifest.layout,
         interop=manifest.interop,
+        target=manifest.target,
+        checked_on=manifest.checked_on,
+        not_checked_on=None if own in (None, *manifest.checked_on) else own,
+        fixed_shapes=manifest.fixed_shapes,
     )
 
 
@@ -167,13 +190,18 @@ def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
 
 def _purpose(node: onnx.NodeProto, index: int) -> str:
     """Say what a node's input is for, should it be a weight."""
-    kind = node.op_type
+    kind, name = node.op_type, node.input[index]
+    if name.startswith("rotary."):
+        return "rotary tables"
+    if name.endswith("norm.weight"):
+        return "norms"
     if index in (special := _QUANTISED_INPUTS.get(kind, {})):
         return special[index]
-    if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and "logits" in node.output):
+    if kind == "DequantizeLinear":
+        table = node.output[0] in _TABLES
+        return _DEQUANTIZED[index] or ("embedding and head" if table else "linear")
+    if kind == "Gather" and name.endswith(".scales"):
+        return "scales"
+    if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and node.output[0] in _HEADS):
         return "embedding and head"
-    if kind == "GroupQueryAttention":
-        return "rotary tables"
-    if "Norm" in kind:
-        return "norms"
     return "linear" if kind in _PRODUCTS else "constants"

@@ -61,6 +61,7 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
     """Return labels and options of the recipes worth comparing; outputs are placeholders."""
     base = ExportOptions(source=source, output=Path(), precision="int4")
     return [
+        ("fp16", replace(base, precision="fp16")),
         ("int8", replace(base, precision="int8")),
         ("int8 row", replace(base, precision="int8", activations="row")),
         ("int8 b128", replace(base, precision="int8", block_size=128)),

@@ -41,8 +41,28 @@ def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
         for node in model.graph.node
         if node.op_type == "Cast" and node.input[0] in weights
     }
+    # Rows of a table, which are looked up before they are dequantised.
+    looked_up = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Gather" and node.input[0] in weights
+    }
+    dequantised = {
+        name for node in model.graph.node if node.op_type == "DequantizeLinear" for name in node.input
+    }
+    widened = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Cast" and node.output[0] in dequantised
+    }
     found = []
     for node in model.graph.node:
+        if node.op_type == "DequantizeLinear":
+            names = (widened.get(name, name) for name in node.input)
+            found.append(_dequantised(node, [weights[looked_up.get(name, name)] for name in names]))
+            continue
+        if node.output[0] in dequantised or node.output[0] in widened.values():
+            continue
         inputs = [weights.get(narrow.get(name, name)) for name in node.input]
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             found.append(_in_blocks(node, inputs))
@@ -69,6 +89,14 @@ def _in_blocks(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> S
     return StoredModule(_module(node), f"int{bits}", block_size, zero_points is not None, 8 * total / count)
 
 
+def _dequantised(node: onnx.NodeProto, inputs: list[onnx.TensorProto]) -> StoredModule:
+    codes, *rest = inputs
+    bits = 4 if codes.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) else 8
+    block_size = next(a.i for a in node.attribute if a.name == "block_size")
+    bits_per_weight = bits * sum(_nbytes(tensor) for tensor in inputs) / _nbytes(codes)
+    return StoredModule(_module(node), f"int{bits}", block_size, len(rest) > 1, bits_per_weight)
+
+
 def _in_rows(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> StoredModule:
     """Describe a layer in whole bytes: a scale for each output, so no blocks."""
     codes, scales = inputs[1], inputs[3]
@@ -86,6 +114,8 @@ def _plain(node: onnx.NodeProto, tensor: onnx.TensorProto) -> StoredModule:
 
 def _module(node: onnx.NodeProto) -> str:
     name = node.output[0].removesuffix("/product")
+    if node.op_type == "DequantizeLinear":
+        name = name.removesuffix(".weight")
     if name.startswith("logits"):
         return HEAD
     return EMBEDDING if name.startswith("embedding") else name

@@ -8,23 +8,29 @@ from typing import Final, Literal
 
 import msgspec
 
-from llorch_export.formats import uses_static, whole
+from llorch_export.byte_layers import byte_layers, refuse_target, refuse_type
+from llorch_export.formats import EMBEDDING, HEAD, uses_static
+from llorch_export.graph.targets import TARGETS, BlockForm, Capabilities
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import (
     Activations,
+    ComputeType,
     Interop,
     Precision,
     Quantizer,
     Recipe,
     ScaleType,
+    Target,
     TransformName,
 )
 
 BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
-BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
+HALF_TYPES: Final[dict[Precision, ComputeType]] = {"fp16": "float16", "bf16": "bfloat16"}
+UNQUANTISED: Final[tuple[Precision, ...]] = ("fp32", *HALF_TYPES)
+"""Precisions whose weights are stored one by one, in the type that the graph computes in."""
 
-DEFAULT_PRECISION: Final[Precision] = "int8"
+BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 
 SEED: Final = 0
 """Of the rotation's signs. Another one gives another rounding error of the same size."""
@@ -41,6 +47,8 @@ elsewhere give the lower divergence at the same size (docs/precision.md)."""
 
 DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
     "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
     "int8": "int8",
     "int4": "int8",
     "source": "source",
@@ -53,11 +61,17 @@ DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
 
-KL_LIMIT: Final[dict[Precision, float]] = {"fp32": 1e-6, "int8": 0.01, "int4": 0.6, "source": 0.007}
+KL_LIMIT: Final[dict[Precision, float]] = {
+    "fp32": 1e-6,
+    "fp16": 1e-4,
+    "bf16": 0.01,
+    "int8": 0.01,
+    "int4": 0.6,
+    "source": 0.007,
+}
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
-
-WHOLE_KL_LIMIT: Final = 0.06
+BYTES_KL_LIMIT: Final = 0.06
 """The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
 
 
@@ -101,6 +115,10 @@ class ExportOptions:
     calibration: a text to measure on what the recipe measures.
     transforms: exact changes of the weights before they are quantised, in any order.
     interop: another runtime that shall load the artifact too.
+    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes what
+        ``fp16`` and ``bf16`` mean, else the target's default.
+    target: the runtime that the graph is for.
+    activations: how what enters int8 layers is rounded; None takes ``block``.
     activations: how what enters int8 layers is rounded; None takes ``block``.
     """
 
@@ -121,14 +139,22 @@ class ExportOptions:
     calibration: Path | None = None
     transforms: tuple[TransformName, ...] = ()
     interop: Interop | None = None
+    compute_type: ComputeType | None = None
+    target: Target = "cpu"
     activations: Activations | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
 
-        Raises UsageError if a value is out of range or would have no effect.
+        Raises UsageError if a value is out of range, would have no effect, or is beyond the target.
         """
+        if self.interop is not None and self.target != "cpu":
+            raise UsageError(
+                f"--interop {self.interop} with --target {self.target}: the graph for another runtime is made for the CPU; "
+                "leave one of them out"
+            )
         recipe = self._precision_recipe()
+        refuse_beyond(self.target, recipe)
         if self.transforms:
             recipe = msgspec.structs.replace(
                 recipe,
@@ -140,17 +166,26 @@ class ExportOptions:
         return recipe
 
     def _precision_recipe(self) -> Recipe:
-        precision = self.precision or DEFAULT_PRECISION
-        head = self.head_precision or DEFAULT_HEAD[precision]
+        in_bytes = byte_layers(
+            [
+                ("--activations", self.activations),
+                *((f"{rule.label}: activations", rule.activations) for rule in self.rules),
+            ]
+        )
+        refuse_target(in_bytes, self.target)
+        precision = self.precision or TARGETS[self.target].precision
+        head = self.head_precision or self._default_head(precision)
         activations = self._activations(precision)
         if "source" in (precision, head):
             return self._source_recipe(precision, head)
+        ruled = [rule.precision for rule in self.rules if rule.precision is not None]
+        compute_type = self._compute_type(precision, head, ruled)
+        refuse_type(in_bytes, compute_type)
         fine_block_size = self._fine_block_size(precision)
         quantised = [p for p in (precision, head) if p in BITS]
-        ruled = [rule.precision for rule in self.rules if rule.precision is not None]
-        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled))
-        if activations is not None or any(whole(rule.activations) for rule in self.rules):
-            kl_limit = max(kl_limit, WHOLE_KL_LIMIT)
+        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *_half_precisions(compute_type)))
+        if in_bytes:
+            kl_limit = max(kl_limit, BYTES_KL_LIMIT)
         if not quantised and not any(p in BITS for p in ruled):
             for flag, value in (
                 ("--block-size", self.block_size),
@@ -160,18 +195,19 @@ class ExportOptions:
             ):
                 if value is not None:
                     raise UsageError(
-                        f"{flag} {value} has no effect at precision fp32; leave it out or choose int8 or int4"
+                        f"{flag} {value} has no effect at precision {precision}; leave it out or choose int8 or int4"
                     )
             return Recipe(
-                precision="fp32",
-                head_precision="fp32",
+                precision=precision,
+                head_precision=head,
                 block_size=None,
                 accuracy_level=None,
-                kl_limit=KL_LIMIT["fp32"],
+                kl_limit=kl_limit,
+                compute_type=compute_type,
             )
         if activations == "row" and head not in BITS and not self.rules:
             return self._blockless_recipe(activations)
-        accuracy_level = 4 if self.accuracy_level is None else self.accuracy_level
+        accuracy_level = self._accuracy_level()
         if not quantised:
             self._check_only_rules_quantise(precision)
             return Recipe(
@@ -180,6 +216,8 @@ class ExportOptions:
                 block_size=None,
                 accuracy_level=accuracy_level,
                 kl_limit=kl_limit,
+                scale_type=compute_type,
+                compute_type=compute_type,
             )
         block_size = DEFAULT_BLOCK_SIZE[quantised[0]] if self.block_size is None else self.block_size
         for flag, size in (
@@ -202,7 +240,8 @@ class ExportOptions:
             accuracy_level=accuracy_level,
             kl_limit=kl_limit,
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in (*quantised, *ruled) else None,
-            scale_type=self.scale_type or DEFAULT_SCALE_TYPE[quantised[0]],
+            scale_type=self._scale_type(compute_type, quantised[0]),
+            compute_type=compute_type,
             activations=activations,
         )
 
@@ -239,7 +278,7 @@ class ExportOptions:
             head_precision="fp32",
             block_size=None,
             accuracy_level=None,
-            kl_limit=WHOLE_KL_LIMIT,
+            kl_limit=BYTES_KL_LIMIT,
             activations=activations,
         )
 
@@ -255,10 +294,51 @@ class ExportOptions:
                     f"{flag} {value} has no effect at precision {precision}, where only rules quantise; set it in them"
                 )
 
-    def _fine_block_size(self, precision: Precision) -> int | None:
-        if precision == "fp32" and self.fine_block_size is not None:
+    def _compute_type(self, precision: Precision, head: Precision, ruled: list[Precision]) -> ComputeType:
+        """Return the one type that all flags and rules agree on. Raises UsageError if they do not."""
+        asked = [HALF_TYPES.get(p, "float32") for p in (precision, head, *ruled) if p in UNQUANTISED]
+        found: set[ComputeType] = {*asked, *([] if self.compute_type is None else [self.compute_type])}
+        if len(found) > 1:
+            given = "" if self.compute_type is None else f" and --compute-type {self.compute_type}"
+            rules = "".join(f" and a rule's {p}" for p in dict.fromkeys(ruled) if p in UNQUANTISED)
             raise UsageError(
-                f"--fine-block-size {self.fine_block_size} has no effect at precision fp32; leave it out or choose int8 or int4"
+                f"--precision {precision} with --head-precision {head}{given}{rules} asks for "
+                f"{' and '.join(sorted(found))}, and a graph computes in one type; weights in blocks (int8, int4) go with "
+                "each of them"
+            )
+        return found.pop() if found else TARGETS[self.target].compute_types[0]
+
+    def _default_head(self, precision: Precision) -> Precision:
+        """Return the head of ``precision``; unquantised where the target has no such codes for it."""
+        head, target = DEFAULT_HEAD[precision], TARGETS[self.target]
+        if head in BITS and BITS[head] not in target.table_bits:
+            return _unquantised(self.compute_type or target.compute_types[0])
+        return head
+
+    def _accuracy_level(self) -> Literal[0, 4] | None:
+        if TARGETS[self.target].blocks is BlockForm.NBITS:
+            return 4 if self.accuracy_level is None else self.accuracy_level
+        if self.accuracy_level is not None:
+            raise UsageError(
+                f"--accuracy-level {self.accuracy_level} has no effect at --target {self.target}, whose graph leaves the "
+                "choice to the runtime; leave it out"
+            )
+        return None
+
+    def _scale_type(self, compute_type: ComputeType, quantised: Precision) -> ScaleType:
+        if compute_type == "float32":
+            return self.scale_type or DEFAULT_SCALE_TYPE[quantised]
+        if self.scale_type not in (None, compute_type):
+            raise UsageError(
+                f"--scale-type {self.scale_type} has no effect where the graph computes in {compute_type}, which scales are then "
+                "rounded to; leave it out"
+            )
+        return compute_type
+
+    def _fine_block_size(self, precision: Precision) -> int | None:
+        if precision in UNQUANTISED and self.fine_block_size is not None:
+            raise UsageError(
+                f"--fine-block-size {self.fine_block_size} has no effect at precision {precision}; leave it out or choose int8 or int4"
             )
         if precision == "int4" and self.block_size is None and self.fine_block_size is None:
             return DEFAULT_FINE_BLOCK_SIZE
@@ -276,18 +356,19 @@ class ExportOptions:
             )
         if self.lora is not None:
             raise UsageError(
-                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, int8 or int4"
+                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, fp16, bf16, int8 or int4"
             )
         if self.transforms:
             raise UsageError(
                 f"--transform {','.join(self.transforms)} changes weights whose blocks --precision source would keep; "
-                "choose fp32, int8 or int4"
+                "choose fp32, fp16, bf16, int8 or int4"
             )
         for flag, value in (
             ("--block-size", self.block_size),
             ("--fine-block-size", self.fine_block_size),
             ("--scale-type", self.scale_type),
             ("--quantizer", self.quantizer),
+            ("--compute-type", self.compute_type),
         ):
             if value is not None:
                 raise UsageError(
@@ -300,3 +381,46 @@ class ExportOptions:
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=KL_LIMIT["source"],
         )
+
+
+def _half_precisions(compute_type: ComputeType) -> list[Precision]:
+    """Return the precision that rounds all activations to a type, if it is one of half precision."""
+    return [precision for precision, kind in HALF_TYPES.items() if kind == compute_type]
+
+
+def _unquantised(compute_type: ComputeType) -> Precision:
+    """Return the precision whose weights are stored in a type."""
+    return next((p for p, kind in HALF_TYPES.items() if kind == compute_type), "fp32")
+
+
+def refuse_beyond(target: Target, recipe: Recipe) -> None:
+    """Raise UsageError if the target cannot have the recipe and its rules; the message lists what it can have."""
+    row = TARGETS[target]
+    for flag, precision, widths in (
+        ("--precision", recipe.precision, row.linear_bits),
+        ("--head-precision", recipe.head_precision, row.table_bits),
+    ):
+        choices = target_precisions(row, widths)
+        if precision not in choices:
+            raise UsageError(f"{flag} is {precision}; --target {target} takes {', '.join(choices)}")
+    for rule in recipe.rules:
+        for module in rule.modules:
+            choices = target_precisions(
+                row, row.table_bits if module in (EMBEDDING, HEAD) else row.linear_bits
+            )
+            if rule.precision not in choices:
+                raise UsageError(
+                    f"a rule stores {module} at {rule.precision}; --target {target} takes {', '.join(choices)} there"
+                )
+    if recipe.compute_type not in row.compute_types:
+        raise UsageError(
+            f"--compute-type is {recipe.compute_type}; --target {target} computes in {' or '.join(row.compute_types)}"
+        )
+
+
+def target_precisions(row: Capabilities, widths: tuple[int, ...]) -> list[Precision]:
+    """Return the precisions that a target with these code widths takes."""
+    plain = [_unquantised(kind) for kind in row.compute_types]
+    blocks = [precision for precision, bits in BITS.items() if bits in widths]
+    carried: list[Precision] = ["source"] if row.carries_blocks else []
+    return [*plain, *blocks, *carried]

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.reference import Reference
+from llorch_export.sample_tokens import token_ids
 from llorch_serve.artifact import Artifact, load_artifact
-from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity import DivergenceSum, Logits
@@ -27,7 +25,6 @@ from llorch_serve.reference_file import (
     write_reference,
 )
 from llorch_serve.served import open_model
-from llorch_serve.text import Tokenizer
 
 WINDOW: Final = 2048
 """Most tokens that one context holds; a shorter artifact context shortens it."""
@@ -35,9 +32,6 @@ WINDOW: Final = 2048
 _CHUNK: Final = 256
 _WHOLE_WINDOW: Final = 512
 """The same for a graph that takes each window in one call, with the logits and attention scores of all of it."""
-
-_RANDOM_TOKENS: Final = 512
-_MAX_UNKNOWN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +142,6 @@ def open_source(artifact: Artifact, source: str, lora: Path | None) -> Checkpoin
             "verify against the checkpoint that the artifact was made from"
         )
     return checkpoint
-
-
-def token_ids(artifact: Artifact) -> tuple[list[int], str]:
-    """Return the ids to compare on, and whether they are ``sample`` text or ``random``."""
-    tokenizer = Tokenizer.load(artifact.tokenizer_path)
-    vocabulary = artifact.manifest.model.vocab_size
-    ids = tokenizer.encode(sample_text(), add_special_tokens=False)
-    unknown = sum(id_ >= vocabulary or id_ == tokenizer.unknown_id for id_ in ids)
-    if ids and unknown <= _MAX_UNKNOWN * len(ids):
-        return [id_ for id_ in ids if id_ < vocabulary], "sample"
-    return np.random.default_rng(0).integers(0, vocabulary, _RANDOM_TOKENS).tolist(), "random"
 
 
 def _windows(ids: list[int], window: int) -> Iterator[list[int]]:

@@ -38,6 +38,12 @@ class Artifact(msgspec.Struct, frozen=True):
         return self.folder / self.manifest.graph
 
     @property
+    def prompt_graph_path(self) -> Path:
+        """Path of the ONNX model that takes a prompt; :attr:`graph_path` unless shapes are fixed."""
+        fixed = self.manifest.fixed_shapes
+        return self.graph_path if fixed is None else self.folder / fixed.prefill_graph
+
+    @property
     def tokenizer_path(self) -> Path:
         """Path of tokenizer.json."""
         return self.folder / self.manifest.tokenizer
@@ -84,7 +90,9 @@ def load_artifact(
         )
     manifest = decode_manifest(path.read_bytes(), origin=str(path))
     listed = {entry.path: entry for entry in manifest.files}
-    required = {manifest.graph, manifest.tokenizer} | ({manifest.chat_template} - {None})
+    fixed = manifest.fixed_shapes
+    optional = {manifest.chat_template, fixed.prefill_graph if fixed else None} - {None}
+    required = {manifest.graph, manifest.tokenizer} | optional
     for name in sorted(str(r) for r in required if r not in listed):
         raise ArtifactError(f"{path} names {name} but does not list it under files; export the model again")
     for entry in manifest.files:

@@ -16,11 +16,15 @@ class Capabilities:
     batched_decode: one model call advances all running sequences; else each takes a call of its own.
     chunked_prefill: a prompt may be cut into several calls; else it is one, however long.
     chosen_logits: only the wanted rows of logits are computed; else those of every prompt token are.
+    prefix_reuse: a sequence may start from part of what a slot holds.
+    drafts: several tokens of a running sequence may be checked in one call, with logits for each.
     """
 
     batched_decode: bool = True
     chunked_prefill: bool = True
     chosen_logits: bool = True
+    prefix_reuse: bool = True
+    drafts: bool = True
 
     def limits(self) -> tuple[str, ...]:
         """Return what is missing, each as a phrase for people; empty if nothing is."""
@@ -28,6 +32,8 @@ class Capabilities:
             (self.batched_decode, "no batching: each running sequence takes model calls of its own"),
             (self.chunked_prefill, "no chunked prefill: a long prompt holds up every other answer"),
             (self.chosen_logits, "logits of every prompt token are computed"),
+            (self.prefix_reuse, "no prefix reuse: every prompt is computed from its first token"),
+            (self.drafts, "no --lookup"),
         )
         return tuple(phrase for able, phrase in missing if not able)
 

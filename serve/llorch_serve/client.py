@@ -18,6 +18,7 @@ from grpc.experimental import ChannelOptions
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UnavailableError, WorkerError
+from llorch_serve.load import Load
 from llorch_serve.requests import GenerationRequest, GenerationUpdate, ModelInfo, Prompt
 from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME, convert, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
@@ -128,6 +129,10 @@ class WorkerClient:
     def model_info(self) -> ModelInfo:
         """Return what the worker serves."""
         return convert.read_model_info(self._call(self._service.GetModelInfo, pb.GetModelInfoRequest()))
+
+    def load(self) -> Load:
+        """Return how busy the worker is."""
+        return convert.read_load(self._call(self._service.GetLoad, pb.GetLoadRequest()))
 
     def _call(self, method: Callable[[Message], R], message: Message) -> R:
         self._check_size(message)

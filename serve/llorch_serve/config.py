@@ -15,11 +15,13 @@ class SessionConfig:
     threads: intra-op threads; None takes the CPUs that this process may use.
     slots: sequences that can be in the KV cache at once.
     max_context: tokens per slot; None takes the artifact's context length, or less if memory is short (said aloud).
+    kv_cache_bytes: memory that the KV cache may grow to; None takes a share of what is free.
     """
 
     threads: int | None = None
     slots: int = 8
     max_context: int | None = None
+    kv_cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,16 @@ class EngineConfig:
 
     prefill_chunk: most prompt tokens in one step.
     max_waiting: requests that may queue for a slot; further ones are refused.
+    prefix_cache: start a request from the longest prefix of its prompt that the cache holds.
+    strict_reuse: of that, only what prefill calls computed, so that the answer is the same bits as without.
+    lookup: most tokens guessed at a time from the sequence's own earlier text; 0: none.
     kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
     """
 
     session: SessionConfig = field(default_factory=SessionConfig)
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     max_waiting: int = 1024
+    prefix_cache: bool = True
+    strict_reuse: bool = False
+    lookup: int = 0
     kv_cache: bool = True

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 
 from llorch_serve.errors import ProviderError
-from llorch_serve.runner import Session, run
-from llorch_serve.sampler import SamplingRow, sample_batch
-from llorch_serve.scheduler import Scheduler, StepPlan
+from llorch_serve.load import Load
+from llorch_serve.plan import StepPlan
+from llorch_serve.runner import Logits, Session, run
+from llorch_serve.sampler import SamplingRow, sample_batch, sample_draft
+from llorch_serve.scheduler import Sampled, Scheduler
 from llorch_serve.sequence import Sequence, SequenceStatus, TokenEvent
 
 
@@ -46,9 +48,7 @@ class Engine:
             logits = run(self._session, plan)
         except ProviderError as error:
             return self._fail(plan, error)
-        sampled = plan.sampled()
-        results = sample_batch(logits, [self._rows[sequence] for sequence in sampled])
-        events = self._scheduler.update(plan, results)
+        events = self._scheduler.update(plan, self._sample(plan, logits))
         now = self._clock()
         for event in events:
             sequence = event.sequence
@@ -56,17 +56,34 @@ class Engine:
                 sequence.first_token_at = now
             sequence.last_token_at = now
             if sequence.status is SequenceStatus.FINISHED:
-                del self._rows[sequence]
-            elif event.token_id is not None:
-                self._rows[sequence].append(event.token_id)
+                self._rows.pop(sequence, None)
         return events
+
+    def load(self) -> Load:
+        """Return how busy the engine is; from any thread, as of the last step."""
+        return self._scheduler.load()
+
+    def _sample(self, plan: StepPlan, logits: Logits) -> list[Sampled]:
+        """Choose the tokens of every sequence of the step, and count them in its sampling state."""
+        if plan.verify is not None:
+            return [sample_draft(logits, self._rows[plan.verify.sequence], plan.verify.draft)]
+        rows = [self._rows[sequence] for sequence in plan.sampled()]
+        results: list[Sampled] = []
+        for row, result in zip(rows, sample_batch(logits, rows), strict=True):
+            if isinstance(result, Exception):
+                results.append(result)
+            else:
+                row.append(result)
+                results.append((result,))
+        return results
 
     def _stamp_start(self, plan: StepPlan) -> None:
         if plan.prefill is not None and plan.prefill.sequence.started_at is None:
             plan.prefill.sequence.started_at = self._clock()
 
     def _fail(self, plan: StepPlan, error: ProviderError) -> list[TokenEvent]:
-        failed = [plan.prefill.sequence] if plan.prefill is not None else plan.sampled()
+        failed = plan.computed()
         for sequence in failed:
-            self.abort(sequence)
+            del self._rows[sequence]
+            self._scheduler.remove(sequence, keep_cache=False)
         return [TokenEvent(sequence, None, error=error) for sequence in failed]

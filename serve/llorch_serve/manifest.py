@@ -14,12 +14,15 @@ from llorch_serve.errors import ArtifactError, NewerSchemaError
 
 SCHEMA_VERSION: Final = 1
 
-Precision = Literal["fp32", "int8", "int4", "source"]
-ScaleType = Literal["float32", "bfloat16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
+ComputeType = Literal["float32", "float16", "bfloat16"]
+ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq"]
 Activations = Literal["block", "row", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
+Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
+FLOAT_BYTES: Final[dict[ComputeType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -134,7 +137,7 @@ class TensorSpec(_Struct, frozen=True, kw_only=True):
     """A graph input or output. A string in ``shape`` is a symbolic dimension."""
 
     name: str
-    dtype: Literal["float32", "int32", "int64"]
+    dtype: Literal["float32", "int32", "int64", "float16", "bfloat16"]
     shape: tuple[int | str, ...]
 
 
@@ -148,7 +151,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     layers: Count
     kv_heads: Count
     head_dim: Count
-    dtype: Literal["float32"] = "float32"
+    dtype: ComputeType = "float32"
     axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
     past_name: CacheName = "past_key_values.{layer}.{kind}"
     present_name: CacheName = "present.{layer}.{kind}"
@@ -156,7 +159,7 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token occupies over all layers, keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+        return 2 * self.layers * self.kv_heads * self.head_dim * FLOAT_BYTES[self.dtype]
 
 
 class CalibrationText(_Struct, frozen=True, kw_only=True):
@@ -193,7 +196,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
         error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
         other's errors on a calibration text). 8-bit blocks are ``nearest``.
-    scale_type: how the scales are stored; the runtime computes with float32 ones either way.
+    scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.
     transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
@@ -201,6 +204,8 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         queries), ``smooth`` (the down projection's input).
     transform_seed: of the random bases of ``rotate``; None: there are none.
     calibration: what was measured for transforms, scales or activations; None: nothing was.
+    compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
+        tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
     activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
         bits by each row's largest magnitude; weights then have a scale for each output); ``static`` (the same, by one
         scale for all rows, where a norm gives the input; the other layers have blocks). None: ``block``.
@@ -218,6 +223,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     transforms: tuple[TransformName, ...] = ()
     transform_seed: int | None = None
     calibration: CalibrationText | None = None
+    compute_type: ComputeType = "float32"
     activations: Activations | None = None
 
     @property
@@ -257,6 +263,16 @@ class FileEntry(_Struct, frozen=True, kw_only=True):
     sha256: Sha256
 
 
+class FixedShapes(_Struct, frozen=True, kw_only=True):
+    """What a graph of fixed shapes needs beside it: one that takes ``prefill_tokens`` tokens at once.
+
+    prefill_graph: its file name; its weights, inputs and outputs are those of the graph that takes one token.
+    """
+
+    prefill_graph: str
+    prefill_tokens: Count
+
+
 class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
@@ -270,6 +286,10 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
     layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a cache that grows by
         concatenation, ``attention_mask`` and ``position_ids``.
+    target: what the graph is made for; docs/targets.md says which inputs it has.
+    checked_on: execution providers on which graphs of this target, though not this very one, have been compared with the reference.
+    chunked_prefill: whether several tokens may be run after others of the same sequence.
+    fixed_shapes: None where any number of sequences and tokens may be run.
     """
 
     schema_version: Literal[1]
@@ -294,6 +314,10 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     min_onnxruntime: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
     interop: tuple[Interop, ...] = ()
     layout: Literal["llorch", "optimum"] = "llorch"
+    target: Target = "cpu"
+    checked_on: tuple[str, ...] = ("CPUExecutionProvider",)
+    chunked_prefill: bool = True
+    fixed_shapes: FixedShapes | None = None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -334,12 +358,16 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                 f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
             )
     for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
-        names = {spec.name for spec in specs}
+        types = {spec.name: spec.dtype for spec in specs}
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 name = pattern.format(layer=layer, kind=kind)
-                if name not in names:
+                if name not in types:
                     raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
+                if types[name] != kv.dtype:
+                    raise ArtifactError(
+                        f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the model again."
+                    )
 
 
 class _VersionOnly(msgspec.Struct):

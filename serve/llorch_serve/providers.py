@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import ModuleType
 from typing import Any, Final
 
 from llorch_serve.errors import ProviderError
+from llorch_serve.manifest import ComputeType, Target
 
 CPU: Final = "CPUExecutionProvider"
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
 """A session setting for layers in whole bytes. x86 CPUs without VNNI add pairs of products in 16 bits, which saturates
 and gives wrong sums; with it the runtime takes exact, slower kernels there. CPUs with VNNI are exact either way."""
+RUNS: Final[Mapping[str, tuple[Target, ...]]] = {
+    CPU: ("cpu", "portable", "cuda", "directml", "openvino", "webgpu"),
+}
+"""Targets whose graphs a provider has kernels for. The CPU's has all but those of coreml's, whose graphs of fixed shapes
+this worker does not drive."""
 
 # Every one of these distributions installs the same module, so two of them overwrite each other's files.
 _DISTRIBUTIONS: Final = (
@@ -28,6 +36,28 @@ _DISTRIBUTIONS: Final = (
     "onnxruntime-training",
     "onnxruntime-qnn",
 )
+
+
+class Arithmetic(StrEnum):
+    """How a provider computes in a type. WIDENED: it stores the type and computes in float32, between casts."""
+
+    NATIVE = "native"
+    WIDENED = "widened"
+
+
+ARITHMETIC: Final[dict[str, dict[ComputeType, Arithmetic]]] = {
+    CPU: {"float32": Arithmetic.NATIVE, "float16": Arithmetic.WIDENED},
+    "CUDAExecutionProvider": dict.fromkeys(("float32", "float16", "bfloat16"), Arithmetic.NATIVE),
+    "DmlExecutionProvider": dict.fromkeys(("float32", "float16"), Arithmetic.NATIVE),
+    "WebGpuExecutionProvider": dict.fromkeys(("float32", "float16"), Arithmetic.NATIVE),
+}
+"""What providers compute the decoder's operators in; a type that is absent they have no kernels for."""
+
+_EXPORTED_AS: Final[dict[ComputeType, str]] = {
+    "float32": "--precision fp32",
+    "float16": "--precision fp16",
+    "bfloat16": "--precision bf16",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +93,27 @@ def import_runtime(minimum: str) -> ModuleType:
         )
     module: ModuleType = onnxruntime
     return module
+
+
+def check_target(target: Target, provider: str) -> None:
+    """Raise ProviderError if a provider does not run graphs made for ``target``."""
+    if target not in RUNS[provider]:
+        raise ProviderError(
+            f"the artifact is for target {target}, and {provider} runs {', '.join(RUNS[provider])}; "
+            f"export the model again with --target {RUNS[provider][0]}"
+        )
+
+
+def require_arithmetic(provider: str, types: Iterable[ComputeType]) -> None:
+    """Raise ProviderError if a provider has no arithmetic in one of the types that an artifact computes in."""
+    known = ARITHMETIC[provider]
+    for missing in sorted(set(types) - set(known)):
+        others = [name for name, table in ARITHMETIC.items() if missing in table]
+        raise ProviderError(
+            f"the artifact computes in {missing} and {provider} has no {missing} arithmetic; export the model again with "
+            f"{' or '.join(_EXPORTED_AS[kind] for kind in known)}, or run this artifact on a provider that has it "
+            f"({', '.join(others)})"
+        )
 
 
 def usable_cpus() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from llorch_serve.load import Load
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -49,11 +50,13 @@ class GenerationRequest:
     """A request for generated text.
 
     request_id: chosen by the caller or the servicer; unique among live requests.
+    client_id: whose request it is; clients are served fairly among each other. Empty: one client for all who give none.
     """
 
     request_id: str
     prompt: Prompt
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class Completion:
 
     stop_matched: the stop string, or the text of the stop token, that ended it (reason STOP only).
     seed: the seed that sampling used; sending it again gives the same tokens.
+    cached_tokens: tokens of the prompt whose keys and values were in the cache already.
+    drafted_tokens, accepted_tokens: tokens guessed from the sequence's own text, and how many of them were right.
     """
 
     reason: FinishReason
@@ -84,6 +89,9 @@ class Completion:
     generated_tokens: int
     seed: int
     timings: Timings
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +173,6 @@ class TextGenerator(Protocol):
 
     def model_info(self) -> ModelInfo:
         """Describe what is served."""
+
+    def load(self) -> Load:
+        """Return how busy the engine is, as of its last step."""

@@ -1,4 +1,4 @@
-"""Carries out a step plan on a session and returns the logits of the sequences that get a token."""
+"""Carries out a step plan on a session and returns the logits of the sequences that get tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.capabilities import Capabilities
-from llorch_serve.scheduler import StepPlan
+from llorch_serve.plan import SlotCopy, SlotSwap, StepPlan
 
 Logits = npt.NDArray[np.float32]
 
@@ -24,27 +24,43 @@ class Session(Protocol):
     def prefill(self, slot: int, token_ids: Seq[int], start: int, wanted: Seq[int] | None = None) -> Logits:
         """Run a chunk of a prompt; return logits [len(wanted), vocabulary], by default the last token's."""
 
+    def verify(self, slot: int, token_ids: Seq[int], start: int) -> Logits:
+        """Run some tokens of a running sequence; return logits [len(token_ids), vocabulary]."""
+
     def decode(self, token_ids: Seq[int], lengths: Seq[int]) -> Logits:
         """Run one token in each of the slots from 0; return logits [slots, vocabulary]."""
 
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
-        """Copy part of the KV cache."""
+        """Copy the first ``tokens`` positions of the KV cache."""
+
+    def swap_slots(self, first: int, second: int, tokens: int) -> None:
+        """Exchange the first ``tokens`` positions of two slots."""
+
+    def release_slot(self, slot: int, keep: int) -> None:
+        """Give the memory of a slot's positions from ``keep`` on back to the system."""
 
 
 def run(session: Session, plan: StepPlan) -> Logits:
-    """Run ``plan``; return logits [len(plan.sampled()), vocabulary], valid until the next call."""
-    for move in plan.moves:
-        session.copy_slot(move.source, move.target, move.tokens)
+    """Run ``plan``; return logits [rows, vocabulary], valid until the next call.
+
+    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``.
+    """
+    for edit in plan.edits:
+        if isinstance(edit, SlotCopy):
+            session.copy_slot(edit.source, edit.target, edit.tokens)
+        elif isinstance(edit, SlotSwap):
+            session.swap_slots(edit.first, edit.second, edit.tokens)
+        else:
+            session.release_slot(edit.slot, edit.keep)
     if plan.prefill is not None:
         chunk = plan.prefill
         return session.prefill(chunk.slot, chunk.token_ids, chunk.start, None if chunk.samples else ())
-    live = [index for index, row in enumerate(plan.decode) if row.sequence is not None]
-    if (
-        not session.capabilities.batched_decode
-    ):  # a call for each row, and none for a slot that would ride along
-        rows = [(index, plan.decode[index]) for index in live]
-        return np.concatenate(
-            [session.prefill(slot, (row.token_id,), row.length - 1).copy() for slot, row in rows]
-        )
-    logits = session.decode([row.token_id for row in plan.decode], [row.length for row in plan.decode])
-    return logits if len(live) == len(plan.decode) else logits[live]
+    if plan.verify is not None:
+        return session.verify(plan.verify.slot, plan.verify.token_ids, plan.verify.start)
+    if not session.capabilities.batched_decode:  # a call for each row
+        calls = [
+            session.prefill(slot, (row.token_id,), row.length - 1).copy()
+            for slot, row in enumerate(plan.decode)
+        ]
+        return np.concatenate(calls)
+    return session.decode([row.token_id for row in plan.decode], [row.length for row in plan.decode])

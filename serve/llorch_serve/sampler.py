@@ -87,6 +87,27 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
     return chosen
 
 
+def sample_draft(
+    logits: FloatArray, row: SamplingRow, draft: Sequence[int]
+) -> tuple[int, ...] | RequestError:
+    """Choose the tokens that follow, as long as they are the guessed ones, and one more; at least one.
+
+    logits: float32 [len(draft) + 1, vocab_size], after the sequence's last token and after each guess. Every token is
+    drawn from its own logits, seed and position, exactly as without a guess: a guess only decides how many logits are
+    of use. The tokens are counted in ``row``. Returns the error instead where the first choice already fails.
+    """
+    chosen: list[int] = []
+    for values, guess in zip(logits, (*draft, None), strict=True):
+        (token,) = sample_batch(values[None], [row])
+        if isinstance(token, RequestError):
+            return tuple(chosen) if chosen else token  # what fails here fails again, and is told then
+        row.append(token)
+        chosen.append(token)
+        if token != guess:
+            break
+    return tuple(chosen)
+
+
 def sample(logits: FloatArray, row: SamplingRow) -> int:
     """Choose the next token of one row from float32 logits [vocab_size], which are not modified.
 
@@ -197,5 +218,5 @@ def _non_finite(logits: FloatArray) -> NonFiniteLogitsError:
     count = int(len(logits) - np.isfinite(logits).sum())
     return NonFiniteLogitsError(
         f"the model gave {count} logits of {len(logits)} that are not finite; expected none. "
-        "Run llorch verify on the artifact, or export it in a higher precision."
+        "Run llorch verify on the artifact, or export it in fp32 or, for a provider that has it, bf16."
     )

@@ -1,100 +1,91 @@
 """Decides what each step computes, as plain data: no numpy, no runtime, no clock.
 
-A step is one call of the model: either a chunk of one prompt, or one token of every running sequence. Where both
-are due they take turns, so a long prompt delays running streams by one chunk at a time. Requests start in the order
-they came.
-
-Running sequences are kept in the lowest slots, because a decode call runs over slots 0 to n-1; a slot in that range
-without a running sequence rides along, and what the call writes there is overwritten or never read.
+A step is one call of the model: a chunk of one prompt, the check of one sequence's draft, or one token of every
+running sequence. Prompts and running sequences take turns: between two chunks, every running sequence gets at least
+one token, so a long prompt delays streams by one chunk at a time. Who starts next is the waiting queue's choice, in
+which slot and from which cached prefix the slot table's.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import Final
 
-from llorch_serve.errors import QueueFullError
+from llorch_serve.load import Load
+from llorch_serve.plan import DecodeRow, PrefillChunk, SlotEdit, StepPlan, VerifyChunk
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+from llorch_serve.slots import SHORTEST_REUSE, SlotTable
+from llorch_serve.waiting import WaitingQueue
 
+_ROW_BLOCK: Final = 32
+"""The attention kernel's blocks of query rows are multiples of this; how large depends on head size and processor. A row
+that is left over is computed by another kernel, whose last bits differ."""
 
-@dataclass(frozen=True, slots=True)
-class SlotMove:
-    """Copy the first ``tokens`` positions of the KV cache from one slot to another."""
+MOST_DRAFTING: Final = 4
+"""Running sequences beyond which drafts are not checked: each check is a call of its own, while a decode call
+serves all of them at once."""
 
-    source: int
-    target: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Run ``token_ids`` at positions ``start`` and on; samples: whether the next token follows from the last one."""
-
-    sequence: Sequence
-    slot: int
-    token_ids: tuple[int, ...]
-    start: int
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """Run one token in a slot. length: tokens of the slot including this one.
-
-    sequence: None for a slot that only rides along.
-    """
-
-    sequence: Sequence | None
-    token_id: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step: the moves first, then either the chunk or the rows (row i runs in slot i)."""
-
-    moves: tuple[SlotMove, ...] = ()
-    prefill: PrefillChunk | None = None
-    decode: tuple[DecodeRow, ...] = ()
-
-    def sampled(self) -> list[Sequence]:
-        """Return the sequences that get a token in this step, in the order of the logits."""
-        if self.prefill is not None:
-            return [self.prefill.sequence] if self.prefill.samples else []
-        return [row.sequence for row in self.decode if row.sequence is not None]
+Sampled = Seq[int] | Exception
+"""The tokens a sequence got in a step, at least one, or why it got none."""
 
 
 class Scheduler:
     """Owns the waiting queue and the slots.
 
+    budget: tokens that the KV cache may hold over all slots; at least as many as one sequence may have.
     kv_cache: False forgets the cache after every token and computes the whole sequence anew.
+    prefix_cache, strict_reuse, shortest_reuse: see :class:`llorch_serve.slots.SlotTable`.
+    most_drafting: running sequences up to which drafts are checked.
     """
 
-    def __init__(self, *, slots: int, prefill_chunk: int, max_waiting: int, kv_cache: bool = True) -> None:
-        self._slots: list[Sequence | None] = [None] * slots
-        self._waiting: deque[Sequence] = deque()
+    def __init__(
+        self,
+        *,
+        slots: int,
+        budget: int,
+        prefill_chunk: int,
+        max_waiting: int,
+        kv_cache: bool = True,
+        prefix_cache: bool = True,
+        strict_reuse: bool = False,
+        shortest_reuse: int = SHORTEST_REUSE,
+        most_drafting: int = MOST_DRAFTING,
+    ) -> None:
+        self._slots = slots
+        self._budget = budget
+        self._table = SlotTable(
+            slots,
+            budget=budget,
+            prefix_cache=prefix_cache and kv_cache,
+            strict_reuse=strict_reuse,
+            shortest_reuse=shortest_reuse,
+        )
+        self._waiting = WaitingQueue(max_waiting)
         self._prefill_chunk = prefill_chunk
-        self._max_waiting = max_waiting
         self._kv_cache = kv_cache
+        self._most_drafting = most_drafting
         self._prefilled_last = False
+        self._checked: set[Sequence] = set()  # running sequences whose draft was checked in this turn
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFullError."""
-        if len(self._waiting) >= self._max_waiting:
-            raise QueueFullError(
-                f"{len(self._waiting)} requests are waiting, the most this worker queues; try again later",
-                retry_after_s=1.0,
-            )
-        self._waiting.append(sequence)
+        assert sequence.most_tokens <= self._budget
+        self._waiting.add(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is; its slot is free at once."""
+    def remove(self, sequence: Sequence, *, keep_cache: bool = True) -> None:
+        """Forget a sequence, wherever it is; its slot is free at once.
+
+        keep_cache: what its slot holds may serve others; False where the numbers themselves are in doubt.
+        """
+        if sequence.status is SequenceStatus.FINISHED:
+            return
         if sequence.slot is not None:
-            self._slots[sequence.slot] = None
-            sequence.slot = None
-        elif sequence.status is SequenceStatus.WAITING:
-            self._waiting.remove(sequence)
+            self._table.take_back(sequence, keep=keep_cache)
+        else:
+            self._waiting.take(sequence)
+        self._waiting.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     @property
@@ -105,60 +96,127 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences with a slot."""
-        return sum(sequence is not None for sequence in self._slots)
+        return sum(1 for _ in self._table)
+
+    def load(self) -> Load:
+        """Return the figures of this moment."""
+        return Load(
+            running=self.running,
+            waiting=self.waiting,
+            slots=self._slots,
+            kv_tokens_running=self._table.running_tokens,
+            kv_tokens_idle=self._table.idle_tokens,
+            kv_tokens_total=self._budget,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
+        )
 
     def schedule(self) -> StepPlan | None:
         """Return the next step, or None if there is nothing to do."""
-        prefilling = self._prefilling()
-        decoding = any(s is not None and s.status is SequenceStatus.DECODE for s in self._slots)
-        if prefilling is not None and not (decoding and self._prefilled_last):
-            self._prefilled_last = True
-            return StepPlan(prefill=self._chunk(prefilling))
-        self._prefilled_last = False
+        edits = self._table.compact()
+        decoding = self._table.decoding()
+        self._checked.intersection_update(decoding)
+        if decoding and len(self._checked) == len(decoding):
+            self._end_turn()
+        if not self._checked and not (decoding and self._prefilled_last):
+            prefilling = self._prefilling(edits)
+            if prefilling is not None:
+                self._prefilled_last = True
+                return StepPlan(edits=tuple(edits), prefill=self._chunk(prefilling))
         if not decoding:
+            self._prefilled_last = False
             return None
-        moves = self._compact()
-        return StepPlan(moves=moves, decode=self._decode_rows())
+        verify = self._check(decoding)
+        if verify is not None:
+            self._checked.add(verify.sequence)
+            return StepPlan(edits=tuple(edits), verify=verify)
+        self._end_turn()
+        rows = tuple(DecodeRow(s, s.token_ids[-1], len(s.token_ids)) for s in decoding)
+        return StepPlan(edits=tuple(edits), decode=rows)
 
-    def update(self, plan: StepPlan, results: Seq[int | Exception]) -> list[TokenEvent]:
-        """Take the sampled tokens of ``plan.sampled()``, or each one's error; return what happened."""
+    def update(self, plan: StepPlan, results: Seq[Sampled]) -> list[TokenEvent]:
+        """Take what each of ``plan.sampled()`` got; return what happened."""
         if plan.prefill is not None:
-            plan.prefill.sequence.computed += len(plan.prefill.token_ids)
+            chunk, sequence = plan.prefill, plan.prefill.sequence
+            if sequence.prefilled == chunk.start:
+                sequence.prefilled += len(chunk.token_ids)
+            sequence.computed += len(chunk.token_ids)
+            sequence.written = max(sequence.written, sequence.computed)
+            self._waiting.charge(sequence, len(chunk.token_ids))
         for row in plan.decode:
-            if row.sequence is not None:
-                row.sequence.computed += 1
-        return [
-            self._advance(sequence, result) for sequence, result in zip(plan.sampled(), results, strict=True)
-        ]
+            row.sequence.computed += 1
+            row.sequence.written = max(row.sequence.written, row.sequence.computed)
+        if plan.verify is not None:
+            end = plan.verify.start + len(plan.verify.token_ids)
+            plan.verify.sequence.written = max(plan.verify.sequence.written, end)
+        events = []
+        for sequence, result in zip(plan.sampled(), results, strict=True):
+            if plan.verify is not None and not isinstance(result, Exception):
+                self._learn(plan.verify, len(result))
+            events += self._advance(sequence, result)
+        return events
 
-    def _advance(self, sequence: Sequence, result: int | Exception) -> TokenEvent:
+    def _learn(self, check: VerifyChunk, tokens: int) -> None:
+        """Count a checked draft: of ``tokens`` that came of it, all but the last were guessed."""
+        sequence, drafted, accepted = check.sequence, len(check.draft), tokens - 1
+        assert sequence.lookup is not None
+        sequence.computed += tokens
+        sequence.lookup.learn(drafted=drafted, accepted=accepted)
+        sequence.drafted += drafted
+        sequence.accepted += accepted
+        self._drafted_tokens += drafted
+        self._accepted_tokens += accepted
+
+    def _advance(self, sequence: Sequence, result: Sampled) -> list[TokenEvent]:
         if isinstance(result, Exception):
+            self.remove(sequence, keep_cache=False)
+            return [TokenEvent(sequence, None, error=result)]
+        events = []
+        for token in result:
+            events.append(self._append(sequence, token))
+            if sequence.status is SequenceStatus.FINISHED:
+                break
+        return events
+
+    def _append(self, sequence: Sequence, token: int) -> TokenEvent:
+        self._waiting.charge(sequence, 1)
+        self._generated_tokens += 1
+        if token in sequence.stop_ids:
             self.remove(sequence)
-            return TokenEvent(sequence, None, error=result)
-        if result in sequence.stop_ids:
-            self.remove(sequence)
-            return TokenEvent(sequence, result, FinishReason.STOP, is_stop_token=True)
-        sequence.token_ids.append(result)
+            return TokenEvent(sequence, token, FinishReason.STOP, is_stop_token=True)
+        sequence.token_ids.append(token)
         if sequence.generated >= sequence.max_new_tokens:
             self.remove(sequence)
-            return TokenEvent(sequence, result, FinishReason.LENGTH)
+            return TokenEvent(sequence, token, FinishReason.LENGTH)
+        if sequence.lookup is not None:
+            sequence.lookup.extend((token,))
         sequence.status = SequenceStatus.DECODE
         if not self._kv_cache:
             sequence.status, sequence.computed = SequenceStatus.PREFILL, 0
-        return TokenEvent(sequence, result)
+        return TokenEvent(sequence, token)
 
-    def _prefilling(self) -> Sequence | None:
-        """Return the sequence whose prompt is under way, else start the next waiting one if a slot is free."""
-        for sequence in self._slots:
-            if sequence is not None and sequence.status is SequenceStatus.PREFILL:
+    def _end_turn(self) -> None:
+        """Every running sequence has got a token since the last chunk of a prompt."""
+        self._checked.clear()
+        self._prefilled_last = False
+
+    def _prefilling(self, edits: list[SlotEdit]) -> Sequence | None:
+        """Return the sequence whose prompt is under way, else start the next waiting one if there is room for it."""
+        for sequence in self._table:
+            if sequence.status is SequenceStatus.PREFILL:
                 return sequence
-        if not self._waiting or None not in self._slots:
+        following = self._waiting.next()
+        if following is None or not self._table.has_room(following):
             return None
-        sequence = self._waiting.popleft()
-        sequence.slot = self._slots.index(None)
-        self._slots[sequence.slot] = sequence
-        sequence.status = SequenceStatus.PREFILL
-        return sequence
+        self._waiting.take(following)
+        edits += self._table.give(following)
+        following.status = SequenceStatus.PREFILL
+        self._prompt_tokens += following.prompt_length
+        self._cached_tokens += following.cached_tokens
+        return following
 
     def _chunk(self, sequence: Sequence) -> PrefillChunk:
         assert sequence.slot is not None
@@ -166,8 +224,10 @@ class Scheduler:
         # recomputed answer repeats the first one exactly, its tokens go one by one here too.
         rest = sequence.prompt_length - sequence.computed
         count = min(self._prefill_chunk, rest) if rest > 0 else 1
-        if rest - count == 1 and count > 2:
-            count -= 1  # a last chunk of one row would take the single-row kernel
+        # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows in blocks
+        # of a multiple of _ROW_BLOCK.
+        while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
+            count -= 1
         start = sequence.computed
         return PrefillChunk(
             sequence=sequence,
@@ -177,29 +237,17 @@ class Scheduler:
             samples=count == sequence.pending,
         )
 
-    def _compact(self) -> tuple[SlotMove, ...]:
-        """Move the highest running sequences into free slots below them."""
-        moves: list[SlotMove] = []
-        while True:
-            top = max(
-                i for i, s in enumerate(self._slots) if s is not None and s.status is SequenceStatus.DECODE
-            )
-            sequence = self._slots[top]
-            if sequence is None or None not in self._slots[:top]:
-                return tuple(moves)
-            free = self._slots.index(None)
-            moves.append(SlotMove(top, free, sequence.computed))
-            self._slots[free], self._slots[top] = sequence, None
-            sequence.slot = free
-
-    def _decode_rows(self) -> tuple[DecodeRow, ...]:
-        top = max(i for i, s in enumerate(self._slots) if s is not None and s.status is SequenceStatus.DECODE)
-        rows = []
-        for sequence in self._slots[: top + 1]:
-            if sequence is None:
-                rows.append(DecodeRow(None, 0, 1))
-            elif sequence.status is SequenceStatus.DECODE:
-                rows.append(DecodeRow(sequence, sequence.token_ids[-1], len(sequence.token_ids)))
-            else:  # its prompt is under way: the next chunk overwrites the position written here
-                rows.append(DecodeRow(None, 0, sequence.computed + 1))
-        return tuple(rows)
+    def _check(self, decoding: list[Sequence]) -> VerifyChunk | None:
+        """Return the next running sequence's draft to check, or None if this turn's are done."""
+        if len(decoding) > self._most_drafting:
+            return None
+        for sequence in decoding:
+            if sequence.lookup is None or sequence in self._checked:
+                continue
+            # One token comes of the check in any case, so the draft may be one shorter than what is still allowed.
+            draft = sequence.lookup.draft(sequence.max_new_tokens - sequence.generated - 1)
+            if draft:
+                assert sequence.slot is not None
+                tokens = (sequence.token_ids[-1], *draft)
+                return VerifyChunk(sequence, sequence.slot, tokens, sequence.computed)
+        return None

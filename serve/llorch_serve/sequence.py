@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from llorch_serve.lookup import PromptLookup
+
 
 class FinishReason(enum.Enum):
     """Why a sequence ended."""
@@ -31,8 +33,14 @@ class Sequence:
     prompt_length: tokens of the prompt.
     max_new_tokens: tokens that may be generated, at least 1, already bounded by the context length.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
+    client: whose request it is, for fairness; one name for all who gave none.
+    lookup: guesses of what follows; None: no guessing.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
+    written: positions that calls have written, those of wrong guesses included.
+    prefilled: how many of the computed ones, from the first on, prefill calls computed.
+    cached_tokens: tokens of the prompt that were in the cache already.
+    drafted, accepted: tokens that were guessed, and how many of them were right.
     submitted_at, started_at, first_token_at, last_token_at: seconds on the engine's clock; None if not yet.
     """
 
@@ -41,9 +49,16 @@ class Sequence:
     prompt_length: int
     max_new_tokens: int
     stop_ids: frozenset[int]
+    client: str = ""
+    lookup: PromptLookup | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0
+    written: int = 0
+    prefilled: int = 0
+    cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     submitted_at: float = 0.0
     started_at: float | None = None
     first_token_at: float | None = None
@@ -53,6 +68,11 @@ class Sequence:
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def most_tokens(self) -> int:
+        """The longest it may become, prompt included."""
+        return self.prompt_length + self.max_new_tokens
 
     @property
     def pending(self) -> int:

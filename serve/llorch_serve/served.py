@@ -55,6 +55,10 @@ class ServedRecipe(Protocol):
     def rules(self) -> Sequence[object]:
         """What departs from the above, module by module."""
 
+    @property
+    def compute_type(self) -> str:
+        """What activations and the KV cache are in."""
+
 
 class ServedManifest(Protocol):
     """The description of a model; see :class:`llorch_serve.manifest.Manifest` for the fields."""

@@ -15,11 +15,23 @@ import numpy.typing as npt
 import psutil
 
 from llorch_serve.artifact import Artifact
-from llorch_serve.capabilities import FULL
+from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.providers import CPU, EXACT_BYTES, Placement, import_runtime, placement, usable_cpus
+from llorch_serve.manifest import Manifest
+from llorch_serve.providers import (
+    ARITHMETIC,
+    CPU,
+    EXACT_BYTES,
+    Arithmetic,
+    Placement,
+    check_target,
+    import_runtime,
+    placement,
+    require_arithmetic,
+    usable_cpus,
+)
 
 Logits = npt.NDArray[np.float32]
 
@@ -27,18 +39,20 @@ Logits = npt.NDArray[np.float32]
 class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe."""
 
-    capabilities = FULL
-
     def __init__(
         self, artifact: Artifact, runtime: Any, session: Any, where: Placement, capacity: KvCapacity
     ) -> None:
         self.artifact = artifact
         self.placement = where
         self.capacity = capacity
+        # A target without chunked prefill takes a prompt whole, however long.
+        in_parts = artifact.manifest.chunked_prefill  # as are the rest of a reused prefix, and a draft
+        self.capabilities = Capabilities(chunked_prefill=in_parts, prefix_reuse=in_parts, drafts=in_parts)
         self.vocab_size = artifact.manifest.model.vocab_size
         self._runtime = runtime
         self._session = session
         self._cache = KvCache(artifact.manifest.kv, capacity)
+        self._inputs = frozenset(spec.name for spec in artifact.manifest.inputs)
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self._logits = np.empty((capacity.slots, self.vocab_size), np.float32)
 
@@ -76,9 +90,24 @@ class DecoderSession:
         binding.indices[:] = range(count)
         return self._run(binding)
 
+    def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
+        """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids), vocabulary].
+
+        Raises ProviderError if the runtime fails.
+        """
+        return self.prefill(slot, token_ids, start, range(len(token_ids)))
+
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the keys and values of the first ``tokens`` positions to another slot."""
         self._cache.copy(source, target, tokens)
+
+    def swap_slots(self, first: int, second: int, tokens: int) -> None:
+        """Exchange the keys and values of the first ``tokens`` positions of two slots."""
+        self._cache.swap(first, second, tokens)
+
+    def release_slot(self, slot: int, keep: int) -> None:
+        """Give the memory behind a slot's positions from ``keep`` on back to the system."""
+        self._cache.release(slot, keep)
 
     def _run(self, binding: _Binding) -> Logits:
         try:
@@ -101,10 +130,10 @@ class DecoderSession:
         for layer in range(kv.layers):
             for kind in ("key", "value"):
                 rows = self._cache.rows(layer, kind, first, count)
-                place = ("cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
                 io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
                 io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
-        return _Binding(io, count)
+        return _Binding(io, count, self._inputs)
 
     def _logits_buffer(self, rows: int) -> Logits:
         """Return the buffer that all bindings share, grown to at least ``rows``."""
@@ -114,10 +143,14 @@ class DecoderSession:
 
 
 class _Binding:
-    """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call."""
+    """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call.
 
-    def __init__(self, io: Any, batch: int) -> None:
+    inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to nothing.
+    """
+
+    def __init__(self, io: Any, batch: int, inputs: frozenset[str]) -> None:
         self.io = io
+        self._inputs = inputs
         self.batch = batch
         self.seqlens_k = np.zeros(batch, np.int32)
         self.total = np.zeros((), np.int32)
@@ -142,7 +175,8 @@ class _Binding:
             self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
 
     def _bind_input(self, name: str, array: npt.NDArray[np.generic]) -> None:
-        self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        if name in self._inputs:
+            self.io.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +193,8 @@ def open_session(
 ) -> DecoderSession:
     """Load the artifact's graph and allocate its KV cache.
 
-    Raises ProviderError if the runtime is missing or will not run the graph, ArtifactError if the graph is damaged,
-    ResourceError or UsageError if slots and context do not fit.
+    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the graph,
+    ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
     """
     manifest = artifact.manifest
     if manifest.layout != "llorch":
@@ -168,27 +202,49 @@ def open_session(
             f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; expected one of "
             "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
         )
+    check_target(manifest.target, CPU)
+    require_arithmetic(CPU, (manifest.recipe.compute_type, manifest.kv.dtype))
     runtime = import_runtime(manifest.min_onnxruntime)
-    weights = sum(entry.bytes for entry in manifest.files)
-    free = psutil.virtual_memory().available - weights
+    free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU)
     capacity = plan_capacity(
         manifest.kv,
         slots=config.slots,
         context_length=manifest.context_length,
         max_context=config.max_context,
         free_bytes=max(free, 0),
+        cache_bytes=config.kv_cache_bytes,
     )
     threads = config.threads or usable_cpus()
-    notice = None
-    if capacity.limited_by_memory:
-        notice = (
-            f"context limited to {capacity.context} of {manifest.context_length} tokens: {capacity.slots} slots x "
-            f"{capacity.bytes_per_token} bytes a token must fit {free * 0.8 / 2**20:.0f} MiB"
-        )
-    report(LoadReport(threads, capacity, notice))
+    report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
     session = _load_graph(artifact, runtime, threads)
     _check_signature(artifact, session)
+    _check_inputs(artifact)
     return DecoderSession(artifact, runtime, session, placement(session, CPU), capacity)
+
+
+_FILLED: Final = frozenset({"input_ids", "seqlens_k", "total_sequence_length", "logits_indices"})
+"""Inputs that a session fills, beside the past. ``seqlens_k`` is each row's length in all, minus one."""
+
+
+def _check_inputs(artifact: Artifact) -> None:
+    """Raise ArtifactError if the graph has an input that no session fills."""
+    kv = artifact.manifest.kv
+    past = {
+        kv.past_name.format(layer=layer, kind=kind) for layer in range(kv.layers) for kind in ("key", "value")
+    }
+    if odd := sorted({spec.name for spec in artifact.manifest.inputs} - _FILLED - past):
+        raise ArtifactError(
+            f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; it fills "
+            f"{', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"
+        )
+
+
+def loaded_bytes(manifest: Manifest, provider: str) -> int:
+    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size."""
+    stored = sum(entry.bytes for entry in manifest.files)
+    recipe = manifest.recipe
+    whole = recipe.precision in ("fp16", "bf16")
+    return stored * (2 if whole and ARITHMETIC[provider][recipe.compute_type] is Arithmetic.WIDENED else 1)
 
 
 def runtime_options(runtime: Any, threads: int) -> Any:
@@ -217,7 +273,13 @@ def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
         ) from error
 
 
-_ONNX_TYPES: Final = {"float32": "tensor(float)", "int32": "tensor(int32)", "int64": "tensor(int64)"}
+_ONNX_TYPES: Final = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "int32": "tensor(int32)",
+    "int64": "tensor(int64)",
+}
 
 
 def _check_signature(artifact: Artifact, session: Any) -> None:

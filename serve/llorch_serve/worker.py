@@ -15,11 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
-from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError
+from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError, UsageError
 from llorch_serve.foreign.model import UNSTATED
+from llorch_serve.load import Load
 from llorch_serve.local import stream
+from llorch_serve.lookup import PromptLookup
 from llorch_serve.loop import EngineLoop
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
@@ -71,15 +74,19 @@ class Worker:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
+        able = session.capabilities
         scheduler = Scheduler(
             slots=session.capacity.slots,
-            prefill_chunk=config.prefill_chunk
-            if session.capabilities.chunked_prefill
-            else session.capacity.context,
+            budget=session.capacity.budget,
+            prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
             max_waiting=config.max_waiting,
             kv_cache=config.kv_cache,
+            prefix_cache=config.prefix_cache and able.prefix_reuse,
+            strict_reuse=config.strict_reuse,
         )
-        self._loop = EngineLoop(Engine(session, scheduler), self._on_events, self._on_death)
+        self._lookup = config.lookup
+        self._engine = Engine(session, scheduler)
+        self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
 
     @classmethod
@@ -100,6 +107,7 @@ class Worker:
         check_defaults(artifact.manifest.generation)
         prompts = PromptEncoder(artifact, Tokenizer.load(tokenizer or artifact.tokenizer_path))
         session = open_model(artifact, config.session, report)
+        _check_able(config, session.capabilities, folder)
         return cls(artifact, session, prompts, config)
 
     def close(self) -> None:
@@ -145,6 +153,8 @@ class Worker:
             prompt_length=len(ids),
             max_new_tokens=wanted,
             stop_ids=frozenset(stop_ids),
+            client=request.client_id,
+            lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
             submitted_at=time.perf_counter(),
         )
         text = TextStream(self._tokenizer, request.sampling.stop)
@@ -197,12 +207,16 @@ class Worker:
             has_chat_template=self._prompts.has_template,
             stop_token_ids=manifest.stop_token_ids,
             version=importlib.metadata.version("llorch"),
-            # The CPU's fp32 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
+            # The CPU's fp32, fp16 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
             batch_invariant=not self._session.capabilities.batched_decode
             or not {"int4", "source", UNSTATED} & recipe.precisions,
             kind=self.artifact.kind.value,
             limits=self._session.capabilities.limits(),
         )
+
+    def load(self) -> Load:
+        """Return how busy the engine is, as of its last step."""
+        return self._engine.load()
 
     def _check_open(self) -> None:
         if self._failure is not None:
@@ -259,6 +273,9 @@ class Worker:
             stop_matched=stop_matched,
             prompt_tokens=s.prompt_length,
             generated_tokens=s.generated,
+            cached_tokens=s.cached_tokens,
+            drafted_tokens=s.drafted,
+            accepted_tokens=s.accepted,
             seed=live.seed,
             timings=Timings(
                 queue_s=started - s.submitted_at, prefill_s=first - started, decode_s=last - first
@@ -273,6 +290,18 @@ class Worker:
         failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
         for entry in live:
             entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
+
+
+def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
+    """Raise UsageError for a setting that the loaded graph can give no effect."""
+    for flag, asked, possible in (
+        (f"--lookup {config.lookup}", bool(config.lookup), able.drafts),
+        ("--strict-reuse", config.strict_reuse, able.prefix_reuse),
+    ):
+        if asked and not possible:
+            raise UsageError(
+                f"{flag} has no effect on the graph in {folder} ({'; '.join(able.limits())}); leave it out"
+            )
 
 
 def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:

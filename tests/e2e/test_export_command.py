@@ -93,10 +93,10 @@ def test_impossible_flags_are_refused(tiny_source, tmp_path, flags, named):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bfloat16_which_the_cpu_does_not_compute_in_is_refused_with_what_there_is(tiny_source, tmp_path):
-    outcome = llorch_here("export", tiny_source, "-o", tmp_path / "a", "--precision", "bf16")
+def test_a_precision_that_there_is_not_is_refused_with_what_there_is(tiny_source, tmp_path):
+    outcome = llorch_here("export", tiny_source, "-o", tmp_path / "a", "--precision", "fp8")
     assert outcome.code == 2
-    assert "'bf16' is not one of 'fp32', 'int8', 'int4'" in outcome.stderr
+    assert "'fp8' is not one of 'fp32', 'fp16', 'bf16', 'int8', 'int4'" in outcome.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -65,6 +65,29 @@ def test_serve_answers_several_at_once_and_describes_itself(kind, folder):
         assert any("made by" in line and kind in line for line in worker.command.log)
 
 
+def test_reuse_and_guesses_work_where_the_cache_allows_and_are_refused_where_not(kind, folder):
+    repeating = tuple(20 + i % 5 for i in range(40))
+    ids = ",".join(map(str, repeating))
+    flags = ("--prompt-ids", ids, "--temperature", "0", "--ignore-eos", "--max-tokens", "20", "--json")
+    guessed = llorch_here("generate", folder, *flags, "--lookup", "4")
+    if kind == "optimum":
+        assert guessed.code == 2
+        assert "--lookup 4 has no effect on the graph" in guessed.stderr
+        for given in (("--strict-reuse",), ("--kv-cache-memory", "1GiB")):
+            outcome = llorch_here("serve", folder, "--port", "0", *given)
+            assert outcome.code == 2
+            assert f"{given[0]} has no effect on" in outcome.stderr
+        return
+    assert guessed.document()["token_ids"] == greedy(repeating, 20)
+    assert guessed.document()["drafted_tokens"] > 0
+    sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with serving(folder) as worker, WorkerClient(worker.address) as client:
+        for name, cached in (("a", 0), ("b", len(repeating) - 2)):
+            updates = list(client.generate(GenerationRequest(name, TokenPrompt(repeating), sampling)))
+            assert [token for update in updates for token in update.token_ids] == greedy(repeating, 4)
+            assert updates[-1].completion.cached_tokens == cached
+
+
 def test_bench_reports_the_kind(kind, folder):
     quick = ("--prompt-tokens", "20", "--max-tokens", "4", "--repeat", "1", "--streams", "1,2")
     document = llorch_here("bench", folder, *quick, "--json").document()

@@ -11,12 +11,12 @@ pytestmark = pytest.mark.reference
 
 
 @pytest.fixture(autouse=True)
-def three_recipes(monkeypatch):
+def few_recipes(monkeypatch):
     """Fewer recipes than the command measures for people; the first is the least divergent, the last the smallest."""
     from llorch_export import frontier
 
     whole = frontier.candidates
-    kept = ("int8", "int4 b32", "int4 b64 head int4")
+    kept = ("fp16", "int8", "int4 b32", "int4 b64 head int4")
     monkeypatch.setattr(
         frontier, "candidates", lambda source: [pair for pair in whole(source) if pair[0] in kept]
     )
@@ -39,6 +39,8 @@ def test_points_are_sorted_by_size_and_diverge_less_with_more_bits(tiny_source, 
     assert bits["int8"] == pytest.approx(9 * (1 - share) + 32 * share)
     assert bits["same.gguf"] == pytest.approx(8.5 * (1 - share) + 32 * share)
     assert bits["f32.gguf"] == 32
+    assert bits["fp16"] == 16
+    assert kl["fp16"] < kl["int8"]
     assert kl["f32.gguf"] < 1e-6 < kl["same.gguf"] < kl["int4 b32"] < kl["int4 b64 head int4"]
     assert kl["int8"] < kl["int4 b32"]
     assert {point["label"] for point in points if point["peer"]} == {"same.gguf", "f32.gguf"}
@@ -52,7 +54,7 @@ def test_a_table_on_stdout_and_a_picture(tiny_source, tmp_path):
     assert outcome.code == 0
     header, _rule, *rows = outcome.stdout.splitlines()
     assert header == "| | bits per weight | KL, nats | top-1 |"
-    assert len(rows) == 3
+    assert len(rows) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

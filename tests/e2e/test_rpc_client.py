@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from fake_generator import INFO, FakeGenerator
+from fake_generator import INFO, LOAD, FakeGenerator
 from llorch_serve.client import WorkerClient
 from llorch_serve.errors import (
     CancelledError,
@@ -60,7 +61,11 @@ def test_the_generator_gets_what_was_asked(client, generator):
     ]
     for one in asked:
         list(client.generate(one))
-    assert generator.submitted == asked
+    assert [replace(one, client_id="") for one in generator.submitted] == asked
+    (connection,) = {one.client_id for one in generator.submitted}
+    assert connection.startswith("ipv4:127.0.0.1:")
+    list(client.generate(replace(asked[0], client_id="me")))
+    assert generator.submitted[-1].client_id == "me"
 
 
 def test_the_other_methods(client):
@@ -69,6 +74,7 @@ def test_the_other_methods(client):
     assert client.detokenize((72, 2)) == "H"
     assert client.detokenize((72, 2), keep_special_tokens=True) == "H\x02"
     assert client.model_info() == INFO
+    assert client.load() == LOAD
 
 
 def test_threads_share_a_client(client):

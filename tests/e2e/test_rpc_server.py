@@ -137,6 +137,7 @@ def test_reflection_lists_the_service_and_its_methods():
         "Tokenize",
         "Detokenize",
         "GetModelInfo",
+        "GetLoad",
     ]
 
 

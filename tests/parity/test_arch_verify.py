@@ -36,7 +36,7 @@ def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name
 def test_verify_accepts_an_export_of_every_family(
     tmp_path: Path, name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llorch_export.verify.sample_text", lambda: sample_text()[:800])
+    monkeypatch.setattr("llorch_export.sample_tokens.sample_text", lambda: sample_text()[:800])
     source = write_hf_folder(tmp_path / "model", HF[name])
     export_tiny(source, tmp_path / "out", precision=precision)
     assert verify(tmp_path / "out", str(source), silent).passed

@@ -18,7 +18,7 @@ from llorch_export.contents import contents
 from llorch_export.formats import ModuleFormat
 from llorch_export.graph.blocks import quantised
 from llorch_export.options import BITS, ExportOptions, Rule
-from llorch_export.pipeline import preview
+from llorch_export.preview import preview
 from llorch_serve.artifact import Artifact
 from llorch_serve.manifest import Precision, Quantizer
 from quantised_numpy import dequantise

@@ -13,7 +13,8 @@ import pytest
 from checkpoints import write_hf_folder
 from llorch_export.modules import StoredModule, stored_modules
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.pipeline import export, preview
+from llorch_export.pipeline import export
+from llorch_export.preview import preview
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import UsageError
 from llorch_serve.fidelity import DivergenceSum

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +16,29 @@ from llorch_export.pipeline import export
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
-from llorch_serve.manifest import Precision
 from llorch_serve.providers import CPU
+from llorch_serve.scheduler import Scheduler
+from llorch_serve.sequence import Sequence as TokenSequence
 from llorch_serve.session import DecoderSession, LoadReport, open_session
 
 Logits = npt.NDArray[np.float32]
-TOLERANCE = {"fp32": 2e-5, "int8": 0.1}  # one row alone against many together
+TOLERANCE = {"fp32": 2e-5, "fp16": 0.02, "int8": 0.1}  # one row alone against many together
 PROMPTS = [[5], [9, 8, 7], list(range(100, 140)), [300, 2, 2, 17, 450, 33, 8, 1, 0, 511, 60]]
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+RECIPES: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32"},
+    "fp16": {"precision": "fp16"},
+    "int8": {"precision": "int8"},
+    "int8 in float16": {"precision": "int8", "compute_type": "float16"},
+}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    precision: Precision = request.param
-    folder = tmp_path_factory.mktemp(precision)
+    folder = tmp_path_factory.mktemp("session")
     source = write_hf_folder(folder / "source")
-    options = ExportOptions(str(source), folder / "artifact", precision=precision)
+    options = ExportOptions(str(source), folder / "artifact", **RECIPES[request.param])
     return export(options, lambda _phase, _done, _total: None).artifact
 
 
@@ -130,6 +139,21 @@ def test_a_newcomer_and_a_slot_that_rides_along_change_nobody(
         got_first.append(rows[1].copy())
     np.testing.assert_array_equal(got_first, expected_first)
     np.testing.assert_array_equal(got_second[:4], expected_second)
+
+
+def test_chunks_as_the_scheduler_cuts_them_keep_every_bit(session: DecoderSession) -> None:
+    prompt = [(7 * i) % 400 for i in range(100)]
+    expected = session.prefill(0, prompt, 0, range(len(prompt))).copy()
+    for length in range(2, len(prompt) + 1):
+        scheduler = Scheduler(slots=1, budget=128, prefill_chunk=40, max_waiting=1)
+        sequence = TokenSequence("r", prompt[:length], length, 1, frozenset())
+        scheduler.add(sequence)
+        while (plan := scheduler.schedule()) is not None:
+            chunk = plan.prefill
+            assert chunk is not None
+            logits = session.prefill(1, chunk.token_ids, chunk.start)
+            scheduler.update(plan, [(0,)] if chunk.samples else [])
+        np.testing.assert_array_equal(logits[0], expected[length - 1], err_msg=f"{length} tokens")
 
 
 def test_a_sequence_goes_on_in_the_slot_it_was_copied_to(artifact: Artifact, session: DecoderSession) -> None:

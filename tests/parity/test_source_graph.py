@@ -17,7 +17,7 @@ from checkpoints import Weights, tiny_config, write_gguf, write_hf_folder
 from gguf_blocks import AFFINE, SYMMETRIC, random_blocks
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.options import KL_LIMIT, ExportOptions
-from llorch_export.pipeline import preview
+from llorch_export.preview import preview
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity import DivergenceSum

@@ -36,7 +36,7 @@ LLAMA3 = {
 def text(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the sample text, except where a test asks for ``whole_text``."""
     if "whole_text" not in request.fixturenames:
-        monkeypatch.setattr("llorch_export.verify.sample_text", lambda: sample_text()[:800])
+        monkeypatch.setattr("llorch_export.sample_tokens.sample_text", lambda: sample_text()[:800])
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from arch_rows import HF, LONG, SHORT
 from checkpoints import of_family, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import preview, resolve_context
+from llorch_export.pipeline import resolve_context
+from llorch_export.preview import preview
 from llorch_serve.errors import ArtifactError, UsageError
 from tiny_exports import export_tiny
 

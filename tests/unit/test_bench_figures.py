@@ -86,7 +86,9 @@ class Recorded:
 def test_the_first_run_warms_up_and_medians_of_the_others_are_shown() -> None:
     backend = Recorded([[9.0, 99.0], [1.0, 2.0], [2.0, 2.1], [4.0, 4.5]])
     progress = itertools.count()
-    found = measure(backend, Workload((1, 2, 3), 2), 2, repeat=3, progress=lambda: next(progress) and None)
+    found = measure(
+        backend, Workload((1, 2, 3), 2, 256), 2, repeat=3, progress=lambda: next(progress) and None
+    )
     assert found.prefill_tokens_per_s == pytest.approx(2 * 3 / 2.0)
     assert found.decode_tokens_per_s == pytest.approx(2 / 0.5)
     assert found.ttft_ms.p50 == pytest.approx(4000)  # of the run whose decode speed is the median
@@ -95,18 +97,22 @@ def test_the_first_run_warms_up_and_medians_of_the_others_are_shown() -> None:
 
 
 def test_the_work_is_greedy_and_of_fixed_length() -> None:
-    request = Workload((4, 5, 6), 7).request("r")
-    assert request.prompt == TokenPrompt((4, 5, 6))
+    work = Workload((4, 5, 6), 7, 256)
+    request = work.request("r")
+    assert isinstance(request.prompt, TokenPrompt)
+    assert request.prompt.token_ids[1:] == (5, 6)
     sampling = request.sampling
     assert (sampling.temperature, sampling.repetition_penalty) == (0, 1)
     assert (sampling.max_tokens, sampling.ignore_eos) == (7, True)
+    prompts = [request.prompt, *(work.request(f"r{i}").prompt for i in range(255))]
+    assert {prompt.token_ids[0] for prompt in prompts} == set(range(256)), "two prompts share a prefix"
 
 
 @pytest.mark.parametrize("kind", ["local", "remote"])
 def test_backends_record_every_token_of_every_stream(tmp_path: Path, kind: str) -> None:
     session = make_session()
     worker = make_worker(tmp_path, session)
-    work = Workload((40, 41, 42), 6)
+    work = Workload((40, 41, 42), 6, 256)
     try:
         backend = LocalBackend(worker) if kind == "local" else RemoteBackend(lambda r: stream(worker, r))
         records = backend.run([work.request(f"r{i}") for i in range(5)])
@@ -127,9 +133,9 @@ def test_a_streams_error_is_the_runs(tmp_path: Path, kind: str) -> None:
     try:
         backend = LocalBackend(worker) if kind == "local" else RemoteBackend(lambda r: stream(worker, r))
         with pytest.raises(ProviderError, match="no luck"):
-            backend.run([Workload((1,), 2).request(f"r{i}") for i in range(2)])
+            backend.run([Workload((1,), 2, 256).request(f"r{i}") for i in range(2)])
         with pytest.raises(InvalidRequestError):
-            backend.run([Workload((), 2).request("r")])
+            backend.run([Workload((1, 999), 2, 16).request("r")])
     finally:
         worker.close()
 
@@ -146,7 +152,7 @@ def test_remote_streams_start_together() -> None:
         yield GenerationUpdate(name, "", (1, 2))
         yield GenerationUpdate(name, "", (3,))
 
-    records = RemoteBackend(generate).run([Workload((1,), 3).request(f"r{i}") for i in range(4)])
+    records = RemoteBackend(generate).run([Workload((1,), 3, 256).request(f"r{i}") for i in range(4)])
     for record in records:
         first, second, third = record.arrivals
         assert first == second <= third
@@ -159,7 +165,7 @@ def test_a_stream_that_cannot_start_ends_the_others() -> None:
         return iter(())
 
     with pytest.raises(ProviderError, match="no luck"):
-        RemoteBackend(generate).run([Workload((1,), 3).request(f"r{i}") for i in range(4)])
+        RemoteBackend(generate).run([Workload((1,), 3, 256).request(f"r{i}") for i in range(4)])
 
 
 def test_local_tokens_of_one_update_share_a_time() -> None:
@@ -170,7 +176,7 @@ def test_local_tokens_of_one_update_share_a_time() -> None:
             sink.deliver([GenerationUpdate(request.request_id, "", (3,), done)])
 
     backend = LocalBackend(cast("TextGenerator", Generator()))
-    (record,) = backend.run([Workload((1,), 3).request("r")])
+    (record,) = backend.run([Workload((1,), 3, 256).request("r")])
     first, second, third = record.arrivals
     assert first == second <= third
 

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fake_session import Call, FakeSession, continuation, greedy_row, sequence_of
+from fake_session import GREEDY, Call, FakeSession, continuation, greedy_row, sequence_of
 from llorch_serve.engine import Engine
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError
+from llorch_serve.lookup import PromptLookup
 from llorch_serve.sampling import ResolvedSampling
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
@@ -31,12 +32,17 @@ class Bench:
         self, session: FakeSession, *, slots: int = 4, chunk: int = 4, max_waiting: int = 10
     ) -> None:
         self.session = session
-        scheduler = Scheduler(slots=slots, prefill_chunk=chunk, max_waiting=max_waiting)
+        scheduler = Scheduler(
+            slots=slots, budget=slots * session.context, prefill_chunk=chunk, max_waiting=max_waiting
+        )
         self.engine = Engine(session, scheduler, ticking())
         self.events: dict[Sequence, list[TokenEvent]] = {}
 
-    def add(self, name: str, prompt: tuple[int, ...], count: int, **params: object) -> Sequence:
+    def add(
+        self, name: str, prompt: tuple[int, ...], count: int, lookup: int = 0, **params: object
+    ) -> Sequence:
         sequence = sequence_of(name, prompt, count)
+        sequence.lookup = PromptLookup(prompt, max_draft=lookup) if lookup else None
         self.engine.add(sequence, greedy_row(sequence, VOCAB, **params))
         self.events[sequence] = []
         return sequence
@@ -211,3 +217,72 @@ def test_a_step_with_nothing_to_do_runs_no_model() -> None:
     bench = Bench(FakeSession())
     assert bench.step() == []
     assert bench.session.calls == []
+
+
+def repeat(tokens: tuple[int, ...]) -> int | None:
+    """A model that likes to repeat what it said eight tokens ago, and every seventh time leaves it to chance."""
+    return None if len(tokens) % 7 == 0 or len(tokens) < 8 else tokens[-8]
+
+
+PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 5, 6, 7)
+
+
+@pytest.mark.parametrize("neighbours", [0, 1, 3])
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"temperature": 9.0, "top_k": 20, "seed": 4}, {"repetition_penalty": 1.3}],
+    ids=["greedy", "sampled", "penalised"],
+)
+def test_guesses_change_no_token(params: dict[str, object], neighbours: int) -> None:
+    bench = Bench(FakeSession(rule=repeat))
+    sequence = bench.add("a", PROMPT, 40, lookup=6, **params)
+    for index in range(neighbours):
+        bench.add(f"n{index}", (20 + index,), 30, lookup=2 * index)
+    bench.drain()
+    resolved = ResolvedSampling(**{**{n: getattr(GREEDY, n) for n in GREEDY.__slots__}, **params})
+    assert bench.tokens(sequence) == continuation(PROMPT, 40, VOCAB, params=resolved, rule=repeat)
+    checks = [call for call in bench.session.calls if call.kind == "verify"]
+    assert checks, "nothing was guessed"
+    assert sequence.drafted >= sequence.accepted > 0
+    if not neighbours:
+        assert sum(len(call.token_ids) - 1 for call in checks) == sequence.drafted
+        assert len(bench.session.calls) < 40, "guesses saved no call"
+
+
+def test_a_stop_token_inside_a_guess_ends_the_answer_there() -> None:
+    sequence = sequence_of("a", (1, 2, 3, 4, 1, 2), 30, stop_ids=(4,))
+    session = FakeSession(rule=lambda tokens: tokens[-4])
+    scheduler = Scheduler(slots=1, budget=64, prefill_chunk=8, max_waiting=1)
+    engine = Engine(session, scheduler, ticking())
+    sequence.lookup = PromptLookup(sequence.token_ids, max_draft=6)
+    engine.add(sequence, greedy_row(sequence, VOCAB))
+    events: list[TokenEvent] = []
+    while sequence.status is not SequenceStatus.FINISHED:
+        events += engine.step()
+    assert [event.token_id for event in events] == [3, 4]
+    assert events[-1].finish is FinishReason.STOP
+    assert sequence.token_ids == [1, 2, 3, 4, 1, 2, 3]
+    assert engine.step() == []
+
+
+def test_logits_that_are_no_numbers_after_a_wrong_guess_do_not_matter() -> None:
+    def spoil(call: Call, logits: npt.NDArray[np.float32]) -> None:
+        if call.kind == "verify":
+            logits[-1] = np.nan
+
+    bench = Bench(FakeSession(edit=spoil))  # a model that never repeats: no guess is right
+    sequence = bench.add("a", PROMPT, 20, lookup=4)
+    bench.drain()
+    assert bench.tokens(sequence) == continuation(PROMPT, 20, VOCAB)
+    assert sequence.drafted > sequence.accepted
+
+
+def test_many_streams_are_not_checked_one_by_one() -> None:
+    bench = Bench(FakeSession(slots=6, rule=repeat), slots=6)
+    for index in range(6):
+        bench.add(f"r{index}", (*PROMPT, index), 12, lookup=4)
+    while not all(bench.events.values()):
+        bench.step()
+    before = len(bench.session.calls)
+    bench.step()
+    assert bench.session.calls[before].kind == "decode"

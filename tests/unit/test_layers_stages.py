@@ -55,7 +55,9 @@ def test_logits_of_fp32_are_compared_as_they_are() -> None:
         assert (stage.measure, stage.limit, stage.passed) == (Measure.ABSOLUTE, 1e-3, passed)
 
 
-@pytest.mark.parametrize(("precision", "limit"), [("int8", 0.2), ("int4", 1.0)])
+@pytest.mark.parametrize(
+    ("precision", "limit"), [("fp16", 0.02), ("bf16", 0.2), ("int8", 0.2), ("int4", 1.0)]
+)
 def test_quantised_recipes_are_held_to_a_share_of_the_reference(precision: str, limit: float) -> None:
     reference = array(4, 8)
     for share, passed in ((0.95 * limit, True), (1.05 * limit, False)):

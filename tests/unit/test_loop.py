@@ -52,7 +52,9 @@ class Running:
         self.gate = Gate()
         self.gate.open = not gated
         self.session = FakeSession(before_call=self.gate)
-        scheduler = Scheduler(slots=slots, prefill_chunk=4, max_waiting=max_waiting)
+        scheduler = Scheduler(
+            slots=slots, budget=slots * self.session.context, prefill_chunk=4, max_waiting=max_waiting
+        )
         self.engine = Engine(self.session, scheduler)
         self.events: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
         self.deaths: list[BaseException] = []

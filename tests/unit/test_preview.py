@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import preview
+from llorch_export.preview import preview
 from llorch_serve.errors import ArtifactError, UsageError
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoints import tiny_config
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import preview
+from llorch_export.preview import preview
 from llorch_serve.errors import ArtifactError
 
 

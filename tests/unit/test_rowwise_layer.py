@@ -16,8 +16,8 @@ from integer_numpy import Matrix, row_product, weight_codes
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph import integer
 from llorch_export.graph.builder import FLOAT, GraphBuilder
-from llorch_export.graph.decoder import IR_VERSION, OPSET
 from llorch_export.graph.linear import linear
+from llorch_export.graph.targets import IR_VERSION, OPSET
 from llorch_export.options import ExportOptions
 from llorch_export.quantize.channels import quantize_channels
 from llorch_serve.errors import ArtifactError

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fake_generator import INFO
+from fake_generator import INFO, LOAD
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import (
     ChatMessage,
@@ -58,7 +58,7 @@ def over_the_wire(message):
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_request_survives_the_wire(prompt, sampling):
-    request = GenerationRequest("id-1", prompt, sampling)
+    request = GenerationRequest("id-1", prompt, sampling, client_id="tenant-7")
     assert (
         convert.read_generation_request(over_the_wire(convert.write_generation_request(request))) == request
     )
@@ -84,6 +84,7 @@ def test_every_bad_field_is_named_at_once():
             stop=["x"] * (convert.MAX_ITEMS + 1), stop_token_ids=[1] * (convert.MAX_ITEMS + 1)
         ),
         request_id="é" * 65,
+        client_id="x" * 129,
     )
     with pytest.raises(InvalidRequestError) as caught:
         convert.read_generation_request(message)
@@ -92,8 +93,10 @@ def test_every_bad_field_is_named_at_once():
         "sampling.stop",
         "sampling.stop_token_ids",
         "request_id",
+        "client_id",
     ]
-    assert "130 bytes, expected 1 to 128" in caught.value.violations[-1].description
+    assert "130 bytes, expected 1 to 128" in caught.value.violations[-2].description
+    assert "129 bytes, expected 1 to 128" in caught.value.violations[-1].description
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,10 @@ def test_nan_reaches_the_range_check():
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 @pytest.mark.parametrize("matched", [None, "", "END"])
 def test_a_completion_survives_the_wire(reason, matched):
-    completion = Completion(reason, matched, 3, 4, 2**63 - 1, Timings(0.125, 0.1, 3.7))
+    timings = Timings(0.125, 0.1, 3.7)
+    completion = Completion(
+        reason, matched, 3, 4, 2**63 - 1, timings, cached_tokens=5, drafted_tokens=6, accepted_tokens=7
+    )
     message = over_the_wire(convert.write_update("", "txt", [5, 6], completion))
     assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5, 6), completion)
     answer = over_the_wire(convert.write_answer("id", "txt", [5, 6], completion))
@@ -163,6 +169,17 @@ def test_a_completion_survives_the_wire(reason, matched):
 def test_a_delta_has_no_completion():
     message = over_the_wire(convert.write_update("id", "txt", [5], None))
     assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5,))
+
+
+def test_a_request_without_client_is_its_connections():
+    message = pb.GenerateRequest(input=pb.Input(text="a"))
+    assert convert.read_generation_request(message, connection="ipv4:1.2.3.4:5").client_id == "ipv4:1.2.3.4:5"
+    message.client_id = "me"
+    assert convert.read_generation_request(message, connection="ipv4:1.2.3.4:5").client_id == "me"
+
+
+def test_load_survives_the_wire():
+    assert convert.read_load(over_the_wire(convert.write_load(LOAD))) == LOAD
 
 
 def test_model_info_survives_the_wire():

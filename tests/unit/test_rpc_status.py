@@ -12,6 +12,7 @@ from llorch_serve.errors import (
     FieldViolation,
     InvalidRequestError,
     ModelMismatchError,
+    NonFiniteLogitsError,
     QueueFullError,
     ResourceError,
     UnavailableError,
@@ -59,6 +60,15 @@ def test_a_request_error_comes_back_as_it_was(error, code):
     assert type(back) is type(error)
     assert str(back) == str(error)
     assert vars(back) == vars(error)
+
+
+def test_logits_that_are_not_finite_are_internal_and_told_to_both_sides(caplog):
+    error = NonFiniteLogitsError("the model gave 3 logits of 8 that are not finite")
+    with caplog.at_level(logging.ERROR):
+        code, text, _ = write_status(error, method="Generate")
+    assert (code, text) == (grpc.StatusCode.INTERNAL, str(error))
+    assert f"Generate: {error}" in caplog.text
+    assert str(there_and_back(error)).endswith(f"answered INTERNAL: {error}")
 
 
 @pytest.mark.parametrize("error", [ValueError("secret prompt"), ResourceError("secret path")])

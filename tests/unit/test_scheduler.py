@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from fake_session import FakeSession, continuation, sequence_of
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
+from llorch_serve.lookup import PromptLookup
+from llorch_serve.plan import SlotRelease, StepPlan
 from llorch_serve.runner import run
-from llorch_serve.scheduler import Scheduler, StepPlan
+from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 
 VOCAB = 24
@@ -29,13 +31,40 @@ def answer(prompt: tuple[int, ...], count: int, stop_ids: frozenset[int]) -> lis
 
 
 class Simulation:
-    """Steps a scheduler on a fake session, greedily, and checks every plan and every event."""
+    """Steps a scheduler on a fake session, greedily, and checks every plan and every event.
 
-    def __init__(self, *, slots: int, chunk: int, kv_cache: bool = True, max_waiting: int = 1000) -> None:
+    lookup: most tokens in a draft. shortest_reuse is small, so that short prompts share prefixes too.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        chunk: int,
+        kv_cache: bool = True,
+        max_waiting: int = 1000,
+        budget: int | None = None,
+        prefix_cache: bool = True,
+        strict_reuse: bool = False,
+        lookup: int = 0,
+        most_drafting: int = 2,
+    ) -> None:
         self.slots = slots
         self.chunk = chunk
+        self.budget = slots * CONTEXT if budget is None else budget
+        self.lookup = lookup
+        self.strict_reuse = strict_reuse
+        self.prefix_cache = prefix_cache and kv_cache
         self.scheduler = Scheduler(
-            slots=slots, prefill_chunk=chunk, max_waiting=max_waiting, kv_cache=kv_cache
+            slots=slots,
+            budget=self.budget,
+            prefill_chunk=chunk,
+            max_waiting=max_waiting,
+            kv_cache=kv_cache,
+            prefix_cache=prefix_cache,
+            strict_reuse=strict_reuse,
+            shortest_reuse=2,
+            most_drafting=most_drafting,
         )
         self.session = FakeSession(slots=slots, context=CONTEXT, vocab_size=VOCAB)
         self.kv_cache = kv_cache
@@ -47,8 +76,11 @@ class Simulation:
         self.steps = 0
         self.token_steps: dict[Sequence, list[int]] = {}
 
-    def add(self, prompt: Seq[int], count: int, stop_ids: Seq[int] = ()) -> Sequence:
+    def add(self, prompt: Seq[int], count: int, stop_ids: Seq[int] = (), client: str = "") -> Sequence:
         sequence = sequence_of(f"r{len(self.added)}", prompt, count, stop_ids=stop_ids)
+        sequence.client = client
+        if self.lookup:
+            sequence.lookup = PromptLookup(prompt, max_draft=self.lookup)
         self.scheduler.add(sequence)
         self.added.append(sequence)
         return sequence
@@ -71,9 +103,18 @@ class Simulation:
             return False
         self.steps += 1
         self._check(plan, before)
-        logits = run(self.session, plan)
-        assert len(logits) == len(plan.sampled())
-        for event in self.scheduler.update(plan, [int(row.argmax()) for row in logits]):
+        tokens = [int(row.argmax()) for row in run(self.session, plan)]
+        if self.strict_reuse and plan.prefill is not None:
+            reused = self.session.kinds[plan.prefill.slot][: plan.prefill.sequence.cached_tokens]
+            assert set(reused) <= {"prefill"}, "tokens that were decoded have been reused"
+        if plan.verify is None:
+            assert len(tokens) == len(plan.sampled())
+            results = [(token,) for token in tokens]
+        else:
+            assert len(tokens) == len(plan.verify.token_ids)
+            right = [token == guess for token, guess in zip(tokens, plan.verify.draft, strict=False)]
+            results = [tuple(tokens[: (*right, False).index(False) + 1])]
+        for event in self.scheduler.update(plan, results):
             self._take(event)
         self._check_counts()
         return True
@@ -88,18 +129,23 @@ class Simulation:
         assert len({s.slot for s in running}) == len(running), "two sequences in one slot"
         assert all(0 <= s.slot < self.slots for s in running if s.slot is not None)
         decoding = [s for s in self.live if before[s] is SequenceStatus.DECODE]
-        if plan.prefill is None:
-            self._check_decode(plan, decoding)
-            kind = "decode"
-        else:
-            assert not plan.decode
-            assert not plan.moves
+        assert [plan.prefill is not None, plan.verify is not None, bool(plan.decode)].count(True) == 1
+        if plan.prefill is not None:
             self._check_prefill(plan, before)
             kind = "prefill"
+        elif plan.verify is not None:
+            self._check_verify(plan, decoding)
+            kind = "verify"
+        else:
+            self._check_decode(plan, decoding)
+            kind = "decode"
+        self._check_budget(plan)
         if self.last_kind == "prefill" and decoding:
-            assert kind == "decode", "a prompt took two turns in a row while streams were running"
+            assert kind != "prefill", "a prompt took two turns in a row while streams were running"
         due = SequenceStatus.PREFILL in before.values() or (
-            SequenceStatus.WAITING in before.values() and sum(s is not None for s in decoding) < self.slots
+            SequenceStatus.WAITING in before.values()
+            and len(decoding) < self.slots
+            and self.budget >= self.slots * CONTEXT
         )
         if self.last_kind == "decode" and due:
             assert kind == "prefill", "running streams took two turns in a row while a prompt was due"
@@ -107,13 +153,32 @@ class Simulation:
 
     def _check_decode(self, plan: StepPlan, decoding: list[Sequence]) -> None:
         rows = [row.sequence for row in plan.decode]
-        assert rows[-1] is not None, "the last row serves nobody"
-        assert {s for s in rows if s is not None} == set(decoding), "a running sequence got no row"
+        assert len(rows) == len(decoding)
+        assert set(rows) == set(decoding), "a running sequence got no row"
         for slot, row in enumerate(plan.decode):
-            if row.sequence is not None:
-                assert row.sequence.slot == slot
-                assert row.token_id == row.sequence.token_ids[-1]
-                assert row.length == len(row.sequence.token_ids) == row.sequence.computed + 1
+            assert row.sequence.slot == slot
+            assert row.token_id == row.sequence.token_ids[-1]
+            assert row.length == len(row.sequence.token_ids) == row.sequence.computed + 1
+
+    def _check_verify(self, plan: StepPlan, decoding: list[Sequence]) -> None:
+        check = plan.verify
+        assert check is not None
+        sequence = check.sequence
+        assert sequence in decoding
+        assert check.slot == sequence.slot
+        assert check.start == sequence.computed == len(sequence.token_ids) - 1
+        assert check.token_ids[0] == sequence.token_ids[-1]
+        assert 1 <= len(check.draft) <= self.lookup
+        assert check.start + len(check.token_ids) < sequence.most_tokens
+
+    def _check_budget(self, plan: StepPlan) -> None:
+        running = sum(s.most_tokens for s in self.live if s.slot is not None)
+        load = self.scheduler.load()
+        assert running + load.kv_tokens_idle <= self.budget, "the cache may grow beyond its budget"
+        assert load.kv_tokens_running + load.kv_tokens_idle <= self.budget
+        for edit in plan.edits:
+            if isinstance(edit, SlotRelease):
+                assert edit.keep >= max((s.computed for s in self.live if s.slot == edit.slot), default=0)
 
     def _check_prefill(self, plan: StepPlan, before: dict[Sequence, SequenceStatus]) -> None:
         chunk = plan.prefill
@@ -128,7 +193,10 @@ class Simulation:
         if end == sequence.prompt_length >= 2 and self.chunk >= 3:
             assert len(chunk.token_ids) >= 2, "the prompt's last row runs alone"
         if sequence not in self.started:
-            assert chunk.start == 0
+            assert chunk.start == sequence.cached_tokens
+            assert chunk.start <= max(sequence.prompt_length - 2, 0)
+            if not self.prefix_cache:
+                assert chunk.start == 0
             self.started.append(sequence)
             earlier = self.added[: self.added.index(sequence)]
             assert all(s in self.started or s in self.removed for s in earlier), "overtaken"
@@ -193,6 +261,34 @@ def test_every_sequence_gets_its_own_answer_whatever_comes_and_goes(
     assert set(simulation.ended) | simulation.removed == set(simulation.added)
 
 
+# Few different tokens, so that prompts share prefixes and answers repeat themselves.
+similar = st.lists(st.integers(0, 1), min_size=1, max_size=24)
+similar_adds = st.tuples(st.just("add"), similar, st.integers(1, 12), st.just(frozenset()))
+similar_scripts = st.lists(st.one_of(similar_adds, steps, removes), max_size=25)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    script=similar_scripts,
+    slots=st.integers(1, 5),
+    chunk=st.integers(1, 9),
+    budget=st.integers(CONTEXT, 3 * CONTEXT),
+    strict_reuse=st.booleans(),
+    lookup=st.integers(0, 5),
+)
+def test_reuse_guesses_and_a_small_budget_change_no_answer(
+    script: list[tuple[object, ...]],
+    slots: int,
+    chunk: int,
+    budget: int,
+    strict_reuse: bool,
+    lookup: int,
+) -> None:
+    simulation = Simulation(slots=slots, chunk=chunk, budget=budget, strict_reuse=strict_reuse, lookup=lookup)
+    play(simulation, script)
+    assert set(simulation.ended) | simulation.removed == set(simulation.added)
+
+
 @settings(deadline=None, max_examples=40)
 @given(script=scripts, slots=st.integers(1, 3), chunk=st.integers(1, 9))
 def test_without_cache_every_token_is_the_same(
@@ -221,7 +317,7 @@ def test_without_cache_every_token_recomputes_the_whole_sequence() -> None:
     chunk=st.integers(3, 9),
 )
 def test_nobody_starves(lengths: list[tuple[int, int]], slots: int, chunk: int) -> None:
-    simulation = Simulation(slots=slots, chunk=chunk)
+    simulation = Simulation(slots=slots, chunk=chunk, prefix_cache=False)
     for index, (prompt, count) in enumerate(lengths):
         simulation.add([(index + i) % VOCAB for i in range(prompt)], count)
     simulation.drain()
@@ -244,17 +340,21 @@ def test_nobody_starves(lengths: list[tuple[int, int]], slots: int, chunk: int) 
         (9, 4, [4, 3, 2]),
         (513, 256, [256, 255, 2]),
         (257, 256, [255, 2]),
+        (129, 256, [127, 2]),
+        (33, 64, [31, 2]),
+        (65, 33, [32, 31, 2]),
+        (98, 97, [96, 2]),
     ],
 )
 def test_chunks_never_leave_one_row_for_the_end(prompt: int, chunk: int, expected: list[int]) -> None:
-    scheduler = Scheduler(slots=1, prefill_chunk=chunk, max_waiting=1)
+    scheduler = Scheduler(slots=1, budget=prompt + 1, prefill_chunk=chunk, max_waiting=1)
     sequence = sequence_of("a", [0] * prompt, 1)
     scheduler.add(sequence)
     sizes = []
     while (plan := scheduler.schedule()) is not None:
         assert plan.prefill is not None
         sizes.append(len(plan.prefill.token_ids))
-        scheduler.update(plan, [1] if plan.prefill.samples else [])
+        scheduler.update(plan, [(1,)] if plan.prefill.samples else [])
     assert sizes == expected
 
 
@@ -290,7 +390,8 @@ def test_the_first_of_several_slots_ending_moves_the_last_one_down() -> None:
     simulation.remove(first)
     slot, held = third.slot, third.computed
     simulation.step()
-    assert simulation.session.moves == [(slot, 0, held)]
+    assert simulation.session.swaps == [(0, slot, max(held, first.computed))]
+    assert simulation.session.moves == []
     assert (third.slot, second.slot) == (0, 1)
     assert len(simulation.session.calls[-1].slots) == 2, "the call still spans the freed slot"
     simulation.drain()
@@ -366,7 +467,7 @@ def test_an_error_ends_its_row_and_no_other() -> None:
     assert plan is not None
     run(simulation.session, plan)
     failure = NonFiniteLogitsError("nan")
-    events = simulation.scheduler.update(plan, [failure, 3])
+    events = simulation.scheduler.update(plan, [failure, (3,)])
     assert [(event.sequence, event.error) for event in events] == [(first, failure), (second, None)]
     assert events[0].finish is None
     assert first.slot is None
@@ -394,4 +495,4 @@ def test_a_stop_token_is_not_part_of_the_sequence() -> None:
 
 
 def test_nothing_to_do_is_no_plan() -> None:
-    assert Scheduler(slots=2, prefill_chunk=4, max_waiting=1).schedule() is None
+    assert Scheduler(slots=2, budget=8, prefill_chunk=4, max_waiting=1).schedule() is None

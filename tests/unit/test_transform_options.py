@@ -10,7 +10,7 @@ import pytest
 from checkpoints import write_gguf, write_hf_folder
 from llorch_export.contents import contents as artifact_contents
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import preview
+from llorch_export.preview import preview
 from llorch_export.terminal.export import _transforms
 from llorch_export.terminal.inspect import describe
 from llorch_serve.errors import ArtifactError, UsageError

@@ -22,7 +22,7 @@ from llorch_export.optimum import interpreter
 from llorch_export.optimum.export import export_via_optimum
 from llorch_export.optimum.interpreter import find_optimum
 from llorch_export.optimum.staging import known_config
-from llorch_export.options import ExportOptions
+from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import ExportResult
 from llorch_serve.artifact import load_artifact
 from llorch_serve.config import SessionConfig
@@ -203,6 +203,15 @@ def test_options_that_optimum_cannot_follow_are_refused(tmp_path: Path, stand: S
     source, output, python = write_hf_folder(tmp_path / "model"), tmp_path / "out", stand()
     refused(source, output, python, "--lora .* has no effect with --via", UsageError, lora=tmp_path)
     refused(source, output, python, "--interop genai has no effect", UsageError, interop="genai")
+    no_effect: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("--transform rotate", {"transforms": ("rotate",)}),
+        ("--calibration ", {"calibration": tmp_path}),
+        ("--activations row", {"activations": "row"}),
+        ("--head-precision int8", {"head_precision": "int8"}),
+        (r"--recipe \(rule 1\)", {"rules": (Rule(("*",), precision="int8", label="rule 1"),)}),
+    )
+    for words, given in no_effect:
+        refused(source, output, python, f"{words}.* has no effect with --via", UsageError, **given)
     with pytest.raises(UsageError, match="--precision int8 cannot be had"):
         export_via_optimum(ExportOptions(str(source), output, "int8"), find_optimum(python), silent)
 

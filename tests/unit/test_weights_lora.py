@@ -14,7 +14,7 @@ from checkpoints import tiny_llama_config, tiny_weights, write_gguf, write_hf_fo
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import preview
+from llorch_export.preview import preview
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
 from tiny_exports import export_tiny

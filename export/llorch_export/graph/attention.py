@@ -1,196 +1,120 @@
-"""Self-attention: packed query, key and value projection, GroupQueryAttention over the KV cache, output projection."""
+"""How a graph attends, in the form that its target can run: what it takes as inputs, and each layer's heads.
+
+:func:`attention_plan` chooses the form; :class:`GroupQuery` is the one most targets have: GroupQueryAttention over a
+cache that grows in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
-import numpy as np
 import onnx_ir as ir
 
-from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
-from llorch_export.graph.linear import linear
-from llorch_export.graph.norm import rms_norm
-from llorch_serve.manifest import KvLayout, LlamaConfig
+from llorch_export.graph.attention_primitive import Primitive
+from llorch_export.graph.attention_standard import Standard
+from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.front import Front
+from llorch_export.graph.heads import (
+    LayerCache,
+    Projected,
+    RotaryInputs,
+    attention_prefix,
+    cache_values,
+    projected,
+    rotary_initializers,
+    rotates_inside,
+    score_scale,
+    separate_heads,
+    token_positions,
+)
+from llorch_export.graph.targets import AttentionForm
+from llorch_serve.manifest import KvLayout
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionInputs:
-    """Graph inputs and tables that all layers share.
+class AttentionPlan(Protocol):
+    """One form of attention in one graph."""
 
-    positions: [batch, tokens], of each token; only where the runtime's attention cannot rotate heads of this size.
-    """
+    @property
+    def inputs(self) -> tuple[ir.Value, ...]:
+        """The graph's inputs that it needs beside token ids, wanted rows and the past."""
 
-    seqlens_k: ir.Value
-    total_sequence_length: ir.Value
-    cos: ir.Value
-    sin: ir.Value
-    positions: ir.Value | None
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """Past and present of each layer."""
 
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer's past (graph inputs) and present (graph outputs) keys and values."""
-
-    past: tuple[ir.Value, ir.Value]
-    present: tuple[ir.Value, ir.Value]
+    def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
+        """Append a layer's projection and attention; return its heads side by side, [*lead, heads * head_dim]."""
 
 
-def cache_values(b: GraphBuilder, kv: KvLayout, layer: int) -> LayerCache:
-    """Make the KV cache's graph inputs and outputs of one layer."""
+def attention_plan(b: GraphBuilder, kv: KvLayout, front: Front, *, context_length: int) -> AttentionPlan:
+    """Start attention in the target's form: inputs, tables and cache; no layer yet."""
+    return _FORMS[b.target.attention](b, kv, front, context_length=context_length)
 
-    def pair(pattern: str) -> tuple[ir.Value, ir.Value]:
-        shape: tuple[int | str, ...] = ("slots", kv.kv_heads, "capacity", kv.head_dim)
-        key, value = (
-            ir.Value(
-                name=pattern.format(layer=layer, kind=kind), type=ir.TensorType(FLOAT), shape=ir.Shape(shape)
+
+class GroupQuery:
+    """GroupQueryAttention. Inputs: each row's total length minus one, and the largest total length, unless the front has them."""
+
+    def __init__(self, b: GraphBuilder, kv: KvLayout, front: Front, *, context_length: int) -> None:
+        self._b = b
+        self.inputs: tuple[ir.Value, ...] = ()
+        if front.lengths is None:
+            self._lengths = (
+                b.input("seqlens_k", ir.DataType.INT32, b.dims.batch),
+                b.input("total_sequence_length", ir.DataType.INT32),
             )
-            for kind in ("key", "value")
+            self.inputs = self._lengths
+        else:
+            self._lengths = front.lengths
+        cos, sin = rotary_initializers(b, context_length)
+        positions = None
+        if not rotates_inside(b):
+            padded = front.lengths is not None
+            positions, _ = token_positions(b, front.input_ids, self._lengths[0], padded=padded)
+        self._rotary = RotaryInputs(cos, sin, positions)
+        self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
+
+    def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
+        """Append a layer's projection and attention."""
+        b, c, prefix = self._b, self._b.config, attention_prefix(layer)
+        query_key_value: Projected = projected(b, x, layer, lead=lead)
+        inside = c.rotates(layer) and rotates_inside(b)
+        outside = c.rotates(layer) and not inside
+        if c.qk_norm or outside or not b.target.packed_qkv:
+            query_key_value = separate_heads(
+                b, query_key_value, layer, self._rotary, lead=lead, rotate=outside
+            )
+        heads = ir.Value(
+            name=f"{prefix}.heads",
+            type=ir.TensorType(b.compute),
+            shape=ir.Shape([*lead, c.num_attention_heads * c.head_dim]),
         )
-        return key, value
-
-    return LayerCache(past=pair(kv.past_name), present=pair(kv.present_name))
-
-
-def rotates_inside(config: LlamaConfig) -> bool:
-    """Tell whether GroupQueryAttention itself can rotate heads of this size: in whole multiples of 16 elements."""
-    return config.head_dim % 16 == 0 and config.rotary_dim % 16 == 0
-
-
-def attention(
-    b: GraphBuilder,
-    x: ir.Value,
-    layer: int,
-    shared: AttentionInputs,
-    cache: LayerCache,
-    *,
-    lead: Sequence[int | str],
-) -> ir.Value:
-    """Append everything up to the concatenated heads [*lead, heads * head_dim]; the caller projects them out."""
-    c, prefix = b.config, f"model.layers.{layer}.self_attn"
-    inside = c.rotates(layer) and rotates_inside(c)
-    outside = c.rotates(layer) and not inside
-    query_key_value = _projected(b, x, prefix, lead=lead)
-    if c.qk_norm or outside:
-        query, key, value = query_key_value
-        if key is None or value is None:
-            query, key, value = _split_heads(b, query, prefix, lead=lead)
-        if c.qk_norm:
-            query, key = (
-                _norm_heads(b, v, f"{prefix}.{part}_norm", lead=lead)
-                for v, part in ((query, "q"), (key, "k"))
-            )
-        if outside:
-            query, key = (
-                _rotate(b, v, f"{prefix}.{part}_rotated", shared, lead=lead)
-                for v, part in ((query, "q"), (key, "k"))
-            )
-        query_key_value = (query, key, value)
-    heads = ir.Value(
-        name=f"{prefix}.heads",
-        type=ir.TensorType(FLOAT),
-        shape=ir.Shape([*lead, c.num_attention_heads * c.head_dim]),
-    )
-    window = c.window(layer)
-    b.tape.op_multi_out(
-        "GroupQueryAttention",
-        [
-            *query_key_value,
-            *cache.past,
-            shared.seqlens_k,
-            shared.total_sequence_length,
-            *((shared.cos, shared.sin) if inside else ()),
-        ],
-        {
-            "num_heads": c.num_attention_heads,
-            "kv_num_heads": c.num_key_value_heads,
-            "do_rotary": int(inside),
-            "rotary_interleaved": 0,
-            "scale": c.head_dim**-0.5 if c.attention_multiplier is None else c.attention_multiplier,
-            **({} if window is None else {"local_window_size": window}),
-        },
-        outputs=[heads, *cache.present],
-        domain=CONTRIB,
-        name=f"{prefix}.heads/GroupQueryAttention",
-    )
-    return heads
+        window, cache = c.window(layer), self.caches[layer]
+        b.tape.op_multi_out(
+            "GroupQueryAttention",
+            [
+                *query_key_value,
+                *cache.past,
+                *self._lengths,
+                *((self._rotary.cos, self._rotary.sin) if inside else ()),
+            ],
+            {
+                "num_heads": c.num_attention_heads,
+                "kv_num_heads": c.num_key_value_heads,
+                "do_rotary": int(inside),
+                "rotary_interleaved": 0,
+                "scale": score_scale(c),
+                **({} if window is None else {"local_window_size": window}),
+            },
+            outputs=[heads, *cache.present],
+            domain=CONTRIB,
+            name=f"{prefix}.heads/GroupQueryAttention",
+        )
+        return heads
 
 
-def _projected(
-    b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str]
-) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
-    """Append the projections: one packed matmul (then key and value are None), or three where their formats differ."""
-    bias = b.config.attention_bias or b.config.qkv_bias
-    modules = [f"{prefix}.{part}_proj" for part in "qkv"]
-    if len({b.formats.of(module) for module in modules}) == 1:
-        return linear(b, x, modules, name=f"{prefix}.qkv_proj", lead=lead, bias=bias), None, None
-    query, key, value = (linear(b, x, [module], name=module, lead=lead, bias=bias) for module in modules)
-    return query, key, value
-
-
-def _split_heads(b: GraphBuilder, qkv: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> list[ir.Value]:
-    """Append the split of packed q, k, v into [*lead, heads * head_dim] each."""
-    c = b.config
-    widths = [n * c.head_dim for n in (c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads)]
-    sizes = b.shared_constant("qkv.sizes", np.array(widths, np.int64))
-    outputs = [(f"{prefix}.{part}", (*lead, width)) for part, width in zip("qkv", widths, strict=True)]
-    return b.multi("Split", [qkv, sizes], outputs=outputs, attributes={"axis": -1})
-
-
-def _norm_heads(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[int | str]) -> ir.Value:
-    """Append an RMS norm over each head of ``x`` [*lead, heads * head_dim]."""
-    width, head_dim = x.shape[-1], b.config.head_dim  # type: ignore[index]  # set by _split_heads
-    assert isinstance(width, int)
-    apart, together = (
-        b.shared_constant(f"heads.{name}", np.array([*[0] * len(lead), *sizes], np.int64))
-        for name, sizes in (("apart", (-1, head_dim)), ("together", (-1,)))
-    )
-    shape = (*lead, width // head_dim, head_dim)
-    heads = b.op("Reshape", [x, apart], name=f"{module}/heads", shape=shape)
-    normed = rms_norm(b, heads, module, shape=shape)
-    return b.op("Reshape", [normed, together], name=f"{module}/packed", shape=(*lead, width))
-
-
-def _rotate(
-    b: GraphBuilder, x: ir.Value, name: str, shared: AttentionInputs, *, lead: Sequence[int | str]
-) -> ir.Value:
-    """Append rotary embedding of ``x`` [*lead, heads * head_dim] at the tokens' own positions."""
-    assert shared.positions is not None
-    width = x.shape[-1]  # type: ignore[index]  # set by _split_heads
-    assert isinstance(width, int)
-    attributes = {"num_heads": width // b.config.head_dim, "rotary_embedding_dim": b.config.rotary_dim}
-    return b.op(
-        "RotaryEmbedding",
-        [x, shared.cos, shared.sin, shared.positions],
-        name=name,
-        shape=(*lead, width),
-        attributes=attributes,
-    )
-
-
-def token_positions(
-    b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value, *, padded: bool = False
-) -> ir.Value:
-    """Append each token's position [batch, tokens]: the last one's is ``seqlens_k``, the others' count up to it.
-
-    padded: prompts may have padding behind them; then the first token's is 0 where they would count from below.
-    """
-    one, zero, axis = (
-        b.constant(f"positions.{n}", np.array(v, np.int64))
-        for n, v in (("one", 1), ("zero", 0), ("axis", [1]))
-    )
-    kind = ir.DataType.INT64
-    shape = b.op("Shape", [input_ids], name="positions.shape", shape=(2,), dtype=kind)
-    tokens = b.op(
-        "Gather", [shape, one], name="positions.tokens", shape=(), attributes={"axis": 0}, dtype=kind
-    )
-    offsets = b.op("Range", [zero, tokens, one], name="positions.offsets", shape=("tokens",), dtype=kind)
-    last = b.op(
-        "Cast", [seqlens_k], name="positions.last", shape=("batch",), attributes={"to": int(kind)}, dtype=kind
-    )
-    before = b.op("Sub", [tokens, one], name="positions.before", shape=(), dtype=kind)
-    first = b.op("Sub", [last, before], name="positions.first", shape=("batch",), dtype=kind)
-    if padded:
-        first = b.op("Max", [first, zero], name="positions.start", shape=("batch",), dtype=kind)
-    column = b.op("Unsqueeze", [first, axis], name="positions.column", shape=("batch", 1), dtype=kind)
-    return b.op("Add", [column, offsets], name="positions", shape=("batch", "tokens"), dtype=kind)
+_FORMS: Final[Mapping[AttentionForm, Callable[..., AttentionPlan]]] = {
+    AttentionForm.GROUP_QUERY: GroupQuery,
+    AttentionForm.STANDARD: Standard,
+    AttentionForm.PRIMITIVE: Primitive,
+}

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats import ModuleFormat
-from llorch_export.graph.builder import FLOAT, GraphBuilder
+from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.weights import Arrays
-from llorch_export.options import BITS
+from llorch_export.options import BITS, UNQUANTISED
 from llorch_export.quantize.feedback import error_factor, quantize_feedback
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
@@ -24,12 +24,16 @@ from llorch_export.quantize.search import quantize_search
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_serve.manifest import ScaleType
 
-_SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {"float32": FLOAT, "bfloat16": ir.DataType.BFLOAT16}
+SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], float32 scales [rows, blocks], zero points if any."""
+    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], scales [rows, blocks] in the compute type, zero points if any."""
 
     packed: ir.Value
     scales: ir.Value
@@ -42,9 +46,9 @@ class BlockWeight:
 def block_weight(
     b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> BlockWeight | None:
-    """Plan the stacked ``weights``; None where they stay in fp32, as ``form`` or the checkpoint's types have it."""
+    """Plan the stacked ``weights``; None where they stay whole, as ``form`` or the checkpoint has it."""
     precision = form.precision
-    if precision == "fp32":
+    if precision in UNQUANTISED:
         return None
     rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
     if precision == "source":
@@ -62,19 +66,27 @@ def block_weight(
         BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in ("affine", "gptq")),
         rows,
         columns,
-        lambda: _quantised_chunks(b, weights, form),
+        lambda: _quantised_chunks(b, name, weights, form),
         scale_type=form.scale_type,
     )
 
 
-def _quantised_chunks(b: GraphBuilder, weights: Sequence[str], form: ModuleFormat) -> Iterator[Arrays]:
+def _quantised_chunks(
+    b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
+) -> Iterator[Arrays]:
     """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
-    factor = None
-    if form.quantizer == "gptq":
-        assert b.moments is not None, "a recipe with gptq comes with a calibration text"
-        factor = error_factor(b.moments(weights[0]))
+    factor = input_error_factor(b, weights, form)
     for chunk in b.row_chunks(weights)():
+        b.narrowing.check_range(f"{name}.weight", chunk)
         yield quantised(chunk, form, factor).arrays
+
+
+def input_error_factor(b: GraphBuilder, weights: Sequence[str], form: ModuleFormat) -> Matrix | None:
+    """Return the factor by which ``gptq`` spreads errors over the inputs that all ``weights`` read; None for other quantizers."""
+    if form.quantizer != "gptq":
+        return None
+    assert b.moments is not None, "a recipe with gptq comes with a calibration text"
+    return error_factor(b.moments(weights[0]))
 
 
 def quantised(weight: Matrix, form: ModuleFormat, factor: Matrix | None = None) -> Blocks:
@@ -106,19 +118,20 @@ def _plan(
     scale_type: ScaleType,
 ) -> BlockWeight:
     blocks = block_count(columns, form.block_size)
-    scales_name = f"{name}.scales" if scale_type == "float32" else f"{name}.scales.stored"
+    ready = SCALE_TYPES[scale_type] == b.compute
+    scales_name = f"{name}.scales" if ready else f"{name}.scales.stored"
     specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
-        (scales_name, _SCALE_TYPES[scale_type], (rows, blocks)),
+        (scales_name, SCALE_TYPES[scale_type], (rows, blocks)),
     ]
     if form.zero_points:
         zeros = zero_point_bytes(columns, form.block_size, form.bits)
         specs.append((f"{name}.zero_points", ir.DataType.UINT8, (rows, zeros)))
     packed, scales, *zero_points = b.weights.stream(specs, produce)
-    if scale_type != "float32":
+    if not ready:
         # Of constants, so the runtime does it once, when it loads the graph.
         scales = b.op(
-            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": FLOAT.value}
+            "Cast", [scales], name=f"{name}.scales", shape=(rows, blocks), attributes={"to": b.compute.value}
         )
     return BlockWeight(
         packed, scales, zero_points[0] if zero_points else None, form.bits, form.block_size, columns

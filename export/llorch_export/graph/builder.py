@@ -12,15 +12,36 @@ from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats import Formats, Whole
+from llorch_export.graph.narrow import Narrowing
+from llorch_export.graph.targets import CONTRIB as CONTRIB  # the graph modules' one import
+from llorch_export.graph.targets import TARGETS, Capabilities
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.manifest import LlamaConfig, Recipe
 
-CONTRIB = "com.microsoft"
 FLOAT = ir.DataType.FLOAT
 
-Attributes = Mapping[str, int | float | str]
+Attributes = Mapping[str, int | float | str | Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Sizes of a graph's inputs and outputs; a string is a size that each call chooses.
+
+    rows: logits that are computed. slots, capacity: sequences and positions of the KV cache.
+    """
+
+    batch: int | str = "batch"
+    tokens: int | str = "tokens"
+    rows: int | str = "rows"
+    slots: int | str = "slots"
+    capacity: int | str = "capacity"
+
+    @property
+    def lead(self) -> tuple[int | str, int | str]:
+        """The leading dimensions of hidden states."""
+        return (self.batch, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,8 @@ class GraphBuilder:
     tensors: the checkpoint's, by Hugging Face name.
     calibration: what was measured on these tensors, where the recipe calls for it.
     moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
+    narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
+    target: what the runtime can do.
     activation_codes: of values that have been rounded to bytes in some form, so that layers which read the same value
         share them.
     """
@@ -48,7 +71,12 @@ class GraphBuilder:
         tensors: Mapping[str, LazyTensor],
         calibration: Calibration | None = None,
         moments: SecondMoments | None = None,
+        *,
+        target: Capabilities = TARGETS["cpu"],
+        dims: Dimensions = Dimensions(),  # frozen
     ) -> None:
+        self.target = target
+        self.dims = dims
         self.config = config
         self.recipe = recipe
         self.formats = Formats(recipe)
@@ -56,6 +84,8 @@ class GraphBuilder:
         self.calibration = calibration
         self.moments = moments
         self.weights = WeightPlan()
+        self.narrowing = Narrowing(recipe.compute_type)
+        self.compute = self.narrowing.dtype
         self.tape = Tape()
         self.activation_codes: dict[tuple[ir.Value, Whole], ActivationCodes] = {}
         self._constants: dict[str, ir.Value] = {}
@@ -69,7 +99,7 @@ class GraphBuilder:
         shape: Sequence[int | str],
         attributes: Attributes | None = None,
         domain: str = "",
-        dtype: ir.DataType = FLOAT,
+        dtype: ir.DataType | None = None,
     ) -> ir.Value:
         """Append a node with one output of the given name, type and shape; return the output."""
         return self.multi(
@@ -84,11 +114,11 @@ class GraphBuilder:
         outputs: Sequence[tuple[str, Sequence[int | str]]],
         attributes: Attributes | None = None,
         domain: str = "",
-        dtype: ir.DataType = FLOAT,
+        dtype: ir.DataType | None = None,
     ) -> list[ir.Value]:
         """Append a node; an output with an empty name is left out."""
         values = [
-            ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+            ir.Value(name=name, type=ir.TensorType(dtype or self.compute), shape=ir.Shape(shape))
             if name
             else ir.Value(name="")
             for name, shape in outputs
@@ -103,6 +133,10 @@ class GraphBuilder:
         )
         return values
 
+    def input(self, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
+        """Return a value that the caller will make an input of the graph."""
+        return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+
     def constant(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         """Add a shape or index; it stays inside the model file, where shape inference can read it."""
         return self.tape.initializer(ir.tensor(array, name=name))
@@ -114,11 +148,20 @@ class GraphBuilder:
         return self._constants[name]
 
     def vector(self, name: str) -> ir.Value:
-        """Plan a checkpoint tensor that is used as it is, in float32."""
+        """Plan a checkpoint tensor that is used as it is, in the compute type."""
         tensor = self.tensors[name]
         return self.weights.stream(
-            [(name, FLOAT, tensor.shape)], lambda: ((chunk,) for chunk in tensor.row_chunks())
+            [(name, self.compute, tensor.shape)],
+            lambda: ((self.narrowing.narrowed(name, chunk),) for chunk in tensor.row_chunks()),
         )[0]
+
+    def factor(self, name: str, value: float) -> ir.Value:
+        """Add a scalar constant of the compute type."""
+        return self.constant(name, np.array(value, np.float32).astype(self.compute.numpy()))
+
+    def shared_factor(self, name: str, value: float) -> ir.Value:
+        """Return :meth:`factor` of this name, added at its first use."""
+        return self.shared_constant(name, np.array(value, np.float32).astype(self.compute.numpy()))
 
     def row_chunks(self, names: Sequence[str]) -> Callable[[], Iterator[npt.NDArray[np.float32]]]:
         """Return a reader of several checkpoint tensors, stacked along their first axis, a chunk of rows at a time."""

@@ -1,43 +1,38 @@
 """The whole decoder: from token ids and the KV cache to logits of the rows that are asked for.
 
-Inputs: ``input_ids`` [batch, tokens]; ``seqlens_k`` [batch], each row's total length minus one; ``total_sequence_length``,
-the largest total length; ``logits_indices`` [rows], positions in the flattened [batch * tokens]; and past keys and
-values. Outputs: ``logits`` [rows, vocabulary] and present keys and values. Another runtime's inputs: :mod:`.front`.
+Inputs: ``input_ids`` [batch, tokens]; what the target's form of attention needs, ``seqlens_k`` [batch], each row's total
+length minus one, and ``total_sequence_length``, the largest total length, in most; ``logits_indices`` [rows], positions in
+the flattened [batch * tokens]; and past keys and values. Outputs: ``logits`` [rows, vocabulary] and present keys and values.
+Another runtime's inputs: :mod:`.front`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.graph.attention import (
-    AttentionInputs,
-    LayerCache,
-    attention,
-    cache_values,
-    rotates_inside,
-    token_positions,
-)
-from llorch_export.graph.builder import FLOAT, GraphBuilder
+from llorch_export.graph.attention import AttentionPlan, attention_plan
+from llorch_export.graph.builder import Dimensions, GraphBuilder
 from llorch_export.graph.embedding import embed, head
 from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
+from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.norm import add_rms_norm, rms_norm
-from llorch_export.graph.rope import rotary_tables
+from llorch_export.graph.targets import CONTRIB, TARGETS, Capabilities
 from llorch_export.graph.weights import WeightJob
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, TensorSpec
+from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, Target, TensorSpec
 
-OPSET = 23  # the first with RMSNormalization
-IR_VERSION = 11  # the one of opset 23
-MIN_ONNXRUNTIME = "1.24"
+NEW_NAME = "new.{layer}.{kind}"  # of the cache's outputs, where they hold the new tokens alone
+PREFILL_TOKENS = 128  # of the prefill graph, where shapes are fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +40,9 @@ class DecoderGraph:
     """A graph whose weights are planned but not yet read.
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
+    narrowing: what rounding to half precision has cost, once the jobs have run.
+    prefill: where shapes are fixed, the graph that takes ``prefill_tokens`` tokens over the same data file; inputs and outputs
+        are those of ``model``, which takes one.
     """
 
     model: ir.Model
@@ -53,6 +51,9 @@ class DecoderGraph:
     kv: KvLayout
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    narrowing: Narrowing
+    prefill: ir.Model | None = None
+    prefill_tokens: int | None = None
 
 
 def build_decoder(
@@ -64,63 +65,82 @@ def build_decoder(
     calibration: Calibration | None = None,
     interface: Interface = Interface.LLORCH,
     moments: SecondMoments | None = None,
+    target: Target = "cpu",
 ) -> DecoderGraph:
-    """Build the graph; reads no weight. The data file is the same for every ``interface``.
+    """Build the graph in the forms that the target can run; reads no weight. The data file is the same for every ``interface``.
 
     calibration: what was measured on ``tensors``, where the recipe calls for it.
     moments: second moments of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
+    interface: another one than llorch's is for attention in the form of ``GroupQuery``.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
     """
+    capabilities = TARGETS[target]
     _check_shapes(config)
-    b = GraphBuilder(config, recipe, tensors, calibration, moments)
+
+    def build(dims: Dimensions) -> DecoderGraph:
+        b = GraphBuilder(config, recipe, tensors, calibration, moments, target=capabilities, dims=dims)
+        return _build(b, interface, context_length=context_length)
+
+    if not capabilities.fixed_shapes:
+        return build(Dimensions())
+    tokens = min(PREFILL_TOKENS, context_length)
+    step, prefill = (
+        build(Dimensions(batch=1, tokens=count, rows=1, slots=1, capacity=context_length))
+        for count in (1, tokens)
+    )
+    assert [job.tensors for job in step.jobs] == [job.tensors for job in prefill.jobs], (
+        "one data file serves both"
+    )
+    return replace(step, prefill=prefill.model, prefill_tokens=tokens)
+
+
+def _build(b: GraphBuilder, interface: Interface, *, context_length: int) -> DecoderGraph:
+    config, recipe = b.config, b.recipe
     kv = KvLayout(
-        layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads, head_dim=config.head_dim
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        dtype=recipe.compute_type,
     )
+    if b.target.fixed_shapes:
+        kv = msgspec.structs.replace(kv, present_name=NEW_NAME)
     front = make_front(b, interface)
-    input_ids, seqlens_k = front.input_ids, front.seqlens_k
-    table_shape = (context_length, config.rotary_dim // 2)
-    cos, sin = b.weights.add(
-        [("rotary.cos", FLOAT, table_shape), ("rotary.sin", FLOAT, table_shape)],
-        lambda: rotary_tables(config.rope, config.head_dim, context_length),
-    )
-    padded = interface is Interface.GENAI
-    positions = None if rotates_inside(config) else token_positions(b, input_ids, seqlens_k, padded=padded)
-    shared = AttentionInputs(seqlens_k, front.total_sequence_length, cos, sin, positions)
-    caches = [cache_values(b, kv, layer) for layer in range(config.num_hidden_layers)]
-    hidden, table = embed(b, input_ids)
+    plan = attention_plan(b, kv, front, context_length=context_length)
+    hidden, table = embed(b, front.input_ids)
     hidden = _scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
-    rows = _layers(b, hidden, shared, caches, front.logits_indices)
+    rows = _layers(b, hidden, plan, front.logits_indices)
     # Scaling the rows before the head is linear in the logits, and much narrower than they are.
     rows = _scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
     logits = head(b, rows, table)
     if interface is Interface.GENAI:
         logits = genai_logits(b, logits)
-    inputs = [*front.inputs, *(v for cache in caches for v in cache.past)]
-    outputs = [logits, *(v for cache in caches for v in cache.present)]
+    past = (value for cache in plan.caches for value in cache.past)
+    inputs = [*front.leading, *plan.inputs, *front.trailing, *past]
+    outputs = [logits, *(v for cache in plan.caches for v in cache.present)]
     graph = ir.Graph(
         inputs,
         outputs,
         nodes=b.tape.nodes,
         initializers=[*b.weights.values, *b.tape.initializers],
-        opset_imports={"": OPSET, "com.microsoft": 1},
+        opset_imports={"": b.target.opset, **({CONTRIB: 1} if _uses_contrib(b.target) else {})},
         name="decoder",
     )
     return DecoderGraph(
-        model=ir.Model(graph, ir_version=IR_VERSION, producer_name="llorch"),
+        model=ir.Model(graph, ir_version=b.target.ir_version, producer_name="llorch"),
         jobs=tuple(b.weights.jobs),
         data_bytes=b.weights.total_bytes,
         kv=kv,
         inputs=tuple(_spec(value) for value in inputs),
         outputs=tuple(_spec(value) for value in outputs),
+        narrowing=b.narrowing,
     )
 
 
 def _layers(
     b: GraphBuilder,
     hidden: ir.Value,
-    shared: AttentionInputs,
-    caches: list[LayerCache],
+    plan: AttentionPlan,
     logits_indices: ir.Value,
 ) -> ir.Value:
     """Append all layers and the final norm; returns [rows, hidden].
@@ -128,18 +148,18 @@ def _layers(
     From the last layer's attention on, a position matters only if its logits are wanted: the rest is dropped there.
     """
     size = b.config.hidden_size
-    lead: tuple[int | str, ...] = ("batch", "tokens")
+    lead: tuple[int | str, ...] = b.dims.lead
     normed = rms_norm(b, hidden, "model.layers.0.input_layernorm", shape=(*lead, size))
-    residual, last = hidden, len(caches) - 1
-    for layer, cache in enumerate(caches):
+    residual, last = hidden, len(plan.caches) - 1
+    for layer in range(len(plan.caches)):
         prefix = f"model.layers.{layer}"
-        heads = attention(b, normed, layer, shared, cache, lead=lead)
+        heads = plan.heads(normed, layer, lead=lead)
         if layer == last:
             heads = _wanted_rows(
                 b, heads, logits_indices, "heads", b.config.num_attention_heads * b.config.head_dim
             )
             residual = _wanted_rows(b, residual, logits_indices, "residual", size)
-            lead = ("rows",)
+            lead = (b.dims.rows,)
         projected = linear(
             b,
             heads,
@@ -162,9 +182,9 @@ def _layers(
 
 def _wanted_rows(b: GraphBuilder, x: ir.Value, indices: ir.Value, name: str, width: int) -> ir.Value:
     flat_shape = b.constant(f"wanted.{name}.shape", np.array([-1, width], np.int64))
-    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=("positions", width))
+    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(_positions(b.dims), width))
     return b.op(
-        "Gather", [flat, indices], name=f"wanted.{name}", shape=("rows", width), attributes={"axis": 0}
+        "Gather", [flat, indices], name=f"wanted.{name}", shape=(b.dims.rows, width), attributes={"axis": 0}
     )
 
 
@@ -174,9 +194,18 @@ def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
         return x
     assert x.shape is not None
     shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
-    return b.op(
-        "Mul", [x, b.constant(f"{name}/factor", np.array(factor, np.float32))], name=name, shape=shape
-    )
+    return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
+
+
+def _positions(dims: Dimensions) -> int | str:
+    """Return how many token positions a call has in all."""
+    if isinstance(dims.batch, int) and isinstance(dims.tokens, int):
+        return dims.batch * dims.tokens
+    return "positions"
+
+
+def _uses_contrib(target: Capabilities) -> bool:
+    return any(name.startswith(f"{CONTRIB}:") for name in target.operators)
 
 
 def _check_shapes(config: LlamaConfig) -> None:
@@ -187,7 +216,13 @@ def _check_shapes(config: LlamaConfig) -> None:
         )
 
 
-_DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.INT32: "int32", ir.DataType.INT64: "int64"}
+_DTYPES = {
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+    ir.DataType.INT32: "int32",
+    ir.DataType.INT64: "int64",
+}
 
 
 def _spec(value: ir.Value) -> TensorSpec:

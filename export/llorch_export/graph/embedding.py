@@ -7,18 +7,27 @@ import onnx_ir as ir
 
 from llorch_export.formats import EMBEDDING, HEAD
 from llorch_export.graph.blocks import BlockWeight, block_weight
-from llorch_export.graph.builder import CONTRIB, GraphBuilder
-from llorch_export.graph.linear import matmul_nbits
+from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes
+from llorch_export.graph.linear import matmul, matmul_nbits
 from llorch_export.quantize.layout import block_count
 
+NARROW_LOGITS = "logits/narrow"  # before they are widened, where the graph computes in half precision
+
 Table = ir.Value | BlockWeight
-"""A planned vocabulary table: in blocks, or an fp32 matrix."""
+"""A planned vocabulary table: in blocks, or a matrix of the compute type."""
 
 
-def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
-    """Append the embedding lookup; return hidden states [batch, tokens, hidden] and the table, for a tied head."""
+def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]:
+    """Append the embedding lookup; return hidden states [batch, tokens, hidden] and the table, for a tied head.
+
+    The table is None where the target stores lookup and product in different arrangements.
+    """
     c = b.config
-    shape = ("batch", "tokens", c.hidden_size)
+    form = b.formats.of(EMBEDDING)
+    if dequantizes(b, form):
+        return dequantized_rows(b, f"{EMBEDDING}.weight", input_ids, form, name="embedding"), None
+    shape = (*b.dims.lead, c.hidden_size)
     table = _table(b, EMBEDDING)
     if isinstance(table, ir.Value):
         return b.op(
@@ -31,7 +40,7 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
         "GatherBlockQuantized",
         [rows, input_ids, table.scales, *zero_points],
         name="embedding" if padded == c.hidden_size else "embedding.padded",
-        shape=("batch", "tokens", padded),
+        shape=(*b.dims.lead, padded),
         attributes={
             "bits": table.bits,
             "block_size": table.block_size,
@@ -49,15 +58,28 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table]:
     return hidden, table
 
 
-def head(b: GraphBuilder, x: ir.Value, embedding: Table) -> ir.Value:
-    """Append the output head over rows [n, hidden]; returns logits [n, vocabulary]."""
+def head(b: GraphBuilder, x: ir.Value, embedding: Table | None) -> ir.Value:
+    """Append the output head over rows [n, hidden]; returns logits [n, vocabulary], float32."""
+    if b.compute == FLOAT:
+        return _product(b, x, embedding, name="logits")
+    narrow = _product(b, x, embedding, name=NARROW_LOGITS)
+    shape = (b.dims.rows, b.config.vocab_size)
+    return b.op("Cast", [narrow], name="logits", shape=shape, attributes={"to": FLOAT.value}, dtype=FLOAT)
+
+
+def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str) -> ir.Value:
     c = b.config
-    table = embedding if c.tie_word_embeddings else _table(b, HEAD)
-    shape = ("rows", c.vocab_size)
+    shape = (b.dims.rows, c.vocab_size)
+    source = EMBEDDING if c.tie_word_embeddings else HEAD
+    form = b.formats.of(source)
+    if dequantizes(b, form):
+        matrix = dequantized_matrix(b, HEAD, [f"{source}.weight"], form)
+        return matmul(b, x, matrix, name=name, shape=shape)
+    table = embedding if c.tie_word_embeddings and embedding is not None else _table(b, HEAD)
     if isinstance(table, ir.Value):
         # Gemm reads the table as it lies, so a tied one serves lookup and head alike.
-        return b.op("Gemm", [x, table], name="logits", shape=shape, attributes={"transB": 1})
-    return matmul_nbits(b, x, table, name="logits", shape=shape)
+        return b.op("Gemm", [x, table], name=name, shape=shape, attributes={"transB": 1})
+    return matmul_nbits(b, x, table, name=name, shape=shape)
 
 
 def _table(b: GraphBuilder, module: str) -> Table:

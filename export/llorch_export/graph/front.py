@@ -1,7 +1,7 @@
 """What stands before and behind the layers: the inputs that a runtime feeds, and the logits it wants.
 
-Two runtimes, two fronts over the same layers and the same weights. llorch's own feeds what attention takes
-(:func:`llorch_front`). onnxruntime-genai feeds an attention mask and wants the logits of each row's last token
+Two runtimes, two fronts over the same layers and the same weights. llorch's own feeds what attention takes, which the form
+of attention says (:func:`llorch_front`). onnxruntime-genai feeds an attention mask and wants the logits of each row's last token
 (:func:`genai_front`, :func:`genai_logits`); its graph computes the rest.
 """
 
@@ -30,32 +30,29 @@ class Interface(Enum):
 class Front:
     """What the layers take, and which of it are graph inputs.
 
-    inputs: the graph's inputs, without the KV cache.
-    input_ids: [batch, tokens]; seqlens_k: [batch], each row's total length minus one; total_sequence_length: the
-        largest total length; logits_indices: [rows], positions in the flattened [batch * tokens].
+    leading, trailing: the graph's inputs before and behind those that attention itself asks for, without the KV cache.
+    input_ids: [batch, tokens]; logits_indices: [rows], positions in the flattened [batch * tokens].
+    lengths: where they are computed, each row's total length minus one [batch], and the largest total length; prompts may
+        then have padding behind them. None: attention takes what it needs as inputs.
     """
 
-    inputs: tuple[ir.Value, ...]
+    leading: tuple[ir.Value, ...]
+    trailing: tuple[ir.Value, ...]
     input_ids: ir.Value
-    seqlens_k: ir.Value
-    total_sequence_length: ir.Value
     logits_indices: ir.Value
+    lengths: tuple[ir.Value, ir.Value] | None = None
 
 
 def make_front(b: GraphBuilder, interface: Interface) -> Front:
     """Return the front that a runtime feeds."""
-    return genai_front(b) if interface is Interface.GENAI else llorch_front()
+    return genai_front(b) if interface is Interface.GENAI else llorch_front(b)
 
 
-def llorch_front() -> Front:
+def llorch_front(b: GraphBuilder) -> Front:
     """Return the front where everything is an input."""
-    inputs = (
-        _input("input_ids", _INT64, "batch", "tokens"),
-        _input("seqlens_k", _INT32, "batch"),
-        _input("total_sequence_length", _INT32),
-        _input("logits_indices", _INT64, "rows"),
-    )
-    return Front(inputs, *inputs)
+    input_ids = b.input("input_ids", _INT64, *b.dims.lead)
+    logits_indices = b.input("logits_indices", _INT64, b.dims.rows)
+    return Front((input_ids,), (logits_indices,), input_ids, logits_indices)
 
 
 def genai_front(b: GraphBuilder) -> Front:
@@ -64,8 +61,8 @@ def genai_front(b: GraphBuilder) -> Front:
     A row's length is the sum of its mask. A prompt of several rows is padded behind, so the last token of a row is
     at its length minus one; in later calls all tokens are real, and it is the last of the call.
     """
-    input_ids = _input("input_ids", _INT64, "batch", "tokens")
-    mask = _input("attention_mask", _INT64, "batch", "total")
+    input_ids = b.input("input_ids", _INT64, "batch", "tokens")
+    mask = b.input("attention_mask", _INT64, "batch", "total")
     zero, one = (b.constant(f"genai.{n}", np.array(v, np.int64)) for n, v in (("zero", 0), ("one", 1)))
     axis = b.constant("genai.axis", np.array([1], np.int64))
 
@@ -91,10 +88,10 @@ def genai_front(b: GraphBuilder) -> Front:
     size = op("size", "Mul", batch, tokens)
     starts = op("starts", "Range", zero, size, tokens, shape=("batch",))
     return Front(
-        inputs=(input_ids, mask),
+        leading=(input_ids, mask),
+        trailing=(),
         input_ids=input_ids,
-        seqlens_k=int32("seqlens_k", last, ("batch",)),
-        total_sequence_length=int32("total_sequence_length", total, ()),
+        lengths=(int32("seqlens_k", last, ("batch",)), int32("total_sequence_length", total, ())),
         logits_indices=op("logits_indices", "Add", starts, column, shape=("batch",)),
     )
 
@@ -108,7 +105,3 @@ def genai_logits(b: GraphBuilder, logits: ir.Value) -> ir.Value:
     axis = b.constant("logits.axis", np.array([1], np.int64))
     shape = ("batch", 1, b.config.vocab_size)
     return b.op("Unsqueeze", [logits, axis], name="logits", shape=shape)
-
-
-def _input(name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
-    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))

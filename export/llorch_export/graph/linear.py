@@ -1,4 +1,4 @@
-"""Linear layers ``y = x W^T + b``: in fp32, with weights in blocks, or in whole bytes (``integer.py``)."""
+"""Linear layers ``y = x W^T + b``: with weights in the compute type, in blocks, or in whole bytes (``integer.py``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight
-from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.dequantize import dequantized_matrix, dequantizes
 from llorch_export.graph.integer import integer_linear
 from llorch_export.quantize.layout import Matrix
 
@@ -32,24 +33,42 @@ def linear(
         biases = [f"{module}.bias" for module in modules]
         bias_chunks = b.row_chunks(biases)
         bias_value = b.weights.stream(
-            [(f"{name}.bias", FLOAT, (out_features,))], lambda: ((chunk,) for chunk in bias_chunks())
+            [(f"{name}.bias", b.compute, (out_features,))],
+            lambda: ((b.narrowing.narrowed(f"{name}.bias", chunk),) for chunk in bias_chunks()),
         )[0]
     shape = (*lead, out_features)
     form = b.formats.of(modules[0])
     assert all(b.formats.of(module) == form for module in modules), modules
     if form.activations is not None:
         return integer_linear(b, x, modules, form.activations, name=name, lead=lead, bias=bias_value)
+    if dequantizes(b, form):
+        matrix = dequantized_matrix(b, name, weights, form)
+        return matmul(b, x, matrix, name=name, shape=shape, bias=bias_value)
     weight = block_weight(b, name, weights, form)
     if weight is None:
         transposed = b.weights.stream(
-            [(f"{name}.weight", FLOAT, (in_features, out_features))],
-            lambda: ((band,) for band in _transposed(chunks, in_features, out_features)),
+            [(f"{name}.weight", b.compute, (in_features, out_features))],
+            lambda: (
+                (b.narrowing.narrowed(f"{name}.weight", band),)
+                for band in _transposed(chunks, in_features, out_features)
+            ),
         )[0]
-        y = b.op(
-            "MatMul", [x, transposed], name=name if bias_value is None else f"{name}/product", shape=shape
-        )
-        return y if bias_value is None else b.op("Add", [y, bias_value], name=name, shape=shape)
+        return matmul(b, x, transposed, name=name, shape=shape, bias=bias_value)
     return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+
+
+def matmul(
+    b: GraphBuilder,
+    x: ir.Value,
+    matrix: ir.Value,
+    *,
+    name: str,
+    shape: Sequence[int | str],
+    bias: ir.Value | None = None,
+) -> ir.Value:
+    """Append the product with a matrix [inputs, outputs], and the bias if there is one."""
+    y = b.op("MatMul", [x, matrix], name=name if bias is None else f"{name}/product", shape=shape)
+    return y if bias is None else b.op("Add", [y, bias], name=name, shape=shape)
 
 
 def _transposed(

@@ -16,9 +16,16 @@ def mlp(b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str])
     shape = (*lead, b.config.intermediate_size)
     gate = linear(b, x, [f"{prefix}.gate_proj"], name=f"{prefix}.gate_proj", lead=lead, bias=bias)
     up = linear(b, x, [f"{prefix}.up_proj"], name=f"{prefix}.up_proj", lead=lead, bias=bias)
-    # QuickGelu with alpha 1 is x * sigmoid(x): SiLU in one node, with a kernel in every release.
-    activated = b.op(
-        "QuickGelu", [gate], name=f"{prefix}.silu", shape=shape, attributes={"alpha": 1.0}, domain=CONTRIB
-    )
+    activated = _silu(b, gate, prefix, shape)
     product = b.op("Mul", [activated, up], name=f"{prefix}.product", shape=shape)
     return linear(b, product, [f"{prefix}.down_proj"], name=f"{prefix}.down_proj", lead=lead, bias=bias)
+
+
+def _silu(b: GraphBuilder, gate: ir.Value, prefix: str, shape: Sequence[int | str]) -> ir.Value:
+    if not b.target.fused_silu:
+        share = b.op("Sigmoid", [gate], name=f"{prefix}.silu/share", shape=shape)
+        return b.op("Mul", [gate, share], name=f"{prefix}.silu", shape=shape)
+    # QuickGelu with alpha 1 is x * sigmoid(x): SiLU in one node, with a kernel in every release.
+    return b.op(
+        "QuickGelu", [gate], name=f"{prefix}.silu", shape=shape, attributes={"alpha": 1.0}, domain=CONTRIB
+    )

@@ -1,16 +1,20 @@
-"""RMS normalisation (Zhang and Sennrich 2019), alone or fused with the residual addition before it."""
+"""RMS normalisation (Zhang and Sennrich 2019), alone or with the residual addition before it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+from llorch_export.graph.targets import NormForm
 
 
 def rms_norm(b: GraphBuilder, x: ir.Value, module: str, *, shape: Sequence[int | str]) -> ir.Value:
     """Append ``x / sqrt(mean(x^2) + eps) * weight``."""
+    if b.target.norm is NormForm.PRIMITIVE:
+        return _primitive(b, x, module, shape=shape)
     return b.op(
         "RMSNormalization",
         [x, b.vector(f"{module}.weight")],
@@ -33,6 +37,9 @@ def add_rms_norm(
 
     keep_sum: whether ``s`` is needed later; if not, the returned ``s`` must not be used.
     """
+    if not b.target.fused_skip_norm:
+        total = b.op("Add", [delta, residual], name=f"{module}/residual", shape=shape)
+        return rms_norm(b, total, module, shape=shape), total
     outputs = [(module, shape)]
     if keep_sum:
         outputs += [("", ()), ("", ()), (f"{module}/residual", shape)]
@@ -44,3 +51,24 @@ def add_rms_norm(
         domain=CONTRIB,
     )
     return values[0], values[-1]
+
+
+def _primitive(b: GraphBuilder, x: ir.Value, module: str, *, shape: Sequence[int | str]) -> ir.Value:
+    """Append the norm operator by operator, in float32: squares of a residual stream overflow float16."""
+    one = (*shape[:-1], 1)
+    wide = _cast(b, x, FLOAT, f"{module}/wide", shape)
+    square = b.op("Mul", [wide, wide], name=f"{module}/square", shape=shape, dtype=FLOAT)
+    axes = b.shared_constant("norm.axes", np.array([-1], np.int64))
+    mean = b.op("ReduceMean", [square, axes], name=f"{module}/mean", shape=one, dtype=FLOAT)
+    epsilon = b.shared_constant("norm.epsilon", np.array(b.config.rms_norm_eps, np.float32))
+    shifted = b.op("Add", [mean, epsilon], name=f"{module}/shifted", shape=one, dtype=FLOAT)
+    root = b.op("Sqrt", [shifted], name=f"{module}/root", shape=one, dtype=FLOAT)
+    normed = b.op("Div", [wide, root], name=f"{module}/normed", shape=shape, dtype=FLOAT)
+    narrow = _cast(b, normed, b.compute, f"{module}/narrow", shape)
+    return b.op("Mul", [narrow, b.vector(f"{module}.weight")], name=module, shape=shape)
+
+
+def _cast(b: GraphBuilder, x: ir.Value, to: ir.DataType, name: str, shape: Sequence[int | str]) -> ir.Value:
+    if x.dtype == to:
+        return x
+    return b.op("Cast", [x], name=name, shape=shape, attributes={"to": to.value}, dtype=to)

@@ -49,14 +49,15 @@ class WeightJob:
                 assert array.shape[1:] == tensor.shape[1:], (tensor, array.shape)
                 assert array.dtype == tensor.dtype.numpy(), (tensor, array.dtype)
                 rows[index] += array.shape[0]
-                _check_finite(tensor.name, array)
+                if tensor.dtype.is_floating_point():
+                    _check_finite(tensor.name, array)
             yield arrays
             del arrays, array  # else they would live on while the next chunk is made
         assert rows == [tensor.shape[0] for tensor in self.tensors], (self.tensors, rows)
 
 
 def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if not np.isfinite(array).all():
         bad = int(array.size - np.isfinite(array).sum())
         raise ArtifactError(
             f"{name}: {bad} of {array.size} values are NaN or infinite, expected finite weights; "
@@ -105,6 +106,16 @@ class WeightPlan:
         assert tensor.offset is not None
         assert tensor.length is not None
         return self._value(PlannedTensor(name, tensor.dtype, shape, tensor.offset, tensor.length))
+
+    def reinterpret(self, value: ir.Value, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
+        """Return the same bytes as a value of another type and shape, which takes the place of ``value``."""
+        tensor = value.const_value
+        assert isinstance(tensor, ir.ExternalTensor)
+        assert tensor.offset is not None
+        assert tensor.length is not None
+        assert tensor.length * 8 == np.prod(shape, dtype=np.int64) * dtype.bitwidth
+        self.values.remove(value)
+        return self._value(PlannedTensor(tensor.name, dtype, shape, tensor.offset, tensor.length))
 
     def _value(self, tensor: PlannedTensor) -> ir.Value:
         shape = ir.Shape(tensor.shape)

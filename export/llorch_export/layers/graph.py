@@ -18,12 +18,14 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import DecodeError
 
+from llorch_export.layers.feeds import prompt_feeds
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, ProviderError
-from llorch_serve.providers import CPU, EXACT_BYTES, import_runtime
+from llorch_serve.providers import CPU, EXACT_BYTES, import_runtime, require_arithmetic
 
 Array = npt.NDArray[np.float32]
 _BEFORE_SOFTMAX = 1  # GroupQueryAttention's qk_output
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -47,21 +49,24 @@ class AttentionNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphRun:
-    """Values by name in the order of the nodes, the attention nodes that made some of them, and their tables."""
+    """Values by name in the order of the nodes, the attention nodes that made some of them, and their tables.
+
+    narrow: the values that the graph itself has in half precision.
+    """
 
     values: Mapping[str, Array]
     attention: Sequence[AttentionNode]
     tables: Mapping[str, Array]
+    narrow: frozenset[str] = frozenset()
 
 
 def read_graph(artifact: Artifact) -> onnx.ModelProto:
     """Read the model file without its weights. Raises ArtifactError if it is not an ONNX model."""
+    path = artifact.prompt_graph_path
     try:
-        return onnx.load_model(artifact.graph_path, load_external_data=False)
+        return onnx.load_model(path, load_external_data=False)
     except (OSError, DecodeError) as error:
-        raise ArtifactError(
-            f"{artifact.graph_path} is not an ONNX model ({error}); export the model again"
-        ) from error
+        raise ArtifactError(f"{path} is not an ONNX model ({error}); export the model again") from error
 
 
 def layer_of(name: str) -> int | None:
@@ -70,18 +75,26 @@ def layer_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def run_observed(artifact: Artifact, token_ids: Sequence[int], *, threads: int) -> GraphRun:
-    """Run a whole prompt from position 0 and return every inner value.
+def run_observed(
+    artifact: Artifact, token_ids: Sequence[int], *, threads: int, optimised: bool = True
+) -> GraphRun:
+    """Run a whole prompt from position 0 and return every inner value, in float32.
+
+    optimised: False runs the nodes as they stand, in half the memory where half-precision weights have to be widened.
 
     Raises ArtifactError if the graph cannot be read, ProviderError if the runtime refuses it.
     """
     model = read_graph(artifact)
     nodes = _expose(model)
+    kv = artifact.manifest.kv
+    require_arithmetic(CPU, (artifact.manifest.recipe.compute_type, kv.dtype))
     runtime = import_runtime(artifact.manifest.min_onnxruntime)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.add_session_config_entry(*EXACT_BYTES)
+    if not optimised:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # The data file is found here, as if the model had been loaded from the folder.
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(artifact.folder.resolve())
@@ -89,17 +102,21 @@ def run_observed(artifact: Artifact, token_ids: Sequence[int], *, threads: int) 
     try:
         session = runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
         names = [output.name for output in session.get_outputs()]
-        found = session.run(names, _feeds(artifact, session, token_ids))
+        inputs = [value.name for value in session.get_inputs()]
+        found = session.run(names, prompt_feeds(artifact.manifest, inputs, token_ids))
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise ProviderError(
-            f"the runtime does not run {artifact.graph_path} with its inner values as outputs: {text}"
+            f"the runtime does not run {artifact.prompt_graph_path} with its inner values as outputs: {text}"
         ) from error
-    by_name: dict[str, Array] = dict(zip(names, found, strict=True))
+    by_name: dict[str, Array] = {
+        name: array.astype(np.float32, copy=False) for name, array in zip(names, found, strict=True)
+    }
     order = [name for node in model.graph.node for name in node.output if name in by_name]
     tables = {name for node in nodes for name in node.tables or ()}
     return GraphRun(
         values={name: by_name[name] for name in order},
+        narrow=frozenset(name for name, array in zip(names, found, strict=True) if array.dtype.itemsize == 2),
         attention=nodes,
         tables={name: _initializer(model, artifact.folder, name) for name in sorted(tables)},
     )
@@ -108,21 +125,23 @@ def run_observed(artifact: Artifact, token_ids: Sequence[int], *, threads: int) 
 def _expose(model: onnx.ModelProto) -> list[AttentionNode]:
     """Make every float value an output; the graph's own outputs stay where they are."""
     graph = model.graph
-    floats = [
-        value.name for value in graph.value_info if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    ]
+    floats = {
+        value.name: value.type.tensor_type.elem_type
+        for value in graph.value_info
+        if value.type.tensor_type.elem_type in _FLOATS
+    }
     attention: list[AttentionNode] = []
     for node in graph.node:
         if node.op_type == "GroupQueryAttention":
             attention.append(_expose_attention(node, len(attention)))
-            floats.append(attention[-1].scores)
+            floats[attention[-1].scores] = floats.get(node.output[0], onnx.TensorProto.FLOAT)
         elif node.op_type == "SkipSimplifiedLayerNormalization":
             _expose_sum(node)
-            floats.append(node.output[3])
+            floats[node.output[3]] = floats.get(node.output[0], onnx.TensorProto.FLOAT)
     known = {output.name for output in graph.output}
-    for name in dict.fromkeys(floats):
+    for name, kind in floats.items():
         if name not in known:
-            graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+            graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
     return attention
 
 
@@ -154,30 +173,17 @@ def _expose_attention(node: onnx.NodeProto, index: int) -> AttentionNode:
     )
 
 
-def _feeds(artifact: Artifact, session: Any, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.generic]]:
-    count, kv = len(token_ids), artifact.manifest.kv
-    feeds: dict[str, npt.NDArray[np.generic]] = {
-        "input_ids": np.array([token_ids], np.int64),
-        "seqlens_k": np.array([count - 1], np.int32),
-        "total_sequence_length": np.array(count, np.int32),
-        "logits_indices": np.arange(count, dtype=np.int64),
-    }
-    for node in session.get_inputs():
-        if node.name not in feeds:
-            feeds[node.name] = np.zeros((1, kv.kv_heads, 0, kv.head_dim), np.float32)
-    return feeds
-
-
 def _initializer(model: onnx.ModelProto, folder: Path, name: str) -> Array:
     """Read a float table of the data file. Raises ArtifactError if it is not there."""
     for tensor in model.graph.initializer:
         if tensor.name == name:
             place = {entry.key: entry.value for entry in tensor.external_data}
             shape = tuple(tensor.dims)
-            return np.fromfile(
+            stored: npt.NDArray[np.generic] = np.fromfile(
                 folder / Path(place["location"]).name,
-                np.float32,
+                onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type),
                 count=int(np.prod(shape)),
                 offset=int(place.get("offset", "0")),
-            ).reshape(shape)
+            )
+            return stored.reshape(shape).astype(np.float32)
     raise ArtifactError(f"{folder}: the graph has no initializer {name}; export the model again")

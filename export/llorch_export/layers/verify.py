@@ -18,7 +18,8 @@ from llorch_export.layers.reference import observe
 from llorch_export.layers.stages import EXACT, Kind, Stage, compare, judged, tolerance
 from llorch_export.layers.turned import TURNED, rescaled, turned_back
 from llorch_export.reference import Reference
-from llorch_export.verify import open_source, token_ids
+from llorch_export.sample_tokens import token_ids
+from llorch_export.verify import open_source
 from llorch_serve.artifact import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity import DivergenceSum, log_softmax

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import math
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.graph.decoder import MIN_ONNXRUNTIME
+from llorch_export.description import (
+    GRAPH_FILE,
+    Progress,
+    add_text_files,
+    base_manifest,
+    fingerprint_source,
+    licences,
+)
+from llorch_export.graph.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.optimum.graph import TracedGraph, take_graph
 from llorch_export.optimum.interpreter import Optimum, run_optimum
 from llorch_export.optimum.staging import check_exportable, stage
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import (
-    GRAPH_FILE,
-    TEMPLATE_FILE,
-    TOKENIZER_FILE,
-    ExportResult,
-    Progress,
-    add_text_files,
-    fingerprint_source,
-    licences,
-    loadable,
-    resolve_context,
-)
+from llorch_export.pipeline import ExportResult, loadable, resolve_context
 from llorch_export.write import ArtifactWriter, check_output
 from llorch_serve.artifact import MANIFEST_NAME, load_artifact
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import SCHEMA_VERSION, Manifest, Recipe, SourceInfo, encode_manifest
+from llorch_serve.manifest import Recipe, encode_manifest
 
 
 def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progress) -> ExportResult:
@@ -63,8 +58,19 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
             total = (writer.folder / name).stat().st_size
             writer.add_written(name, lambda n, total=total: progress("hashing the graph", n, total))  # type: ignore[misc]  # mypy cannot infer defaults of lambdas
         add_text_files(writer, checkpoint, terms)
-        manifest = _manifest(
-            checkpoint, graph, recipe, context_length, source_print, export_print, optimum.versions, writer
+        manifest = msgspec.structs.replace(
+            base_manifest(
+                checkpoint,
+                graph,
+                recipe,
+                context_length=context_length,
+                source_print=source_print,
+                export_print=export_print,
+                writer=writer,
+                versions=optimum.versions,
+                min_onnxruntime=MIN_ONNXRUNTIME,
+            ),
+            layout="optimum",
         )
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         load_artifact(writer.folder)
@@ -73,7 +79,16 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
 
 
 def _recipe(options: ExportOptions) -> Recipe:
-    for flag, value in (("--lora", options.lora), ("--interop", options.interop)):
+    """Return the recipe of Optimum's graph: fp32 and nothing else. Raises UsageError for options that ask for more."""
+    for flag, value in (
+        ("--lora", options.lora),
+        ("--interop", options.interop),
+        ("--calibration", options.calibration),
+        ("--activations", options.activations),
+        ("--transform", ",".join(options.transforms) or None),
+        ("--recipe", f"({options.rules[0].label})" if options.rules else None),
+        ("--head-precision", None if options.head_precision == "fp32" else options.head_precision),
+    ):
         if value is not None:
             raise UsageError(
                 f"{flag} {value} has no effect with --via optimum, whose graph is Optimum's; leave one of them out"
@@ -104,39 +119,3 @@ def _trace(checkpoint: Checkpoint, optimum: Optimum, folder: Path) -> TracedGrap
         traced = Path(work) / "traced"
         run_optimum(optimum, Path(staged), traced)
         return take_graph(traced, folder / GRAPH_FILE, checkpoint.config)
-
-
-def _manifest(
-    checkpoint: Checkpoint,
-    graph: TracedGraph,
-    recipe: Recipe,
-    context_length: int,
-    source_print: str,
-    export_print: str,
-    versions: Mapping[str, str],
-    writer: ArtifactWriter,
-) -> Manifest:
-    text = checkpoint.tokenizer
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        model_id=checkpoint.name,
-        fingerprint=export_print,
-        model=checkpoint.config,
-        recipe=recipe,
-        graph=GRAPH_FILE,
-        tokenizer=TOKENIZER_FILE,
-        chat_template=None if text.chat_template is None else TEMPLATE_FILE,
-        inputs=graph.inputs,
-        outputs=graph.outputs,
-        kv=graph.kv,
-        context_length=context_length,
-        bos_token_id=text.bos_token_id,
-        eos_token_id=text.eos_token_id,
-        stop_token_ids=text.stop_token_ids,
-        generation=text.generation,
-        source=SourceInfo(kind=checkpoint.kind, name=checkpoint.path.name, fingerprint=source_print),
-        files=tuple(sorted(writer.entries, key=lambda entry: entry.path)),
-        versions={"llorch": importlib.metadata.version("llorch"), **versions},
-        min_onnxruntime=MIN_ONNXRUNTIME,
-        layout="optimum",
-    )

@@ -20,7 +20,11 @@ from llorch_serve.manifest import ScaleType
 Matrix = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-SCALE_DTYPES: Final[dict[ScaleType, npt.DTypeLike]] = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+SCALE_DTYPES: Final[dict[ScaleType, npt.DTypeLike]] = {
+    "float32": np.float32,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+}
 _SMALLEST_SCALE: Final = np.finfo(np.float32).tiny
 
 

@@ -164,14 +164,20 @@ def _format(rule: Rule, recipe: Recipe, module: str) -> ModuleFormat:
             f"{rule.label}: quantizer has no effect at precision {precision}; leave it out or choose int4"
         )
     same = precision == default.precision
-    own_scales = recipe.scale_type if recipe.block_size is not None else DEFAULT_SCALE_TYPE[precision]
+    half = recipe.compute_type != "float32"
+    if half and rule.scale_type not in (None, recipe.compute_type):
+        raise UsageError(
+            f"{rule.label}: scale_type {rule.scale_type} has no effect where the graph computes in {recipe.compute_type}, "
+            "which scales are then rounded to; leave it out"
+        )
+    own = recipe.scale_type if half or recipe.block_size is not None else DEFAULT_SCALE_TYPE[precision]
     return ModuleFormat(
         precision,
         rule.block_size
         or (same and (default.block_size or recipe.block_size))
         or DEFAULT_BLOCK_SIZE[precision],
         (rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER) if precision == "int4" else None,
-        rule.scale_type or own_scales,
+        rule.scale_type or own,
     )
 
 

@@ -12,7 +12,16 @@ import typer
 
 from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Activations, Interop, Precision, Quantizer, ScaleType, TransformName
+from llorch_serve.manifest import (
+    Activations,
+    ComputeType,
+    Interop,
+    Precision,
+    Quantizer,
+    ScaleType,
+    Target,
+    TransformName,
+)
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 
 if TYPE_CHECKING:
@@ -38,12 +47,20 @@ def command(
             show_default=False,
         ),
     ] = None,
+    target: Annotated[
+        Target,
+        typer.Option(
+            help="The runtime that the graph is for. portable: ONNX's own operators alone. Which of them have been run is in "
+            "docs/targets.md."
+        ),
+    ] = "cpu",
     precision: Annotated[
         Precision | None,
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
-            "int8 0.004, int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1. Default: int8; fp32 with --via optimum.",
+            "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no bf16), int8 0.004, "
+            "int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
+            "anew; 0.003 from Q4_1. Default: int8; fp16 for the targets directml and coreml; fp32 with --via optimum.",
             show_default=False,
         ),
     ] = None,
@@ -82,7 +99,7 @@ def command(
     head_precision: Annotated[
         Precision | None,
         typer.Option(
-            help="Of output head and embedding. Default: fp32 for fp32, source for source, else int8.",
+            help="Of output head and embedding. Default: int8 for int8 and int4, else that of --precision.",
             show_default=False,
         ),
     ] = None,
@@ -103,12 +120,20 @@ def command(
             show_default=False,
         ),
     ] = None,
+    compute_type: Annotated[
+        ComputeType | None,
+        typer.Option(
+            help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what GPUs are fast in. "
+            "Default: float32, or float16 for cuda, directml, webgpu and coreml; fp16 and bf16 set it by themselves.",
+            show_default=False,
+        ),
+    ] = None,
     activations: Annotated[
         Activations | None,
         typer.Option(
             help="How what enters int8 layers is rounded. block: with the weights' blocks (default). row: by each row's "
             "largest magnitude, against whole rows of weights (0.029 nats on SmolLM2-135M, 0.012 with --transform "
-            "rotate,hadamard). static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006).",
+            "rotate,hadamard). static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006). For the target cpu alone.",
             show_default=False,
         ),
     ] = None,
@@ -184,6 +209,7 @@ def command(
         llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
 
         llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python ~/optimum/bin/python
+
         llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
 
         llorch export ./Llama-3-8B --dry-run
@@ -193,7 +219,8 @@ def command(
         from llorch_export.optimum.export import export_via_optimum
         from llorch_export.optimum.interpreter import find_optimum
         from llorch_export.options import ExportOptions
-        from llorch_export.pipeline import export, preview
+        from llorch_export.pipeline import export
+        from llorch_export.preview import preview
         from llorch_export.recipes.file import load_recipe
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
@@ -214,9 +241,11 @@ def command(
         calibration=calibration,
         transforms=_transforms(transform),
         interop=interop,
+        compute_type=compute_type,
+        target=target,
         activations=activations,
     )
-    _check_via(via, optimum_python, dry_run=dry_run)
+    _check_via(via, optimum_python, target, dry_run=dry_run)
     if recipe is not None:
         options = load_recipe(recipe).options(options)
     if dry_run:
@@ -239,9 +268,13 @@ def command(
     _report(result, time.perf_counter() - started, max_context, as_json=as_json)
 
 
-def _check_via(via: Exporter | None, optimum_python: str | None, *, dry_run: bool) -> None:
+def _check_via(via: Exporter | None, optimum_python: str | None, target: Target, *, dry_run: bool) -> None:
     if optimum_python is not None and via is None:
         raise UsageError("--optimum-python has no effect without --via optimum; give both")
+    if via is not None and target != "cpu":
+        raise UsageError(
+            f"--target {target} with --via {via}: only llorch's own graph is made for a target; leave one of them out"
+        )
     if dry_run and via is not None:
         raise UsageError(
             f"--dry-run describes llorch's own graph, not one --via {via}; leave one of them out"
@@ -261,6 +294,7 @@ def _report(result: ExportResult, seconds: float, max_context: int | None, *, as
                 "seconds": round(seconds, 3),
                 "fingerprint": manifest.fingerprint,
                 "recipe": manifest.recipe,
+                "notices": result.notices,
             }
         )
     elif result.changed:
@@ -269,6 +303,8 @@ def _report(result: ExportResult, seconds: float, max_context: int | None, *, as
         )
     else:
         say(f"{result.artifact.folder} is up to date")
+    for notice in result.notices:
+        say(f"note: {notice}")
     model = manifest.model
     if max_context is None and manifest.context_length < model.max_position_embeddings:
         say(

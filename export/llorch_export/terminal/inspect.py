@@ -53,6 +53,7 @@ def describe(found: Contents) -> str:
         f"{'source':<14}{found.source.name} ({found.source.kind}), {found.source.fingerprint[:16]}",
         f"{'fingerprint':<14}{found.fingerprint}",
         f"{'made with':<14}{_pairs(found.versions)}; runs on onnxruntime {found.min_onnxruntime} or later",
+        f"{'target':<14}{_target(found)}",
         f"{'config':<14}{_pairs(_set(msgspec.to_builtins(found.model)))}",
         f"{'recipe':<14}{_pairs(_set(recipe))}",
         f"{'graph':<14}{'traced by Optimum' if found.layout == 'optimum' else 'llorch'}"
@@ -63,6 +64,13 @@ def describe(found: Contents) -> str:
         f"recommended sampling: {_pairs(_set(msgspec.to_builtins(found.generation))) or 'none'}",
     ]
     return "\n".join([*lines, *_graph(found), *_files(found), *_memory(found)]) + "\n"
+
+
+def _target(found: Contents) -> str:
+    missing = "" if found.not_checked_on is None else f", not run on {found.not_checked_on}"
+    fixed = found.fixed_shapes
+    shapes = "" if fixed is None else f"; fixed shapes: 1 sequence, {fixed.prefill_tokens} tokens or 1"
+    return f"{found.target}; compared with the reference on {', '.join(found.checked_on)}{missing}{shapes}"
 
 
 def _graph(found: Contents) -> Iterator[str]:

@@ -66,7 +66,7 @@ def command(
 
     With --layers: embedding, norms, RoPE, attention, SwiGLU, blocks, logits and 32 greedy tokens, each with its
     tolerance. fp32: largest difference over the position's largest magnitude, 1e-5 for norms and RoPE, 1e-4 for the
-    rest, 1e-3 absolute for logits. Quantised: norm of the difference over norm of the reference.
+    rest, 1e-3 absolute for logits. Half precision and quantised: norm of the difference over norm of the reference.
 
     For example:
 

@@ -21,7 +21,8 @@ import onnx_ir as ir
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph.builder import FLOAT
-from llorch_export.graph.decoder import MIN_ONNXRUNTIME, DecoderGraph, build_decoder
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.transform.calibration import Calibration, ChannelStatistics
 from llorch_export.write import ArtifactWriter

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,19 +18,29 @@ from llorch_serve.sampling import SamplingParams
 MAX_PROMPT_FILE_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Workload:
-    """One stream's work. Greedy, stop tokens ignored, so that every run does the same."""
+    """One stream's work. Greedy, stop tokens ignored, so that every run does the same.
+
+    vocab_size: ids that a prompt may hold. The first token of each prompt is another one, from a random one on, so that
+    no request starts from the cached prefix of another, or of another benchmark on the same worker.
+    """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
+    vocab_size: int
+    _first: Iterator[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._first = itertools.count(secrets.randbelow(self.vocab_size))
 
     def request(self, request_id: str) -> GenerationRequest:
-        """Return the request that does this work."""
+        """Return a request that does this work."""
+        first = next(self._first) % self.vocab_size
         sampling = SamplingParams(
             temperature=0, repetition_penalty=1, max_tokens=self.max_tokens, ignore_eos=True
         )
-        return GenerationRequest(request_id, TokenPrompt(self.prompt_ids), sampling)
+        return GenerationRequest(request_id, TokenPrompt((first, *self.prompt_ids[1:])), sampling)
 
 
 def sample_text() -> str:

@@ -39,7 +39,11 @@ class GrowingSession:
         self.capacity = capacity
         self.placement = graph.placement
         self.capabilities = Capabilities(
-            batched_decode=False, chunked_prefill=False, chosen_logits=graph.last_logits
+            batched_decode=False,
+            chunked_prefill=False,
+            chosen_logits=graph.last_logits,
+            prefix_reuse=False,
+            drafts=False,
         )
         self._graph = graph
         self._names = model.names
@@ -73,6 +77,19 @@ class GrowingSession:
         """Give a slot the whole cache of another, which holds ``tokens`` tokens."""
         assert self._slots[source].length == tokens
         self._slots[target] = self._slots[source]
+
+    def swap_slots(self, first: int, second: int, tokens: int) -> None:
+        """Exchange the caches of two slots."""
+        self._slots[first], self._slots[second] = self._slots[second], self._slots[first]
+
+    def release_slot(self, slot: int, keep: int) -> None:
+        """Forget the cache of a slot that holds more than ``keep`` tokens."""
+        if self._slots[slot].length > keep:
+            self._slots[slot] = self._empty
+
+    def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
+        """Not for such a graph, as :attr:`capabilities` says."""
+        raise AssertionError((slot, token_ids, start))
 
     def _advance(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
         """Run tokens after all that a slot holds; return logits [logits_rows, vocabulary] in float32."""
@@ -130,7 +147,7 @@ def plan_growing(
     budget = int(free_bytes * MEMORY_SHARE)
     wanted = max_context or longest
     if needed(wanted) <= budget:
-        return KvCapacity(slots, wanted, per_token)
+        return KvCapacity(slots, wanted, per_token, slots * wanted)
     fitting = bisect_right(range(wanted), budget, key=needed) - 1
     if max_context is not None or fitting < 2:
         raise ResourceError(
@@ -138,4 +155,4 @@ def plan_growing(
             f"{budget / 2**20:.0f} MiB may be used ({MEMORY_SHARE:.0%} of what is free); choose fewer --slots or a "
             "smaller --max-context"
         )
-    return KvCapacity(slots, fitting, per_token, limited_by_memory=True)
+    return KvCapacity(slots, fitting, per_token, slots * fitting, limited_by_memory=True)

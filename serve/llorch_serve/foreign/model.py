@@ -37,6 +37,7 @@ class ForeignRecipe:
     block_size: int | None = None
     precisions: frozenset[str] = frozenset({UNSTATED})
     rules: tuple[()] = ()
+    compute_type: str = UNSTATED
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.foreign.graph import load_graph
 from llorch_serve.foreign.growing import GrowingSession, plan_growing
 from llorch_serve.foreign.model import ForeignModel
@@ -42,8 +42,13 @@ def open_foreign(
             context_length=longest,
             max_context=config.max_context,
             free_bytes=free,
+            cache_bytes=config.kv_cache_bytes,
         )
     else:
+        if config.kv_cache_bytes is not None:
+            raise UsageError(
+                f"--kv-cache-memory has no effect on {model.graph_path}, whose cache grows outside llorch; leave it out"
+            )
         capacity = plan_growing(
             model,
             np.dtype(graph.cache_type).itemsize,
@@ -51,10 +56,7 @@ def open_foreign(
             max_context=config.max_context,
             free_bytes=free,
         )
-    notice = None
-    if capacity.limited_by_memory:
-        notice = f"context limited to {capacity.context} of {longest} tokens: {capacity.slots} slots must fit memory"
-    report(LoadReport(threads, capacity, notice))
+    report(LoadReport(threads, capacity, capacity.notice(longest)))
     return (
         SharedSession(model, graph, capacity)
         if model.shared_cache

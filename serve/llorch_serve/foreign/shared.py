@@ -29,7 +29,7 @@ class SharedSession:
     def __init__(self, model: ForeignModel, graph: LoadedGraph, capacity: KvCapacity) -> None:
         self.capacity = capacity
         self.placement = graph.placement
-        self.capabilities = Capabilities(chosen_logits=graph.last_logits)
+        self.capabilities = Capabilities(chosen_logits=graph.last_logits, drafts=not graph.last_logits)
         self._graph = graph
         self._names = model.names
         self._layers = model.manifest.model.layers
@@ -54,6 +54,18 @@ class SharedSession:
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the keys and values of the first ``tokens`` positions to another slot."""
         self._cache.copy(source, target, tokens)
+
+    def swap_slots(self, first: int, second: int, tokens: int) -> None:
+        """Exchange the keys and values of the first ``tokens`` positions of two slots."""
+        self._cache.swap(first, second, tokens)
+
+    def release_slot(self, slot: int, keep: int) -> None:
+        """Give the memory behind a slot's positions from ``keep`` on back to the system."""
+        self._cache.release(slot, keep)
+
+    def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
+        """See :meth:`llorch_serve.session.DecoderSession.verify`."""
+        return self.prefill(slot, token_ids, start, range(len(token_ids)))
 
     def _run(self, first: int, ids: _Array, lengths: Sequence[int]) -> _Array:
         """Run ids [rows, tokens] in the slots from ``first``; return logits [rows, logits_rows, vocabulary].

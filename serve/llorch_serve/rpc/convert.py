@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.load import Load
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -50,8 +51,8 @@ T = TypeVar("T")
 # Requests, wire to plain.
 
 
-def read_generation_request(message: pb.GenerateRequest) -> GenerationRequest:
-    """Return the request; one without a request_id gets a random one.
+def read_generation_request(message: pb.GenerateRequest, *, connection: str = "") -> GenerationRequest:
+    """Return the request; one without a request_id gets a random one, one without a client_id is ``connection``'s.
 
     Raises InvalidRequestError.
     """
@@ -66,9 +67,16 @@ def read_generation_request(message: pb.GenerateRequest) -> GenerationRequest:
                 "request_id", f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}, or no request_id"
             )
         )
+    size = len(message.client_id.encode())
+    if message.HasField("client_id") and not 0 < size <= MAX_REQUEST_ID_BYTES:
+        bad.append(
+            FieldViolation(
+                "client_id", f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}, or no client_id"
+            )
+        )
     if bad or prompt is None:
         raise InvalidRequestError(bad)
-    return GenerationRequest(request_id=request_id, prompt=prompt, sampling=sampling)
+    return GenerationRequest(request_id, prompt, sampling, client_id=message.client_id or connection)
 
 
 def read_prompt(message: pb.Input) -> Prompt:
@@ -150,6 +158,8 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     message = pb.GenerateRequest()
     sampling = request.sampling
     _set(message, "request_id", request.request_id, "request_id", bad)
+    if request.client_id:
+        _set(message, "client_id", request.client_id, "client_id", bad)
     _fill_input(message.input, request.prompt, bad)
     for name in (*_SCALARS, "min_tokens", "ignore_eos"):
         value = getattr(sampling, name)
@@ -241,12 +251,15 @@ def write_answer(
     )
 
 
+_USAGE_FIELDS: Final = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
+
+
 def _write_completion(completion: Completion) -> pb.Completion:
     timings = completion.timings
     return pb.Completion(
         finish_reason=_REASON_TO_WIRE[completion.reason],
         stop_matched=completion.stop_matched,
-        usage=pb.Usage(prompt_tokens=completion.prompt_tokens, generated_tokens=completion.generated_tokens),
+        usage=pb.Usage(**{name: getattr(completion, name) for name in _USAGE_FIELDS}),
         timings=pb.Timings(queue_s=timings.queue_s, prefill_s=timings.prefill_s, decode_s=timings.decode_s),
         seed=completion.seed,
     )
@@ -257,11 +270,23 @@ def _read_completion(message: pb.Completion) -> Completion:
         # A reason that this client does not know came from a newer worker; the answer has ended all the same.
         reason=_REASON_FROM_WIRE.get(message.finish_reason, FinishReason.STOP),
         stop_matched=message.stop_matched if message.HasField("stop_matched") else None,
-        prompt_tokens=message.usage.prompt_tokens,
-        generated_tokens=message.usage.generated_tokens,
+        **{name: getattr(message.usage, name) for name in _USAGE_FIELDS},
         seed=message.seed,
         timings=Timings(message.timings.queue_s, message.timings.prefill_s, message.timings.decode_s),
     )
+
+
+_LOAD_FIELDS: Final = tuple(Load.__dataclass_fields__)
+
+
+def write_load(load: Load) -> pb.GetLoadResponse:
+    """Return the message."""
+    return pb.GetLoadResponse(**{name: getattr(load, name) for name in _LOAD_FIELDS})
+
+
+def read_load(message: pb.GetLoadResponse) -> Load:
+    """Return the figures."""
+    return Load(**{name: getattr(message, name) for name in _LOAD_FIELDS})
 
 
 _MODEL_INFO_FIELDS: Final = tuple(

@@ -93,6 +93,7 @@ class GenerationServicer:
             "Tokenize": (unary, self._tokenize, pb.TokenizeResponse),
             "Detokenize": (unary, self._detokenize, pb.DetokenizeResponse),
             "GetModelInfo": (unary, self._get_model_info, pb.GetModelInfoResponse),
+            "GetLoad": (unary, self._get_load, pb.GetLoadResponse),
         }
         return {
             name: make(self._with_status(name, body), response_serializer=response.SerializeToString)
@@ -122,13 +123,14 @@ class GenerationServicer:
 
         return handle
 
-    async def _generate(self, raw: bytes, _context: Context) -> pb.GenerateResponse:
+    async def _generate(self, raw: bytes, context: Context) -> pb.GenerateResponse:
         async def collect(call: LiveCall) -> pb.GenerateResponse:
             text, token_ids, completion = await call.take()
             assert completion is not None
             return convert.write_answer(call.request_id, text, token_ids, _completed(completion))
 
-        return await self._run(lambda: _parse(pb.GenerateRequest, raw), len(raw), collect, whole=True)
+        parse = functools.partial(_parse, pb.GenerateRequest, raw)
+        return await self._run(parse, len(raw), context.peer(), collect, whole=True)
 
     async def _generate_stream(self, raw: bytes, context: Context) -> None:
         async def forward(call: LiveCall) -> None:
@@ -146,12 +148,13 @@ class GenerationServicer:
                 raise InvalidRequestError([FieldViolation("request", "not set, expected a GenerateRequest")])
             return message.request
 
-        await self._run(parse, len(raw), forward, whole=False)
+        await self._run(parse, len(raw), context.peer(), forward, whole=False)
 
     async def _run(
         self,
         parse: Callable[[], pb.GenerateRequest],
         size: int,
+        connection: str,
         consume: Callable[[LiveCall], Awaitable[R]],
         *,
         whole: bool,
@@ -159,7 +162,9 @@ class GenerationServicer:
         """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does."""
         call = LiveCall(whole=whole)
         # Shielded, since a thread cannot be interrupted: what it admits after the caller left is aborted then.
-        admission = asyncio.ensure_future(self._in_pool(size, functools.partial(self._admit, parse, call)))
+        admission = asyncio.ensure_future(
+            self._in_pool(size, functools.partial(self._admit, parse, connection, call))
+        )
         try:
             await asyncio.shield(admission)
             return await consume(call)
@@ -170,7 +175,7 @@ class GenerationServicer:
             else:
                 admission.add_done_callback(lambda _: self._abort(call))
 
-    def _admit(self, parse: Callable[[], pb.GenerateRequest], call: LiveCall) -> None:
+    def _admit(self, parse: Callable[[], pb.GenerateRequest], connection: str, call: LiveCall) -> None:
         """Parse, check and submit a request. A pool thread."""
         if call.abandoned:
             return
@@ -182,7 +187,7 @@ class GenerationServicer:
                 f"model {message.model[:200]!r} was asked for, this worker serves {self._info.model_id!r}; "
                 "ask for that, leave model out, or call another worker"
             )
-        request: GenerationRequest = convert.read_generation_request(message)
+        request: GenerationRequest = convert.read_generation_request(message, connection=connection)
         self._calls.add(request.request_id, call)
         try:
             self._generator.submit(request, self._calls)
@@ -220,6 +225,10 @@ class GenerationServicer:
     async def _get_model_info(self, _raw: bytes, _context: Context) -> pb.GetModelInfoResponse:
         assert self._info is not None
         return convert.write_model_info(self._info)
+
+    async def _get_load(self, _raw: bytes, _context: Context) -> pb.GetLoadResponse:
+        assert self._generator is not None
+        return convert.write_load(self._generator.load())
 
     async def _in_pool(self, size: int, work: Callable[[], R]) -> R:
         """Run ``work``, which holds a message of ``size`` bytes, on the pool."""

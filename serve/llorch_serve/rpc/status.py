@@ -23,6 +23,7 @@ from llorch_serve.errors import (
     InvalidRequestError,
     LlorchError,
     ModelMismatchError,
+    NonFiniteLogitsError,
     QueueFullError,
     UnavailableError,
     WorkerError,
@@ -42,6 +43,7 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     CancelledError: grpc.StatusCode.CANCELLED,
+    NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
 }
 
 M = TypeVar("M", bound=Message)
@@ -75,6 +77,8 @@ def write_status(
             delay = duration_pb2.Duration()
             delay.FromNanoseconds(int(error.retry_after_s * 1e9))
             status.details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+        case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
+            logger.error("%s: %s", method, text)
         case UnavailableError():
             status.details.append(_pack(error_details_pb2.ErrorInfo(reason="NOT_SERVING", domain=_DOMAIN)))
     return code, text, ((_DETAILS_KEY, status.SerializeToString()),)

@@ -60,6 +60,11 @@ class GenerationServiceStub(object):
                 request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.GetLoad = channel.unary_unary(
+                '/llorch.v1.GenerationService/GetLoad',
+                request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadRequest.SerializeToString,
+                response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -98,6 +103,13 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLoad(self, request, context):
+        """How busy the worker is, as of its last step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GetModelInfoRequest.FromString,
                     response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'GetLoad': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoad,
+                    request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadRequest.FromString,
+                    response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class GenerationService(object):
             '/llorch.v1.GenerationService/GetModelInfo',
             llorch__serve_dot_rpc_dot_worker__pb2.GetModelInfoRequest.SerializeToString,
             llorch__serve_dot_rpc_dot_worker__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoad(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/llorch.v1.GenerationService/GetLoad',
+            llorch__serve_dot_rpc_dot_worker__pb2.GetLoadRequest.SerializeToString,
+            llorch__serve_dot_rpc_dot_worker__pb2.GetLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -108,12 +108,12 @@ class _Prompt:
     file: Path | None
 
     def workload(
-        self, max_tokens: int, tokenize: Callable[[Prompt], tuple[tuple[int, ...], str]]
+        self, max_tokens: int, vocab_size: int, tokenize: Callable[[Prompt], tuple[tuple[int, ...], str]]
     ) -> Workload:
         from llorch_serve.bench.workload import Workload, read_prompt, text_prompt
 
         ids = text_prompt(self.tokens, tokenize) if self.file is None else read_prompt(self.file)
-        return Workload(ids, max_tokens)
+        return Workload(ids, max_tokens, vocab_size)
 
 
 def _read_streams(value: str) -> list[int]:
@@ -156,14 +156,18 @@ def _local(
     worker = open_worker(folder, config, tokenizer=find_tokenizer())
     load_s = time.perf_counter() - started
     try:
-        work = source.workload(max_tokens, worker.tokenize)
+        work = source.workload(max_tokens, worker.model_info().vocab_size, worker.tokenize)
         _check_context(work, worker.model_info().context_length)
         results = _measure_all(LocalBackend(worker), work, counts, repeat)
     finally:
         worker.close()
     info, peak = worker.model_info(), peak_rss_mib()
     recipe = worker.artifact.manifest.recipe
-    described = _described(info) | {"block_size": recipe.block_size, "rules": len(recipe.rules) or None}
+    described = _described(info) | {
+        "block_size": recipe.block_size,
+        "rules": len(recipe.rules) or None,
+        "compute_type": recipe.compute_type,
+    }
     fidelity = None
     if reference is not None and artifact is not None:
         fidelity = _fidelity(reference, artifact, config.session.threads)
@@ -211,7 +215,7 @@ def _remote(
             say(
                 f"note: the worker has {info.slots} slots; of {max(counts)} streams the others wait their turn"
             )
-        work = source.workload(max_tokens, client.tokenize)
+        work = source.workload(max_tokens, info.vocab_size, client.tokenize)
         _check_context(work, info.context_length)
         results = _measure_all(RemoteBackend(client.generate), work, counts, repeat)
     _show(Report(SCHEMA_VERSION, _described(info), info.provider, None, None, results), as_json)

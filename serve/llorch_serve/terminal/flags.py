@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
+
+from llorch_serve.errors import UsageError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 
 ModelDir = Annotated[
     str | None,
@@ -29,4 +45,47 @@ MaxContext = Annotated[
         help="Tokens per sequence. Default: the model's, or less if memory is short.", show_default=False
     ),
 ]
+KvCacheMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for the KV cache, like 2GiB or 500MiB. Default: most of what is free.",
+        show_default=False,
+    ),
+]
+NoPrefixCache = Annotated[
+    bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its first token.")
+]
+StrictReuse = Annotated[
+    bool,
+    typer.Option(
+        "--strict-reuse",
+        help="Of earlier requests, reuse only what was prefilled: the same bits as without reuse.",
+    ),
+]
+Lookup = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=64,
+        help="Most tokens guessed at a time from the text so far, and checked in one step; 0: none.",
+    ),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)]
+
+
+def read_size(flag: str, value: str | None) -> int | None:
+    """Return the bytes that a size like ``2GiB``, ``500MB`` or ``1048576`` stands for. Raises UsageError."""
+    if value is None:
+        return None
+    match = _SIZE.fullmatch(value.strip())
+    size = 0 if match is None else int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    if size < 1:
+        raise UsageError(f"{flag} is {value!r}; expected a number of bytes, like 2GiB, 500MiB or 1000000000")
+    return size
+
+
+def refuse_strict_reuse(*, strict_reuse: bool, no_prefix_cache: bool) -> None:
+    """Raise UsageError if reuse is both restricted and off."""
+    if strict_reuse and no_prefix_cache:
+        raise UsageError("--strict-reuse has no effect with --no-prefix-cache; leave one of them out")

@@ -23,7 +23,7 @@ from llorch_serve.requests import (
 )
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.terminal.console import say, write, write_json
-from llorch_serve.terminal.flags import Connect, MaxContext, Model, ModelDir, Threads, Wait
+from llorch_serve.terminal.flags import Connect, Lookup, MaxContext, Model, ModelDir, Threads, Wait
 from llorch_serve.terminal.target import (
     find_target,
     find_tokenizer,
@@ -79,6 +79,7 @@ def command(
             "--no-kv-cache", help="Recompute everything for every token (slow; to check the cache)."
         ),
     ] = False,
+    lookup: Lookup = 0,
     max_context: MaxContext = None,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
@@ -108,14 +109,17 @@ def command(
     )
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:
-        local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache}
+        local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         refuse_local_flags(connect, {**local, "--max-context": max_context, "--threads": threads})
         _print_answer(_remote(connect, wait, request), as_json)
         return
     refuse_wait(wait)
     target = resolve_artifact(find_target(model_dir, model))
     session = SessionConfig(threads=threads, slots=1, max_context=max_context)
-    _print_answer(_local(target, EngineConfig(session=session, kv_cache=not no_kv_cache), request), as_json)
+    if no_kv_cache and lookup:
+        raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
+    config = EngineConfig(session=session, kv_cache=not no_kv_cache, lookup=lookup)
+    _print_answer(_local(target, config, request), as_json)
 
 
 def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) -> Prompt:
@@ -192,6 +196,9 @@ def _document(text: str, ids: list[int], completion: Completion) -> dict[str, ob
         "stop_matched": completion.stop_matched,
         "prompt_tokens": completion.prompt_tokens,
         "generated_tokens": completion.generated_tokens,
+        "cached_tokens": completion.cached_tokens,
+        "drafted_tokens": completion.drafted_tokens,
+        "accepted_tokens": completion.accepted_tokens,
         "seed": completion.seed,
         "timings": completion.timings,
     }

@@ -12,7 +12,18 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say
-from llorch_serve.terminal.flags import MaxContext, Model, ModelDir, Threads
+from llorch_serve.terminal.flags import (
+    KvCacheMemory,
+    Lookup,
+    MaxContext,
+    Model,
+    ModelDir,
+    NoPrefixCache,
+    StrictReuse,
+    Threads,
+    read_size,
+    refuse_strict_reuse,
+)
 from llorch_serve.terminal.target import find_target, find_tokenizer, resolve_artifact
 
 
@@ -25,6 +36,10 @@ def command(
     ] = 50051,
     slots: Annotated[int, typer.Option(help="Sequences that run at once; others wait.")] = 8,
     max_context: MaxContext = None,
+    kv_cache_memory: KvCacheMemory = None,
+    no_prefix_cache: NoPrefixCache = False,
+    strict_reuse: StrictReuse = False,
+    lookup: Lookup = 0,
     threads: Threads = None,
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
@@ -49,7 +64,16 @@ def command(
         raise UsageError(f"--slots is {slots}; at least 1 is needed")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     folder = resolve_artifact(find_target(model_dir, model))
-    config = EngineConfig(session=SessionConfig(threads=threads, slots=slots, max_context=max_context))
+    refuse_strict_reuse(strict_reuse=strict_reuse, no_prefix_cache=no_prefix_cache)
+    session = SessionConfig(
+        threads=threads,
+        slots=slots,
+        max_context=max_context,
+        kv_cache_bytes=read_size("--kv-cache-memory", kv_cache_memory),
+    )
+    config = EngineConfig(
+        session=session, prefix_cache=not no_prefix_cache, strict_reuse=strict_reuse, lookup=lookup
+    )
     server = ServerConfig(host=host, port=port, drain_timeout_s=drain_timeout)
     opened: list[Worker] = []
 

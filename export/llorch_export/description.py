@@ -1,0 +1,140 @@
+"""What an artifact says of itself, and the files beside its graph, whoever made the graph.
+
+Takes a checkpoint and a graph's signature; gives the manifest's common part, the fingerprint of an export, and tokenizer,
+template and licence files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
+from llorch_export.checkpoint.source import fingerprint
+from llorch_export.write import ArtifactWriter
+from llorch_serve.manifest import (
+    SCHEMA_VERSION,
+    Interop,
+    KvLayout,
+    Manifest,
+    Recipe,
+    SourceInfo,
+    Target,
+    TensorSpec,
+)
+
+GRAPH_FILE: Final = "model.onnx"
+TOKENIZER_FILE: Final = "tokenizer.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+GRAPH_REVISION: Final = 2  # raised when the same source and recipe give another graph
+
+Progress = Callable[[str, int, int], None]
+"""Told (phase, bytes done since the last call, total bytes of the phase)."""
+
+
+class Signature(Protocol):
+    """What a graph takes and gives."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """All inputs."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """All outputs."""
+
+    @property
+    def kv(self) -> KvLayout:
+        """Those of the KV cache among them."""
+
+
+def export_fingerprint(
+    source_print: str,
+    recipe: Recipe,
+    context_length: int,
+    terms: Mapping[str, bytes],
+    interop: Interop | None = None,
+    target: Target = "cpu",
+) -> str:
+    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value."""
+    parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
+    # Plain exports for the CPU keep the names that they had before there were others.
+    if interop is not None:
+        parts.append(interop)
+    if target != "cpu":
+        parts.append(target)
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def fingerprint_source(checkpoint: Checkpoint, progress: Progress) -> str:
+    """Return the SHA-256 of a checkpoint's content, and tell ``progress`` of the reading."""
+    files = (*checkpoint.content_files, *(checkpoint.adapter.content_files if checkpoint.adapter else ()))
+    total = sum(path.stat().st_size for path in files)
+    return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
+
+
+def licences(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the content of the licence files by name. Raises ArtifactError if one is of absurd size."""
+    found = {}
+    for path in checkpoint.licence_files:
+        content = ModelFolder(path.parent).read_bytes(path.name, limit=MAX_TEXT_BYTES)
+        if content is not None:
+            found[path.name] = content
+    return found
+
+
+def add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
+    """Write tokenizer and template, and the files in ``terms`` by name."""
+    writer.add_bytes(TOKENIZER_FILE, checkpoint.tokenizer.tokenizer_json)
+    if checkpoint.tokenizer.chat_template is not None:
+        writer.add_bytes(TEMPLATE_FILE, checkpoint.tokenizer.chat_template.encode())
+    for name, content in terms.items():
+        writer.add_bytes(name, content)
+
+
+def base_manifest(
+    checkpoint: Checkpoint,
+    graph: Signature,
+    recipe: Recipe,
+    *,
+    context_length: int,
+    source_print: str,
+    export_print: str,
+    writer: ArtifactWriter,
+    versions: Mapping[str, str],
+    min_onnxruntime: str,
+) -> Manifest:
+    """Return the manifest of what ``writer`` has written; versions: of what made it, beside llorch."""
+    text = checkpoint.tokenizer
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        model_id=checkpoint.name,
+        fingerprint=export_print,
+        model=checkpoint.config,
+        recipe=recipe,
+        graph=GRAPH_FILE,
+        tokenizer=TOKENIZER_FILE,
+        chat_template=None if text.chat_template is None else TEMPLATE_FILE,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        kv=graph.kv,
+        context_length=context_length,
+        bos_token_id=text.bos_token_id,
+        eos_token_id=text.eos_token_id,
+        stop_token_ids=text.stop_token_ids,
+        generation=text.generation,
+        source=SourceInfo(
+            kind=checkpoint.kind,
+            name=checkpoint.path.name,
+            fingerprint=source_print,
+            adapter=checkpoint.adapter.name if checkpoint.adapter else None,
+        ),
+        files=tuple(sorted(writer.entries, key=lambda entry: entry.path)),
+        versions={"llorch": importlib.metadata.version("llorch"), **versions},
+        min_onnxruntime=min_onnxruntime,
+    )

@@ -1,0 +1,208 @@
+"""Queries, keys and values of one layer, ready for attention: projected, normalised and rotated; and token positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.linear import linear
+from llorch_export.graph.norm import rms_norm
+from llorch_export.graph.rope import rotary_tables
+from llorch_export.graph.targets import RotaryForm
+from llorch_serve.manifest import KvLayout, LlamaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryInputs:
+    """Tables of cosine and sine [positions, rotary_dim / 2] that all layers share.
+
+    positions: [batch, tokens], of each token; None where attention itself rotates.
+    """
+
+    cos: ir.Value
+    sin: ir.Value
+    positions: ir.Value | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's past (graph inputs) and present (graph outputs) keys and values."""
+
+    past: tuple[ir.Value, ir.Value]
+    present: tuple[ir.Value, ir.Value]
+
+
+def cache_values(
+    b: GraphBuilder, kv: KvLayout, layer: int, *, written: int | str | None = None
+) -> LayerCache:
+    """Make the KV cache's graph inputs and outputs of one layer.
+
+    written: positions that the outputs hold, where they are not the whole cache.
+    """
+
+    def pair(pattern: str, positions: int | str) -> tuple[ir.Value, ir.Value]:
+        shape: tuple[int | str, ...] = (b.dims.slots, kv.kv_heads, positions, kv.head_dim)
+        key, value = (
+            ir.Value(
+                name=pattern.format(layer=layer, kind=kind),
+                type=ir.TensorType(b.compute),
+                shape=ir.Shape(shape),
+            )
+            for kind in ("key", "value")
+        )
+        return key, value
+
+    capacity = b.dims.capacity
+    return LayerCache(
+        past=pair(kv.past_name, capacity),
+        present=pair(kv.present_name, capacity if written is None else written),
+    )
+
+
+def rotary_initializers(b: GraphBuilder, context_length: int) -> list[ir.Value]:
+    """Plan the tables of cosine and sine, [context_length, rotary_dim / 2] each."""
+    c, shape = b.config, (context_length, b.config.rotary_dim // 2)
+    return b.weights.add(
+        [("rotary.cos", b.compute, shape), ("rotary.sin", b.compute, shape)],
+        lambda: tuple(
+            table.astype(b.compute.numpy(), copy=False)
+            for table in rotary_tables(c.rope, c.head_dim, context_length)
+        ),
+    )
+
+
+def rotates_inside(b: GraphBuilder) -> bool:
+    """Tell whether GroupQueryAttention itself can rotate heads of this size: in whole multiples of 16 elements."""
+    c = b.config
+    return b.target.rotary_inside and c.head_dim % 16 == 0 and c.rotary_dim % 16 == 0
+
+
+Projected = tuple[ir.Value, ir.Value | None, ir.Value | None]
+"""Query, key and value [*lead, heads * head_dim]; or all three side by side in the first, and None."""
+
+
+def projected(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> Projected:
+    """Append the projections: one packed product, or three where their formats differ."""
+    c, prefix = b.config, attention_prefix(layer)
+    bias = c.attention_bias or c.qkv_bias
+    modules = [f"{prefix}.{part}_proj" for part in "qkv"]
+    if len({b.formats.of(module) for module in modules}) == 1:
+        return linear(b, x, modules, name=f"{prefix}.qkv_proj", lead=lead, bias=bias), None, None
+    query, key, value = (linear(b, x, [module], name=module, lead=lead, bias=bias) for module in modules)
+    return query, key, value
+
+
+def attention_prefix(layer: int) -> str:
+    """Return the name of a layer's attention module."""
+    return f"model.layers.{layer}.self_attn"
+
+
+def score_scale(config: LlamaConfig) -> float:
+    """Return what attention scores are multiplied by."""
+    return config.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
+
+
+def separate_heads(
+    b: GraphBuilder,
+    qkv: Projected,
+    layer: int,
+    rotary: RotaryInputs,
+    *,
+    lead: Sequence[int | str],
+    rotate: bool,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Append the split of heads that are packed; return query, key and value [*lead, heads * head_dim], normalised as the model has it.
+
+    rotate: whether query and key are rotated here.
+    """
+    prefix = attention_prefix(layer)
+    query, key, value = qkv
+    if key is None or value is None:
+        query, key, value = _split_heads(b, query, prefix, lead=lead)
+    if b.config.qk_norm:
+        query, key = (
+            _norm_heads(b, v, f"{prefix}.{part}_norm", lead=lead) for v, part in ((query, "q"), (key, "k"))
+        )
+    if rotate:
+        query, key = (
+            _rotate(b, v, f"{prefix}.{part}_rotated", rotary, lead=lead)
+            for v, part in ((query, "q"), (key, "k"))
+        )
+    return query, key, value
+
+
+def _split_heads(b: GraphBuilder, qkv: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> list[ir.Value]:
+    """Append the split of packed q, k, v into [*lead, heads * head_dim] each."""
+    c = b.config
+    widths = [n * c.head_dim for n in (c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads)]
+    sizes = b.shared_constant("qkv.sizes", np.array(widths, np.int64))
+    outputs = [(f"{prefix}.{part}", (*lead, width)) for part, width in zip("qkv", widths, strict=True)]
+    return b.multi("Split", [qkv, sizes], outputs=outputs, attributes={"axis": -1})
+
+
+def _norm_heads(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[int | str]) -> ir.Value:
+    """Append an RMS norm over each head of ``x`` [*lead, heads * head_dim]."""
+    width, head_dim = x.shape[-1], b.config.head_dim  # type: ignore[index]  # set by _split_heads
+    assert isinstance(width, int)
+    apart, together = (
+        b.shared_constant(f"heads.{name}", np.array([*[0] * len(lead), *sizes], np.int64))
+        for name, sizes in (("apart", (-1, head_dim)), ("together", (-1,)))
+    )
+    shape = (*lead, width // head_dim, head_dim)
+    heads = b.op("Reshape", [x, apart], name=f"{module}/heads", shape=shape)
+    normed = rms_norm(b, heads, module, shape=shape)
+    return b.op("Reshape", [normed, together], name=f"{module}/packed", shape=(*lead, width))
+
+
+def _rotate(
+    b: GraphBuilder, x: ir.Value, name: str, rotary: RotaryInputs, *, lead: Sequence[int | str]
+) -> ir.Value:
+    """Append rotary embedding of ``x`` [*lead, heads * head_dim] at the tokens' own positions."""
+    assert rotary.positions is not None
+    width = x.shape[-1]  # type: ignore[index]  # set by _split_heads
+    assert isinstance(width, int)
+    contrib = b.target.rotary is RotaryForm.CONTRIB
+    return b.op(
+        "RotaryEmbedding",
+        [x, rotary.positions, rotary.cos, rotary.sin]
+        if contrib
+        else [x, rotary.cos, rotary.sin, rotary.positions],
+        name=name,
+        shape=(*lead, width),
+        attributes={"num_heads": width // b.config.head_dim, "rotary_embedding_dim": b.config.rotary_dim},
+        domain=CONTRIB if contrib else "",
+    )
+
+
+def token_positions(
+    b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value, *, padded: bool = False
+) -> tuple[ir.Value, ir.Value]:
+    """Append each token's position [batch, tokens], and each row's first one [batch].
+
+    The last token's is ``seqlens_k``, the others' count up to it.
+    padded: prompts may have padding behind them; then the first token's is 0 where they would count from below.
+    """
+    one, zero, axis = (
+        b.constant(f"positions.{n}", np.array(v, np.int64))
+        for n, v in (("one", 1), ("zero", 0), ("axis", [1]))
+    )
+    kind = ir.DataType.INT64
+    shape = b.op("Shape", [input_ids], name="positions.shape", shape=(2,), dtype=kind)
+    tokens = b.op(
+        "Gather", [shape, one], name="positions.tokens", shape=(), attributes={"axis": 0}, dtype=kind
+    )
+    offsets = b.op("Range", [zero, tokens, one], name="positions.offsets", shape=("tokens",), dtype=kind)
+    last = b.op(
+        "Cast", [seqlens_k], name="positions.last", shape=("batch",), attributes={"to": int(kind)}, dtype=kind
+    )
+    before = b.op("Sub", [tokens, one], name="positions.before", shape=(), dtype=kind)
+    first = b.op("Sub", [last, before], name="positions.first", shape=("batch",), dtype=kind)
+    if padded:
+        first = b.op("Max", [first, zero], name="positions.start", shape=("batch",), dtype=kind)
+    column = b.op("Unsqueeze", [first, axis], name="positions.column", shape=("batch", 1), dtype=kind)
+    positions = b.op("Add", [column, offsets], name="positions", shape=("batch", "tokens"), dtype=kind)
+    return positions, first

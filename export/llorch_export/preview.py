@@ -1,0 +1,66 @@
+"""What an export would make, without reading a weight: ``llorch export --dry-run``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.lora import merged_tensors
+from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.checkpoint.source import open_checkpoint, open_config
+from llorch_export.formats import uses_static
+from llorch_export.graph.decoder import build_decoder
+from llorch_export.options import ExportOptions, refuse_beyond
+from llorch_export.pipeline import check_source, resolve_context
+from llorch_export.recipes.resolve import with_rules
+from llorch_export.static_scales import check_static
+from llorch_export.transform.calibration import require_use
+from llorch_export.transform.prepare import fixed_transforms
+
+
+def preview(options: ExportOptions) -> dict[str, object]:
+    """Describe the export without reading a weight: tensors and shapes of the checkpoint, graph inputs, sizes.
+
+    Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as :func:`llorch_export.pipeline.export` does.
+    """
+    recipe = options.recipe()
+    tensors: Mapping[str, LazyTensor]
+    if recipe.precision == "source":
+        # What the graph holds depends on the type of every tensor, so config.json would not do.
+        checkpoint = open_checkpoint(options.source)
+        check_source(recipe, checkpoint)
+        config, tensors = checkpoint.config, checkpoint.tensors
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    else:
+        config = open_config(options.source)
+        shapes = expected_tensors(config)
+        tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
+    recipe = with_rules(recipe, options.rules, config)
+    refuse_beyond(options.target, recipe)
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe))
+    check_static(recipe, options.calibration)
+    context_length = resolve_context(config, options.max_context)
+    if options.lora is not None:
+        tensors = merged_tensors(tensors, options.lora)
+    built, tensors = fixed_transforms(config, tensors, recipe)
+    graph = build_decoder(built, recipe, tensors, context_length=context_length, target=options.target)
+    return {
+        "config": config,
+        "recipe": recipe,
+        "context_length": context_length,
+        "parameters": sum(math.prod(shape) for shape in shapes.values()),
+        "data_bytes": graph.data_bytes,
+        "kv_bytes_per_token": graph.kv.bytes_per_token,
+        "tensors": [{"name": name, "shape": list(shape)} for name, shape in shapes.items()],
+        "inputs": [
+            {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in graph.inputs
+        ],
+    }
+
+
+def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:
+    raise AssertionError("a preview reads no weights")

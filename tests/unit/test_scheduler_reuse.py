@@ -1,0 +1,209 @@
+"""What the slot table decides about prefixes, room and eviction; that answers stay right is shown by the random tests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fake_session import FakeSession, sequence_of
+from llorch_serve.plan import SlotCopy, SlotRelease
+from llorch_serve.runner import run
+from llorch_serve.scheduler import Scheduler
+from llorch_serve.sequence import Sequence
+from llorch_serve.slots import common_prefix
+
+CONTEXT = 128
+
+
+class Bench:
+    """A scheduler on a fake session whose budget and reuse a test chooses."""
+
+    def __init__(self, *, slots: int = 2, budget: int | None = None, **options: object) -> None:
+        self.session = FakeSession(slots=slots, context=CONTEXT, vocab_size=64)
+        self.scheduler = Scheduler(
+            slots=slots,
+            budget=slots * CONTEXT if budget is None else budget,
+            prefill_chunk=64,
+            max_waiting=100,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def start(self, prompt: list[int], count: int, client: str = "") -> Sequence:
+        sequence = sequence_of("r", prompt, count)
+        sequence.client = client
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[object]:
+        plan = self.scheduler.schedule()
+        assert plan is not None
+        tokens = [(int(row.argmax()),) for row in run(self.session, plan)]
+        self.scheduler.update(plan, tokens)
+        return list(plan.edits)
+
+    def finish(self, prompt: list[int], count: int) -> Sequence:
+        sequence = self.start(prompt, count)
+        while self.scheduler.running + self.scheduler.waiting:
+            self.step()
+        return sequence
+
+
+LONG = list(range(40))
+
+
+def test_the_same_prompt_again_leaves_two_tokens_to_compute() -> None:
+    bench = Bench()
+    first, second = bench.finish(LONG, 3), bench.finish(LONG, 3)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 38)
+    assert second.token_ids == first.token_ids
+    assert [len(call.token_ids) for call in bench.session.calls if call.kind == "prefill"] == [40, 2]
+    load = bench.scheduler.load()
+    assert (load.prompt_tokens, load.cached_tokens, load.generated_tokens) == (80, 38, 6)
+
+
+def test_a_conversation_goes_on_in_its_own_slot() -> None:
+    bench = Bench(slots=3)
+    first = bench.finish(LONG, 5)
+    second = bench.finish([*first.token_ids, 7, 8, 9], 2)
+    # All but the last answer token was computed, and it is part of the new prompt.
+    assert second.cached_tokens == len(first.token_ids) - 1
+    assert bench.session.moves == bench.session.swaps == []
+
+
+def test_strict_reuse_stops_where_decoding_began() -> None:
+    bench = Bench(strict_reuse=True)
+    first = bench.finish(LONG, 5)
+    again = bench.finish([*first.token_ids, 7, 8, 9], 2)
+    assert again.cached_tokens == 40
+    # What came after was prefilled this time.
+    third = bench.finish([*again.token_ids, 1, 2], 1)
+    assert third.cached_tokens == again.prompt_length
+
+
+def test_a_running_sequence_shares_its_prompt_by_copy() -> None:
+    bench = Bench()
+    first = bench.start(LONG, 30)
+    bench.step()
+    second = bench.start([*LONG[:30], 60, 61, 62], 3)
+    bench.step()
+    edits = bench.step()
+    assert second.cached_tokens == 30
+    assert SlotCopy(0, 1, 30) in edits or bench.session.moves == [(0, 1, 30)]
+    assert first.slot == 0
+
+
+def test_a_prefix_that_others_share_is_copied_not_taken() -> None:
+    bench = Bench(slots=2)
+    bench.finish(LONG, 2)
+    second = bench.finish([*LONG[:30], 60, 61, 62], 2)
+    assert second.cached_tokens == 30
+    assert bench.finish(LONG, 2).cached_tokens == 38, (
+        "the first prompt's rest was thrown away for an empty slot"
+    )
+
+
+def test_prefixes_too_short_to_matter_are_computed() -> None:
+    bench = Bench()
+    bench.finish(LONG, 2)
+    assert bench.finish([*LONG[:15], 60, 61], 2).cached_tokens == 0
+    assert bench.finish([*LONG[:16], 60, 61], 2).cached_tokens == 16
+
+
+def test_without_prefix_cache_nothing_is_kept() -> None:
+    bench = Bench(prefix_cache=False)
+    bench.finish(LONG, 2)
+    assert bench.scheduler.load().kv_tokens_idle == 0
+    assert bench.finish(LONG, 2).cached_tokens == 0
+
+
+def test_a_sequence_whose_numbers_failed_leaves_nothing_behind() -> None:
+    bench = Bench()
+    sequence = bench.start(LONG, 5)
+    bench.step()
+    bench.scheduler.remove(sequence, keep_cache=False)
+    assert bench.scheduler.load().kv_tokens_idle == 0
+    assert bench.finish(LONG, 2).cached_tokens == 0
+
+
+def test_an_aborted_prompt_serves_the_next_as_far_as_it_came() -> None:
+    bench = Bench()
+    prompt = [i % 50 for i in range(100)]
+    sequence = bench.start(prompt, 5)
+    bench.step()
+    assert sequence.computed == 64
+    bench.scheduler.remove(sequence)
+    assert bench.finish(prompt, 2).cached_tokens == 64
+
+
+def test_the_slot_that_was_not_used_for_longest_is_emptied_first() -> None:
+    bench = Bench(slots=3, budget=CONTEXT)
+    for start in (0, 20, 40):
+        bench.finish([start + i % 20 for i in range(40)], 1)  # 40 of 128 tokens each
+    assert bench.scheduler.load().kv_tokens_idle == 120
+    bench.finish([63] * 50, 1)  # 51 tokens: 80 and 51 do not fit together
+    assert bench.scheduler.load().kv_tokens_idle == 90
+    assert bench.finish([40 + i % 20 for i in range(40)], 1).cached_tokens == 38
+    assert bench.session.releases, "memory beyond the budget was kept"
+
+
+def test_a_request_waits_until_its_tokens_fit() -> None:
+    bench = Bench(slots=4, budget=CONTEXT)
+    first, second = bench.start([1] * 50, 20), bench.start([2] * 50, 20)
+    bench.step()
+    bench.step()
+    assert (first.slot, second.slot) == (0, None)
+    while first.generated < 20:
+        bench.step()
+    bench.step()
+    assert second.slot is not None
+
+
+def test_memory_beyond_what_a_slot_needs_goes_back_when_the_budget_is_tight() -> None:
+    bench = Bench(slots=2, budget=CONTEXT, prefix_cache=False)
+    bench.finish([1] * 100, 5)
+    second = bench.start([2] * 20, 9)
+    assert bench.step() == []
+    third = bench.start([3] * 60, 5)
+    edits: list[object] = []
+    while third.slot is None:
+        edits = bench.step()
+    assert SlotRelease(0, second.most_tokens) in edits
+
+
+def test_clients_are_served_by_tokens_not_by_requests() -> None:
+    bench = Bench(slots=1)
+    crowd = [bench.start([i + 1] * 20, 10, client="crowd") for i in range(4)]
+    single = bench.start([50] * 20, 10, client="single")
+    order: list[Sequence] = []
+    while len(order) < 5:
+        bench.step()
+        order += [s for s in (*crowd, single) if s.slot is not None and s not in order]
+    assert order.index(single) == 1, "one client's crowd kept another waiting"
+
+
+def test_a_client_that_was_away_has_no_credit() -> None:
+    bench = Bench(slots=1)
+    for _ in range(3):
+        bench.finish([1] * 20, 10)
+    busy = [bench.start([2] * 20, 10, client="busy") for _ in range(2)]
+    late = bench.start([3] * 20, 10, client="late")
+    order: list[Sequence] = []
+    while len(order) < 3:
+        bench.step()
+        order += [s for s in (*busy, late) if s.slot is not None and s not in order]
+    assert order == [busy[0], late, busy[1]]
+
+
+@given(first=st.lists(st.integers(0, 1)), second=st.lists(st.integers(0, 1)))
+def test_the_common_prefix_is_that_of_a_plain_loop(first: list[int], second: list[int]) -> None:
+    pairs = zip(first, second, strict=False)
+    expected = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    assert common_prefix(first, second) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_prompts_of_a_token_or_two_reuse_nothing(count: int) -> None:
+    bench = Bench(shortest_reuse=1)
+    bench.finish([1] * 30, 2)
+    assert bench.finish([1] * count, 2).cached_tokens == max(count - 2, 0)
