@@ -11,6 +11,7 @@ import msgspec
 from llorch_export.byte_layers import byte_layers, refuse_target, refuse_type
 from llorch_export.formats import EMBEDDING, HEAD, uses_static
 from llorch_export.graph.targets import TARGETS, BlockForm, Capabilities
+from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import (
@@ -161,6 +162,7 @@ class ExportOptions:
                 transforms=tuple(name for name in TRANSFORMS if name in self.transforms),
                 transform_seed=SEED if "rotate" in self.transforms else None,
             )
+        check_static(recipe, self.calibration)  # of rules it is known when they are resolved
         if not self.rules:  # else it depends on what they mean
             require_use(recipe, self.calibration, may_measure=uses_static(recipe))
         return recipe

@@ -115,6 +115,14 @@ def test_half_precision_around_a_rules_whole_bytes_is_refused_too() -> None:
     assert recipe(activations="row", compute_type="float32") == recipe(activations="row")
 
 
+def test_a_static_scale_without_a_rotation_is_refused_before_a_source_is_opened() -> None:
+    with pytest.raises(
+        UsageError, match=r"--activations static without a rotation .* add --transform rotate"
+    ):
+        recipe(activations="static")
+    assert recipe(activations="static", transforms=("rotate",)).activations == "static"
+
+
 def test_a_worse_head_sets_the_limit() -> None:
     assert recipe(activations="row", head_precision="int4").kl_limit == recipe(precision="int4").kl_limit
 
