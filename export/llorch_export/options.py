@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from llorch_export.byte_layers import byte_layers, refuse_target, refuse_type
+from llorch_export.byte_layers import byte_layers, recipe_activations, refuse_target, refuse_type
 from llorch_export.formats import EMBEDDING, HEAD, uses_static
 from llorch_export.graph.targets import TARGETS, BlockForm, Capabilities
 from llorch_export.static_scales import check_static
@@ -177,7 +177,7 @@ class ExportOptions:
         refuse_target(in_bytes, self.target)
         precision = self.precision or TARGETS[self.target].precision
         head = self.head_precision or self._default_head(precision)
-        activations = self._activations(precision)
+        activations = recipe_activations(self.activations, precision, self.fine_block_size)
         if "source" in (precision, head):
             return self._source_recipe(precision, head)
         ruled = [rule.precision for rule in self.rules if rule.precision is not None]
@@ -189,16 +189,7 @@ class ExportOptions:
         if in_bytes:
             kl_limit = max(kl_limit, BYTES_KL_LIMIT)
         if not quantised and not any(p in BITS for p in ruled):
-            for flag, value in (
-                ("--block-size", self.block_size),
-                ("--accuracy-level", self.accuracy_level),
-                ("--scale-type", self.scale_type),
-                ("--quantizer", self.quantizer),
-            ):
-                if value is not None:
-                    raise UsageError(
-                        f"{flag} {value} has no effect at precision {precision}; leave it out or choose int8 or int4"
-                    )
+            self._refuse_block_settings(f"at precision {precision}; leave it out or choose int8 or int4")
             return Recipe(
                 precision=precision,
                 head_precision=head,
@@ -247,34 +238,11 @@ class ExportOptions:
             activations=activations,
         )
 
-    def _activations(self, precision: Precision) -> Activations | None:
-        """Return the form for the recipe; None for blocks, which is what recipes said before there was a choice."""
-        if self.activations in (None, "block"):
-            return None
-        if precision != "int8":
-            raise UsageError(
-                f"--activations {self.activations} multiplies bytes with bytes, which takes --precision int8 and not "
-                f"{precision}; leave it out or choose int8"
-            )
-        if self.fine_block_size is not None:
-            raise UsageError(
-                f"--fine-block-size {self.fine_block_size} has no effect with --activations {self.activations}, where a "
-                "weight's blocks are its whole rows; leave it out"
-            )
-        return self.activations
-
     def _blockless_recipe(self, activations: Activations) -> Recipe:
-        for flag, value in (
-            ("--block-size", self.block_size),
-            ("--accuracy-level", self.accuracy_level),
-            ("--scale-type", self.scale_type),
-            ("--quantizer", self.quantizer),
-        ):
-            if value is not None:
-                raise UsageError(
-                    f"{flag} {value} has no effect with --activations {activations} and --head-precision fp32, which "
-                    "leave no weight in blocks; leave it out or choose another head"
-                )
+        self._refuse_block_settings(
+            f"with --activations {activations} and --head-precision fp32, which leave no weight in blocks; leave it out or "
+            "choose another head"
+        )
         return Recipe(
             precision="int8",
             head_precision="fp32",
@@ -283,6 +251,17 @@ class ExportOptions:
             kl_limit=BYTES_KL_LIMIT,
             activations=activations,
         )
+
+    def _refuse_block_settings(self, why: str) -> None:
+        """Raise UsageError for settings of weights in blocks, in a recipe that has none."""
+        for flag, value in (
+            ("--block-size", self.block_size),
+            ("--accuracy-level", self.accuracy_level),
+            ("--scale-type", self.scale_type),
+            ("--quantizer", self.quantizer),
+        ):
+            if value is not None:
+                raise UsageError(f"{flag} {value} has no effect {why}")
 
     def _check_only_rules_quantise(self, precision: Precision) -> None:
         """Raise UsageError for settings that belong to the defaults of a recipe, where those have no blocks."""
