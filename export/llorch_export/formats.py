@@ -65,11 +65,6 @@ def uses_static(recipe: Recipe) -> bool:
     return recipe.activations == "static" or any(rule.activations == "static" for rule in recipe.rules)
 
 
-def uses_bytes(recipe: Recipe) -> bool:
-    """Tell whether some layer may multiply bytes with bytes; the rules must be resolved."""
-    return any(whole(value) for value in (recipe.activations, *(rule.activations for rule in recipe.rules)))
-
-
 def whole(activations: Activations | None) -> Whole | None:
     """Return the forms that whole rows of weights go with; None for blocks."""
     return None if activations == "block" else activations

@@ -22,7 +22,7 @@ from llorch_export.description import (
     fingerprint_source,
     licences,
 )
-from llorch_export.formats import uses_bytes, uses_static
+from llorch_export.formats import uses_static
 from llorch_export.genai import guest_files
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
@@ -120,7 +120,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         graph = build(Interface.LLORCH)
         models = _serialise(graph, options.target)
         guests = guest_files(
-            options.interop, checkpoint, graph, context_length, build, in_bytes=uses_bytes(recipe)
+            options.interop, checkpoint, graph, context_length, build, in_bytes=recipe.multiplies_bytes
         )
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))

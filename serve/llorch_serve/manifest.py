@@ -231,6 +231,14 @@ class Recipe(_Struct, frozen=True, kw_only=True):
         """Every precision that some matrix is stored in."""
         return frozenset({self.precision, self.head_precision, *(rule.precision for rule in self.rules)})
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether some layer may multiply bytes with bytes, its input rounded by whole rows."""
+        return any(
+            form in ("row", "static")
+            for form in (self.activations, *(rule.activations for rule in self.rules))
+        )
+
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):
     """Sampling values that the model's authors recommend; used where a request does not say otherwise."""

@@ -23,9 +23,9 @@ from llorch_serve.manifest import Manifest
 from llorch_serve.providers import (
     ARITHMETIC,
     CPU,
-    EXACT_BYTES,
     Arithmetic,
     Placement,
+    byte_settings,
     check_target,
     import_runtime,
     placement,
@@ -255,13 +255,15 @@ def runtime_options(runtime: Any, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.add_session_config_entry(*EXACT_BYTES)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options
 
 
 def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
     options = runtime_options(runtime, threads)
+    if artifact.manifest.recipe.multiplies_bytes:
+        for setting in byte_settings().items():
+            options.add_session_config_entry(*setting)
     try:
         return runtime.InferenceSession(
             str(artifact.graph_path), sess_options=options, providers=[CPU], enable_fallback=False

@@ -22,7 +22,7 @@ from llorch_export.options import ExportOptions
 from llorch_export.quantize.channels import quantize_channels
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import Recipe
-from llorch_serve.providers import EXACT_BYTES
+from llorch_serve.providers import byte_settings
 
 WIDTHS = [(64, 96), (70, 9), (577, 33), (3, 1), (1, 5)]
 
@@ -73,7 +73,8 @@ def session(b: GraphBuilder) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
     options.log_severity_level = 3
-    options.add_session_config_entry(*EXACT_BYTES)
+    for setting in byte_settings().items():
+        options.add_session_config_entry(*setting)
     model = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
