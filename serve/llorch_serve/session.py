@@ -19,12 +19,13 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.handoff import Handoff, read_scales
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.manifest import KvDtype, Manifest, cache_names
+from llorch_serve.manifest import KvDtype, Manifest, Recipe, cache_names
 from llorch_serve.providers import (
     ARITHMETIC,
     CPU,
     Arithmetic,
     Placement,
+    byte_settings,
     check_target,
     import_runtime,
     placement,
@@ -170,7 +171,7 @@ def open_session(
     _check_inputs(artifact)
 
     def bound(path: Path, slots: KvCache) -> tuple[Any, BoundGraph]:
-        session = _load_graph(path, runtime, threads, slots.kv.dtype)
+        session = _load_graph(path, manifest.recipe, runtime, threads, slots.kv.dtype)
         _check_signature(artifact, path, session, slots.kv.dtype)
         return session, BoundGraph(session, slots.kv, inputs, slots, logits)
 
@@ -256,8 +257,11 @@ def _attention_kernels(kv_dtype: KvDtype) -> Iterator[None]:
             os.environ[_FLASH] = before
 
 
-def _load_graph(path: Path, runtime: Any, threads: int, kv_dtype: KvDtype) -> Any:
+def _load_graph(path: Path, recipe: Recipe, runtime: Any, threads: int, kv_dtype: KvDtype) -> Any:
     options = runtime_options(runtime, threads)
+    if recipe.multiplies_bytes:
+        for setting in byte_settings().items():
+            options.add_session_config_entry(*setting)
     try:
         with _attention_kernels(kv_dtype):
             return runtime.InferenceSession(
