@@ -168,7 +168,6 @@ def open_session(
     report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
     cache, logits = KvCache(kv, capacity), LogitsBuffer(capacity.slots, manifest.model.vocab_size)
     inputs = frozenset(spec.name for spec in manifest.inputs)
-    _check_inputs(artifact)
 
     def bound(path: Path, slots: KvCache) -> tuple[Any, BoundGraph]:
         session = _load_graph(path, manifest.recipe, runtime, threads, slots.kv.dtype)
@@ -176,6 +175,7 @@ def open_session(
         return session, BoundGraph(session, slots.kv, inputs, slots, logits)
 
     session, steps = bound(step_path, cache)
+    _check_inputs(artifact)
     prompts, handoff = steps, None
     if int8 is not None and not config.single_graph:
         handoff = Handoff(

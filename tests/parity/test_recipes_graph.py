@@ -95,6 +95,7 @@ def test_step_by_step_equals_prefill(tmp_path: Path) -> None:
         precision="int4",
         rules=RULES,
         accuracy_level=0,
+        kv_dtype="float32",
     )
     session = open_tiny(artifact)
     full = session.prefill(0, IDS, 0, range(len(IDS))).copy()

@@ -97,7 +97,9 @@ def test_a_calibration_text_comes_with_gptq_and_with_nothing_else(tmp_path: Path
             export_tiny(source, tmp_path / "a", precision="int4", **options)
     for options in ({}, {"rules": (Rule(("*.down_proj",), precision="int8"),)}):
         with pytest.raises(UsageError, match="has no effect on this export"):
-            export_tiny(source, tmp_path / "a", precision="int4", calibration=text, **options)
+            export_tiny(
+                source, tmp_path / "a", precision="int4", kv_dtype="float32", calibration=text, **options
+            )
     artifact = export_tiny(source, tmp_path / "a", precision="int4", rules=(rule,), calibration=text)
     assert artifact.manifest.recipe.calibration is not None
     again = export_tiny(source, tmp_path / "b", precision="int4", rules=(rule,), calibration=text)

@@ -18,8 +18,45 @@ def recipe(**options: Any) -> Recipe:
 
 def test_int8_in_blocks_of_32_is_the_default() -> None:
     assert recipe() == Recipe(
-        precision="int8", head_precision="int8", block_size=32, accuracy_level=4, kl_limit=KL_LIMIT["int8"]
+        precision="int8",
+        head_precision="int8",
+        block_size=32,
+        accuracy_level=4,
+        kl_limit=KL_LIMIT["int8"],
+        int8_cache=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "cached"),
+    [
+        ({"precision": "int4"}, True),
+        ({"precision": "source"}, True),
+        ({"precision": "fp32"}, False),
+        ({"precision": "fp32", "head_precision": "int8"}, True),
+        ({"kv_dtype": "float32"}, False),
+        ({"precision": "fp32", "kv_dtype": "int8"}, True),
+        ({"compute_type": "float16"}, False),
+        ({"target": "openvino"}, False),
+    ],
+)
+def test_a_cache_in_int8_comes_with_quantised_weights_or_when_asked(
+    options: dict[str, Any], cached: bool
+) -> None:
+    assert recipe(**options).int8_cache is cached
+
+
+@pytest.mark.parametrize(
+    ("options", "choices"),
+    [
+        ({"kv_dtype": "int8", "compute_type": "float16"}, "float16"),
+        ({"kv_dtype": "int8", "target": "cuda"}, "float16"),
+        ({"kv_dtype": "float16"}, "float32 or int8"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused(options: dict[str, Any], choices: str) -> None:
+    with pytest.raises(UsageError, match=rf"--kv-dtype is {options['kv_dtype']}; .* takes {choices}$"):
+        recipe(**options)
 
 
 def test_int4_keeps_an_8_bit_head_unless_asked() -> None:
@@ -122,6 +159,7 @@ def test_source_settles_blocks_and_head_by_itself() -> None:
         block_size=None,
         accuracy_level=4,
         kl_limit=KL_LIMIT["source"],
+        int8_cache=True,
     )
     assert recipe(precision="source", head_precision="source", accuracy_level=0).accuracy_level == 0
 

@@ -202,7 +202,7 @@ def test_replacing_leaves_nothing_of_the_old_artifact(tmp_path: Path, model: Pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fresh", "model", "out"]
 
 
-def test_progress_tells_every_byte_of_both_phases(tmp_path: Path, model: Path) -> None:
+def test_progress_tells_all_of_every_phase(tmp_path: Path, model: Path) -> None:
     told: dict[str, list[int]] = {}
     totals: dict[str, set[int]] = {}
 
@@ -211,7 +211,7 @@ def test_progress_tells_every_byte_of_both_phases(tmp_path: Path, model: Path) -
         totals.setdefault(phase, set()).add(total)
 
     export(ExportOptions(source=str(model), output=tmp_path / "out"), progress)
-    assert list(told) == ["reading source", "writing weights"]
+    assert list(told) == ["reading source", "writing weights", "measuring the KV cache"]
     for phase, parts in told.items():
         assert totals[phase] == {sum(parts)}
 

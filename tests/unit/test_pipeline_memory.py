@@ -29,7 +29,7 @@ def peak():
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 before = peak()
-export(ExportOptions(source=sys.argv[1], output=Path(sys.argv[2]), precision=sys.argv[3]), lambda *a: None)
+export(ExportOptions(source=sys.argv[1], output=Path(sys.argv[2]), precision=sys.argv[3], kv_dtype="float32"), lambda *a: None)
 print(peak() - before)
 """
 

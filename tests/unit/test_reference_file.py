@@ -12,6 +12,7 @@ import pytest
 
 from checkpoints import write_hf_folder
 from llorch_serve.artifact import Artifact, load_artifact
+from llorch_serve.capabilities import FULL
 from llorch_serve.errors import ArtifactError, ResourceError
 from llorch_serve.fidelity import DivergenceSum, log_softmax
 from llorch_serve.reference_file import (
@@ -36,6 +37,7 @@ class Model:
     def __init__(self, artifact: Artifact, logits: np.ndarray) -> None:
         self.artifact = artifact
         self.logits = logits
+        self.capabilities = FULL
         self.asked: list[tuple[int, ...]] = []
 
     def prefill(self, slot: int, ids: Sequence[int], start: int, wanted: Sequence[int]) -> np.ndarray:

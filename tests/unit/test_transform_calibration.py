@@ -50,4 +50,4 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_text_without_a_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--calibration text has no effect"):
-        ExportOptions(source="", output=tmp_path, calibration=Path("text")).recipe()
+        ExportOptions(source="", output=tmp_path, calibration=Path("text"), kv_dtype="float32").recipe()

@@ -46,7 +46,7 @@ def test_what_is_measured_needs_a_text(name: str) -> None:
 
 def test_a_text_is_refused_where_transforms_measure_nothing() -> None:
     with pytest.raises(UsageError, match="--calibration text has no effect"):
-        recipe(transforms=("rotate",), calibration=Path("text"))
+        recipe(kv_dtype="float32", transforms=("rotate",), calibration=Path("text"))
 
 
 def test_source_blocks_are_not_transformed() -> None:
