@@ -61,6 +61,7 @@ def export_fingerprint(
     terms: Mapping[str, bytes],
     interop: Interop | None = None,
     target: Target = "cpu",
+    prompts: Recipe | None = None,
 ) -> str:
     """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value."""
     parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
@@ -69,6 +70,8 @@ def export_fingerprint(
         parts.append(interop)
     if target != "cpu":
         parts.append(target)
+    if prompts is not None:
+        parts.append(prompts)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 

@@ -121,6 +121,7 @@ class ExportOptions:
         ``fp16`` and ``bf16`` mean, else the target's default.
     target: the runtime that the graph is for.
     activations: how what enters int8 layers is rounded; None takes ``block``.
+    prompts: the same for a second graph that takes prompts; None: there is none.
     kv_dtype: what the KV cache may hold while answers are generated: ``int8`` adds a graph for that, the compute type does not;
         None adds it where weights are quantised and the target has it.
     """
@@ -145,6 +146,7 @@ class ExportOptions:
     compute_type: ComputeType | None = None
     target: Target = "cpu"
     kv_dtype: KvDtype | None = None
+    prompts: ExportOptions | None = None
     activations: Activations | None = None
 
     def recipe(self) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from llorch_export.cache_scales import calibration_texts, left_out, measure_scales, with_cache
+from llorch_export.cache_scales import left_out, with_cache
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.companions import with_int8_cache, with_prompt_graph
 from llorch_export.description import (
     GRAPH_FILE,
     Progress,
@@ -22,16 +24,14 @@ from llorch_export.description import (
     export_fingerprint,
     fingerprint_source,
     licences,
-    listed,
 )
 from llorch_export.formats import uses_static
 from llorch_export.genai import guest_files
-from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.front import Interface
-from llorch_export.graph.targets import MIN_ONNXRUNTIME_INT8_CACHE, TARGETS
-from llorch_export.graph.weights import DATA_FILE
+from llorch_export.graph.targets import TARGETS
+from llorch_export.graph.weights import DATA_FILE, WeightPlan
 from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import SecondMoments
@@ -50,16 +50,13 @@ from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
 from llorch_serve.manifest import (
     FixedShapes,
-    Int8Cache,
     LlamaConfig,
-    Manifest,
     Recipe,
     Target,
     encode_manifest,
 )
 
 PREFILL_FILE = "prefill.onnx"
-DECODE_FILE = "decode.onnx"
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
 
 
@@ -99,10 +96,11 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.calibration is not None:
         text = read_calibration(options.calibration, checkpoint)
         recipe = msgspec.structs.replace(recipe, calibration=text.text)
+    prompts = prompt_recipe(options, recipe, checkpoint.config)
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
     export_print = export_fingerprint(
-        source_print, recipe, context_length, terms, options.interop, options.target
+        source_print, recipe, context_length, terms, options.interop, options.target, prompts
     )
     existing = loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
@@ -113,10 +111,16 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         ArtifactWriter(options.output, force=replace) as writer,
     ):
 
-        def build(interface: Interface, *, int8_cache: bool = False) -> DecoderGraph:
+        def build(
+            interface: Interface,
+            form: Recipe = recipe,
+            weights: WeightPlan | None = None,
+            *,
+            int8_cache: bool = False,
+        ) -> DecoderGraph:
             return build_decoder(
                 prepared.config,
-                recipe,
+                form,
                 prepared.tensors,
                 context_length=context_length,
                 calibration=prepared.calibration,
@@ -124,6 +128,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
                 interface=interface,
                 target=options.target,
                 int8_cache=int8_cache,
+                weights=weights,
             )
 
         graph = build(Interface.LLORCH)
@@ -157,7 +162,11 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         )
         if recipe.int8_cache:
             decode = build(Interface.LLORCH, int8_cache=True)
-            manifest = _with_int8_cache(writer, manifest, decode, text, progress)
+            manifest = with_int8_cache(writer, manifest, decode, text, progress)
+        if prompts is not None:
+            manifest = with_prompt_graph(
+                writer, manifest, prompts, graph, functools.partial(build, Interface.LLORCH), progress
+            )
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         written = load_artifact(writer.folder)
         probed = probe_activations(written) if recipe.compute_type == "float16" else None
@@ -167,31 +176,25 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 
-def _with_int8_cache(
-    writer: ArtifactWriter,
-    manifest: Manifest,
-    decode: DecoderGraph,
-    text: CalibrationIds | None,
-    progress: Progress,
-) -> Manifest:
-    """Add the graph over a KV cache in int8 with its scales, measured on the artifact as it is; return the new manifest."""
-    writer.add_unlisted(MANIFEST_NAME, encode_manifest(msgspec.structs.replace(manifest, int8_cache=None)))
-    artifact = load_artifact(writer.folder)
-    texts = calibration_texts(artifact, None if text is None else text.ids)
-    total = sum(map(len, texts))
-    scales = measure_scales(artifact, texts, lambda n: progress("measuring the KV cache", n, total))
-    writer.add_bytes(SCALES_FILE, scales.astype("<f4").tobytes())
-    writer.add_bytes(DECODE_FILE, checked_bytes(decode.model, manifest.target))
-    return msgspec.structs.replace(
-        manifest,
-        files=listed(writer),
-        int8_cache=Int8Cache(
-            decode_graph=DECODE_FILE,
-            scales=SCALES_FILE,
-            measured_on=None if text is None else text.text,
-            min_onnxruntime=MIN_ONNXRUNTIME_INT8_CACHE,
-        ),
-    )
+def prompt_recipe(options: ExportOptions, recipe: Recipe, config: LlamaConfig) -> Recipe | None:
+    """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if there is none.
+
+    Raises UsageError if the target has no such graphs, or the recipe cannot be.
+    """
+    if options.prompts is None:
+        return None
+    if TARGETS[options.target].fixed_shapes or options.target != "cpu":
+        raise UsageError(
+            f"--prefill-recipe with --target {options.target}: a graph for prompts is made for the CPU; leave one of them out"
+        )
+    found = with_rules(options.prompts.recipe(), options.prompts.rules, config)
+    refuse_beyond(options.target, found)
+    check_static(found, None)
+    if found.compute_type != recipe.compute_type:
+        raise UsageError(
+            f"--prefill-recipe computes in {found.compute_type} and the other graph in {recipe.compute_type}; they share a cache"
+        )
+    return msgspec.structs.replace(found, calibration=recipe.calibration)
 
 
 @contextlib.contextmanager

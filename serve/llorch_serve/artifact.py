@@ -91,11 +91,12 @@ def load_artifact(
     manifest = decode_manifest(path.read_bytes(), origin=str(path))
     listed = {entry.path: entry for entry in manifest.files}
     fixed = manifest.fixed_shapes
-    int8 = manifest.int8_cache
+    int8, prompts = manifest.int8_cache, manifest.prompts
     optional = {
         manifest.chat_template,
         *((fixed.prefill_graph,) if fixed else ()),
         *((int8.decode_graph, int8.scales) if int8 else ()),
+        *((prompts.graph, prompts.data) if prompts else ()),
     } - {None}
     required = {manifest.graph, manifest.tokenizer} | optional
     for name in sorted(str(r) for r in required if r not in listed):

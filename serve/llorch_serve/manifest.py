@@ -310,6 +310,18 @@ class Int8Cache(_Struct, frozen=True, kw_only=True):
     min_onnxruntime: RuntimeVersion
 
 
+class PromptGraph(_Struct, frozen=True, kw_only=True):
+    """A graph that takes prompts alone, with weights of its own in a form that is faster over many tokens.
+
+    graph: its file name; inputs and outputs, the KV cache's type included, are those of the first graph.
+    data: the file of its own weights; others are in the first graph's. recipe: of all of them.
+    """
+
+    graph: str
+    data: str
+    recipe: Recipe
+
+
 class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
@@ -328,6 +340,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     chunked_prefill: whether several tokens may be run after others of the same sequence.
     fixed_shapes: None where any number of sequences and tokens may be run.
     int8_cache: what decodes over a KV cache in int8; None: nothing does.
+    prompts: what takes prompts; None: the first graph does.
     """
 
     schema_version: Literal[1]
@@ -357,6 +370,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     chunked_prefill: bool = True
     fixed_shapes: FixedShapes | None = None
     int8_cache: Int8Cache | None = None
+    prompts: PromptGraph | None = None
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:

@@ -19,7 +19,7 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.handoff import Handoff, read_scales
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.manifest import KvDtype, Manifest, Recipe, cache_names
+from llorch_serve.manifest import KvDtype, Manifest, PromptGraph, Recipe, cache_names
 from llorch_serve.providers import (
     ARITHMETIC,
     CPU,
@@ -149,19 +149,24 @@ def open_session(
     runtime = import_runtime(manifest.min_onnxruntime)
     if int8 is not None:
         import_runtime(int8.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
-    if config.single_graph and int8 is None:
+    own = None if config.single_graph else manifest.prompts
+    if config.single_graph and int8 is None and manifest.prompts is None:
         raise UsageError(
             "--single-graph has no effect here: prompts and answers run on one graph; leave it out"
         )
     step_path = artifact.graph_path if int8 is None else artifact.folder / int8.decode_graph
-    graphs = 1 if int8 is None or config.single_graph else 2
-    free = psutil.virtual_memory().available - loaded_bytes(manifest, CPU, graphs=graphs)
+    prompt_path = artifact.graph_path if own is None else artifact.folder / own.graph
+    apart = own is not None or (int8 is not None and not config.single_graph)
+    loaded = loaded_bytes(manifest, CPU, weights=2 if apart and own is None else 1, prompts=own)
+    free = max(psutil.virtual_memory().available - loaded, 0)
+    if apart and int8 is not None:  # the prompt under way has a cache of its own
+        free -= min(manifest.kv.bytes_per_token * (config.max_context or manifest.context_length), free // 3)
     capacity = plan_capacity(
         kv,
         slots=config.slots,
         context_length=manifest.context_length,
         max_context=config.max_context,
-        free_bytes=max(free, 0),
+        free_bytes=free,
         cache_bytes=config.kv_cache_bytes,
     )
     threads = config.threads or usable_cpus()
@@ -169,21 +174,23 @@ def open_session(
     cache, logits = KvCache(kv, capacity), LogitsBuffer(capacity.slots, manifest.model.vocab_size)
     inputs = frozenset(spec.name for spec in manifest.inputs)
 
-    def bound(path: Path, slots: KvCache) -> tuple[Any, BoundGraph]:
-        session = _load_graph(path, manifest.recipe, runtime, threads, slots.kv.dtype)
+    def bound(path: Path, recipe: Recipe, slots: KvCache) -> tuple[Any, BoundGraph]:
+        session = _load_graph(path, recipe, runtime, threads, slots.kv.dtype)
         _check_signature(artifact, path, session, slots.kv.dtype)
         return session, BoundGraph(session, slots.kv, inputs, slots, logits)
 
-    session, steps = bound(step_path, cache)
+    session, steps = bound(step_path, manifest.recipe, cache)
     _check_inputs(artifact)
     prompts, handoff = steps, None
-    if int8 is not None and not config.single_graph:
-        handoff = Handoff(
-            KvCache(manifest.kv, replace(capacity, slots=1)),
-            cache,
-            read_scales(artifact.folder / int8.scales, kv),
+    if apart and int8 is not None:
+        own_cache = KvCache(manifest.kv, replace(capacity, slots=1))
+        handoff = Handoff(own_cache, cache, read_scales(artifact.folder / int8.scales, kv))
+    if apart:
+        _, prompts = bound(
+            prompt_path,
+            manifest.recipe if own is None else own.recipe,
+            cache if handoff is None else handoff.prompt,
         )
-        _, prompts = bound(artifact.graph_path, handoff.prompt)
     return DecoderSession(
         artifact, placement(session, CPU), cache, steps=steps, prompts=prompts, handoff=handoff
     )
@@ -213,15 +220,25 @@ def _check_inputs(artifact: Artifact) -> None:
         )
 
 
-def loaded_bytes(manifest: Manifest, provider: str, *, graphs: int = 1) -> int:
+def loaded_bytes(
+    manifest: Manifest, provider: str, *, weights: int = 1, prompts: PromptGraph | None = None
+) -> int:
     """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size.
 
-    graphs: how many are loaded over the same data file; each has weights of its own, as its kernels arrange them.
+    weights: graphs that are loaded over the first data file; each has them once more, as its kernels arrange them.
+    prompts: the graph for prompts, if it is loaded too.
     """
-    stored = graphs * sum(entry.bytes for entry in manifest.files)
+    apart = 0 if manifest.prompts is None else _bytes(manifest, manifest.prompts.data)
+    stored = weights * (sum(entry.bytes for entry in manifest.files) - apart)
+    if prompts is not None:
+        stored += _bytes(manifest, prompts.data)
     recipe = manifest.recipe
     whole = recipe.precision in ("fp16", "bf16")
     return stored * (2 if whole and ARITHMETIC[provider][recipe.compute_type] is Arithmetic.WIDENED else 1)
+
+
+def _bytes(manifest: Manifest, name: str) -> int:
+    return next(entry.bytes for entry in manifest.files if entry.path == name)
 
 
 def runtime_options(runtime: Any, threads: int) -> Any:

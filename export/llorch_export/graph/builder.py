@@ -59,7 +59,7 @@ class GraphBuilder:
     calibration: what was measured on these tensors, where the recipe calls for it.
     moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
     narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
-    target: what the runtime can do.
+    target: what the runtime can do. weights: the plan to add to; None: a new one.
     activation_codes: of values that have been rounded to bytes in some form, so that layers which read the same value
         share them.
     """
@@ -74,6 +74,7 @@ class GraphBuilder:
         *,
         target: Capabilities = TARGETS["cpu"],
         dims: Dimensions = Dimensions(),  # frozen
+        weights: WeightPlan | None = None,
     ) -> None:
         self.target = target
         self.dims = dims
@@ -83,7 +84,7 @@ class GraphBuilder:
         self.tensors = tensors
         self.calibration = calibration
         self.moments = moments
-        self.weights = WeightPlan()
+        self.weights = WeightPlan() if weights is None else weights
         self.narrowing = Narrowing(recipe.compute_type)
         self.compute = self.narrowing.dtype
         self.tape = Tape()

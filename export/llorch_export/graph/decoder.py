@@ -25,7 +25,7 @@ from llorch_export.graph.mlp import mlp
 from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.targets import CONTRIB, TARGETS, Capabilities
-from llorch_export.graph.weights import WeightJob
+from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.errors import ArtifactError
@@ -67,6 +67,7 @@ def build_decoder(
     moments: SecondMoments | None = None,
     target: Target = "cpu",
     int8_cache: bool = False,
+    weights: WeightPlan | None = None,
 ) -> DecoderGraph:
     """Build the graph in the forms that the target can run; reads no weight. The data file is the same for every ``interface``.
 
@@ -74,6 +75,7 @@ def build_decoder(
     moments: second moments of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
     interface: another one than llorch's is for attention in the form of ``GroupQuery``, as is ``int8_cache``, a KV cache in
         int8, whose scales are in a file of their own.
+    weights: the plan of another data file than the usual one; for targets without fixed shapes.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
     """
@@ -81,7 +83,9 @@ def build_decoder(
     _check_shapes(config)
 
     def build(dims: Dimensions) -> DecoderGraph:
-        b = GraphBuilder(config, recipe, tensors, calibration, moments, target=capabilities, dims=dims)
+        b = GraphBuilder(
+            config, recipe, tensors, calibration, moments, target=capabilities, dims=dims, weights=weights
+        )
         return _build(b, interface, context_length=context_length, int8_cache=int8_cache)
 
     if not capabilities.fixed_shapes:

@@ -66,9 +66,15 @@ def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
 
 
 class WeightPlan:
-    """Collects jobs and hands out graph values for their tensors."""
+    """Collects jobs and hands out graph values for their tensors.
 
-    def __init__(self) -> None:
+    file: the data file that the jobs fill. others: jobs of :data:`DATA_FILE` that give the same arrays for the same tensors, by
+        name, type and shape, and are not done twice.
+    """
+
+    def __init__(self, file: str = DATA_FILE, others: Sequence[WeightJob] = ()) -> None:
+        self._file = file
+        self._others = {_specs(job.tensors): job.tensors for job in others}
         self.jobs: list[WeightJob] = []
         self.values: list[ir.Value] = []
         self.total_bytes = 0
@@ -89,6 +95,9 @@ class WeightPlan:
         produce: Callable[[], Iterator[Arrays]],
     ) -> list[ir.Value]:
         """Plan a job that gives chunks of rows of ``specs`` (name, type, shape), one array for each."""
+        there = self._others.get(tuple(specs))
+        if there is not None:
+            return [self._value(tensor, file=DATA_FILE) for tensor in there]
         tensors = []
         for name, dtype, shape in specs:
             offset = -(-self.total_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -105,7 +114,8 @@ class WeightPlan:
         assert np.prod(shape) == np.prod(tensor.shape.numpy())
         assert tensor.offset is not None
         assert tensor.length is not None
-        return self._value(PlannedTensor(name, tensor.dtype, shape, tensor.offset, tensor.length))
+        planned = PlannedTensor(name, tensor.dtype, shape, tensor.offset, tensor.length)
+        return self._value(planned, file=str(tensor.location))
 
     def reinterpret(self, value: ir.Value, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
         """Return the same bytes as a value of another type and shape, which takes the place of ``value``."""
@@ -115,7 +125,8 @@ class WeightPlan:
         assert tensor.length is not None
         assert tensor.length * 8 == np.prod(shape, dtype=np.int64) * dtype.bitwidth
         self.values.remove(value)
-        return self._value(PlannedTensor(tensor.name, dtype, shape, tensor.offset, tensor.length))
+        planned = PlannedTensor(tensor.name, dtype, shape, tensor.offset, tensor.length)
+        return self._value(planned, file=str(tensor.location))
 
     def elsewhere(
         self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...], *, file: str, offset: int
@@ -127,10 +138,10 @@ class WeightPlan:
             PlannedTensor(name, ir.DataType.from_numpy(kind), shape, offset, nbytes), file=file
         )
 
-    def _value(self, tensor: PlannedTensor, *, file: str = DATA_FILE) -> ir.Value:
+    def _value(self, tensor: PlannedTensor, *, file: str | None = None) -> ir.Value:
         shape = ir.Shape(tensor.shape)
         external = ir.ExternalTensor(
-            file, tensor.offset, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name
+            file or self._file, tensor.offset, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name
         )
         value = ir.Value(
             name=tensor.name,
@@ -140,3 +151,7 @@ class WeightPlan:
         )
         self.values.append(value)
         return value
+
+
+def _specs(tensors: Sequence[PlannedTensor]) -> tuple[tuple[str, ir.DataType, tuple[int, ...]], ...]:
+    return tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -137,6 +138,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    prefill_recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Add a second graph, for prompts alone, with weights as that recipe stores them (docs/performance.md).",
+            show_default=False,
+        ),
+    ] = None,
     activations: Annotated[
         Activations | None,
         typer.Option(
@@ -231,6 +240,7 @@ def command(
         from llorch_export.pipeline import export
         from llorch_export.preview import preview
         from llorch_export.recipes.file import load_recipe
+        from llorch_export.transform.calibration import measures
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(
@@ -258,6 +268,16 @@ def command(
     _check_via(via, optimum_python, target, dry_run=dry_run)
     if recipe is not None:
         options = load_recipe(recipe).options(options)
+    if prefill_recipe is not None:
+        prompts = ExportOptions(
+            source,
+            options.output,
+            transforms=options.transforms,
+            calibration=calibration if measures(options.transforms) else None,
+            kv_dtype="float32",
+            target=target,
+        )
+        options = replace(options, prompts=load_recipe(prefill_recipe).options(prompts))
     if dry_run:
         _print_preview(preview(options), as_json)
         return

@@ -7,7 +7,7 @@ the manifest keeps. The measuring itself is in :mod:`.calibrate`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.formats import uses_static
 from llorch_serve.errors import ArtifactError, UsageError
-from llorch_serve.manifest import CalibrationText, Recipe
+from llorch_serve.manifest import CalibrationText, Recipe, TransformName
 from llorch_serve.text import Tokenizer
 
 MAX_TOKENS: Final = 8192
@@ -118,7 +118,12 @@ def calibrated_parts(recipe: Recipe) -> tuple[str, ...]:
 
 def measured_transforms(recipe: Recipe) -> tuple[str, ...]:
     """Return the transforms whose scales are measured, on the checkpoint's own weights."""
-    return tuple(f"--transform {name}" for name in recipe.transforms if name in ("equalise", "smooth"))
+    return tuple(f"--transform {name}" for name in recipe.transforms if measures((name,)))
+
+
+def measures(transforms: Iterable[TransformName]) -> bool:
+    """Tell whether one of the transforms takes its scales from a text."""
+    return any(name in ("equalise", "smooth") for name in transforms)
 
 
 def measured_moments(recipe: Recipe) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""Graphs beside an artifact's first one: over a KV cache in int8, and with weights of their own for prompts.
+
+The pipeline has written the first graph with its weights and made a manifest; each function here adds files and returns
+the manifest that lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from llorch_export.cache_scales import calibration_texts, measure_scales
+from llorch_export.description import Progress, listed
+from llorch_export.graph.attention import SCALES_FILE
+from llorch_export.graph.check import checked_bytes
+from llorch_export.graph.decoder import DecoderGraph
+from llorch_export.graph.targets import MIN_ONNXRUNTIME_INT8_CACHE
+from llorch_export.graph.weights import WeightJob, WeightPlan
+from llorch_export.transform.calibration import CalibrationIds
+from llorch_export.write import ArtifactWriter
+from llorch_serve.artifact import MANIFEST_NAME, load_artifact
+from llorch_serve.manifest import Int8Cache, Manifest, PromptGraph, Recipe, encode_manifest
+
+DECODE_FILE: Final = "decode.onnx"
+PROMPTS_FILE: Final = "prompts.onnx"
+PROMPTS_DATA: Final = "prompts.onnx.data"
+
+
+def with_prompt_graph(
+    writer: ArtifactWriter,
+    manifest: Manifest,
+    recipe: Recipe,
+    first: DecoderGraph,
+    build: Callable[[Recipe, WeightPlan], DecoderGraph],
+    progress: Progress,
+) -> Manifest:
+    """Add the graph for prompts with those of its weights that the first graph has not.
+
+    build: makes the decoder of another recipe over a plan of weights.
+    """
+    plan = WeightPlan(PROMPTS_DATA, _shared(manifest.recipe, recipe, first))
+    graph = build(recipe, plan)
+    assert (graph.inputs, graph.outputs) == (first.inputs, first.outputs), "one cache serves both"
+    writer.add_weights(
+        PROMPTS_DATA, graph.jobs, lambda n: progress("writing weights for prompts", n, graph.data_bytes)
+    )
+    writer.add_bytes(PROMPTS_FILE, checked_bytes(graph.model, manifest.target))
+    prompts = PromptGraph(graph=PROMPTS_FILE, data=PROMPTS_DATA, recipe=recipe)
+    return msgspec.structs.replace(manifest, files=listed(writer), prompts=prompts)
+
+
+def _shared(first: Recipe, other: Recipe, graph: DecoderGraph) -> tuple[WeightJob, ...]:
+    """Return the jobs that give the same arrays in both recipes where names, types and shapes agree.
+
+    Those say nothing of how 4-bit weights were found, or of a GGUF file's own blocks.
+    """
+    plain = "source" not in (first.precision, first.head_precision)
+    quantizers = {rule.quantizer for recipe in (first, other) for rule in recipe.rules}
+    return graph.jobs if plain and {first.quantizer, other.quantizer, None, *quantizers} == {None} else ()
+
+
+def with_int8_cache(
+    writer: ArtifactWriter,
+    manifest: Manifest,
+    decode: DecoderGraph,
+    text: CalibrationIds | None,
+    progress: Progress,
+) -> Manifest:
+    """Add the graph over a KV cache in int8 with its scales, measured on the artifact as it is."""
+    writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
+    artifact = load_artifact(writer.folder)
+    texts = calibration_texts(artifact, None if text is None else text.ids)
+    total = sum(map(len, texts))
+    scales = measure_scales(artifact, texts, lambda n: progress("measuring the KV cache", n, total))
+    writer.add_bytes(SCALES_FILE, scales.astype("<f4").tobytes())
+    writer.add_bytes(DECODE_FILE, checked_bytes(decode.model, manifest.target))
+    int8_cache = Int8Cache(
+        decode_graph=DECODE_FILE,
+        scales=SCALES_FILE,
+        measured_on=None if text is None else text.text,
+        min_onnxruntime=MIN_ONNXRUNTIME_INT8_CACHE,
+    )
+    return msgspec.structs.replace(manifest, files=listed(writer), int8_cache=int8_cache)
