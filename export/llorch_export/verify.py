@@ -82,7 +82,7 @@ def verify(
     session = open_model(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
     reference = Reference(checkpoint)
     source_print = fingerprint(checkpoint)
-    judge = Judge(session)
+    judge = Judge(session, artifact.manifest)
     for piece in _windows(ids, window):
         expected = reference.logits(piece)
         if keep is not None:
@@ -94,7 +94,6 @@ def verify(
             progress("comparing tokens", len(chunk), len(ids))
     verdict = judge.result()
     figures = verdict.worst
-    limit = artifact.manifest.recipe.kl_limit
     return Verification(
         kl=figures.kl,
         top1=figures.top1,
@@ -103,8 +102,8 @@ def verify(
         window=window,
         text=kind,
         oracle=reference.description,
-        limit=limit,
-        passed=figures.kl <= limit,
+        limit=verdict.limit,
+        passed=verdict.passed,
         same_source=source_print == artifact.manifest.source.fingerprint,
         prefill_kl=verdict.prefill_kl,
         decode_kl=verdict.decode_kl,

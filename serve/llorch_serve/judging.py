@@ -8,6 +8,7 @@ from typing import Protocol
 
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.fidelity import Divergence, DivergenceSum, Logits
+from llorch_serve.manifest import Manifest
 
 
 class Judged(Protocol):
@@ -28,20 +29,36 @@ class Judged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """worst: of the graph that diverges most. prefill_kl, decode_kl: each graph's; None where one graph does both."""
+    """worst: of the graph that diverges most. prefill_kl, decode_kl: each graph's; None where one graph does both.
+
+    limit: of the graph that comes nearest to its own, or goes beyond it most. passed: every graph stays within its limit.
+    """
 
     worst: Divergence
     prefill_kl: float | None
     decode_kl: float | None
+    limit: float
+    passed: bool
 
 
 class Judge:
     """Adds up one text, chunk by chunk, in slot 0.
 
-    of: what is compared of the model's logits.
+    manifest: says what each graph may diverge by. of: what is compared of the model's logits. rounding: what the reference
+    itself may be off by.
     """
 
-    def __init__(self, session: Judged, of: Callable[[Logits], Logits] = lambda logits: logits) -> None:
+    def __init__(
+        self,
+        session: Judged,
+        manifest: Manifest,
+        of: Callable[[Logits], Logits] = lambda logits: logits,
+        *,
+        rounding: float = 0,
+    ) -> None:
+        decoding = manifest.recipe.kl_limit + rounding
+        own = manifest.prompts
+        self._limits = (decoding if own is None else own.recipe.kl_limit + rounding, decoding)
         self._session = session
         self._of = of
         self._prompts = DivergenceSum()
@@ -56,8 +73,11 @@ class Judge:
 
     def result(self) -> Verdict:
         """Return the figures over everything added."""
-        prompts = self._prompts.result()
+        prompts, limits = self._prompts.result(), self._limits
         if self._answers is None:
-            return Verdict(prompts, None, None)
+            return Verdict(prompts, None, None, limits[1], passed=prompts.kl <= limits[1])
         answers = self._answers.result()
-        return Verdict(max(prompts, answers, key=lambda found: found.kl), prompts.kl, answers.kl)
+        passed = prompts.kl <= limits[0] and answers.kl <= limits[1]
+        nearest = limits[0] if prompts.kl / limits[0] > answers.kl / limits[1] else limits[1]
+        worst = max(prompts, answers, key=lambda found: found.kl)
+        return Verdict(worst, prompts.kl, answers.kl, nearest, passed)

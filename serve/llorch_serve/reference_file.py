@@ -177,7 +177,12 @@ def divergence(session: DecoderSession, reference: ReferenceFile) -> Fidelity:
     """
     artifact, header = session.artifact, reference.header
     check_reference(reference, artifact)
-    judge = Judge(session, of=lambda found: log_softmax(found).astype(np.float32))
+    judge = Judge(
+        session,
+        artifact.manifest,
+        of=lambda found: log_softmax(found).astype(np.float32),
+        rounding=ROUNDING,
+    )
     for start, expected in reference.chunks():
         if not np.isfinite(expected).all():
             raise ArtifactError(
@@ -187,7 +192,6 @@ def divergence(session: DecoderSession, reference: ReferenceFile) -> Fidelity:
         judge.add(tokens, start, expected)
     verdict = judge.result()
     figures = verdict.worst
-    limit = artifact.manifest.recipe.kl_limit + ROUNDING
     return Fidelity(
         kl=figures.kl,
         top1=figures.top1,
@@ -195,8 +199,8 @@ def divergence(session: DecoderSession, reference: ReferenceFile) -> Fidelity:
         tokens=figures.tokens,
         text=header.text,
         oracle=header.oracle,
-        limit=limit,
-        passed=figures.kl <= limit,
+        limit=verdict.limit,
+        passed=verdict.passed,
         same_source=header.source_fingerprint == artifact.manifest.source.fingerprint,
         prefill_kl=verdict.prefill_kl,
         decode_kl=verdict.decode_kl,

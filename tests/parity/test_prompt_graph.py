@@ -1,0 +1,139 @@
+"""A graph of its own for prompts: what it computes, what it shares with the first one, and who runs where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from checkpoints import write_hf_folder
+from llorch_export.options import ExportOptions, Rule
+from llorch_serve.artifact import Artifact, load_artifact
+from llorch_serve.config import SessionConfig
+from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.session import DecoderSession, open_session
+from tiny_exports import contents, export_tiny, random_ids
+
+ROWS: dict[str, Any] = {
+    "precision": "int8",
+    "activations": "row",
+    "rules": (Rule(("*.mlp.down_proj",), activations="block"),),
+    "kv_dtype": "float32",
+}
+IDS = random_ids(40)
+
+
+def prompts(**options: Any) -> ExportOptions:
+    return ExportOptions("", Path(), **{**ROWS, **options})
+
+
+def opened(artifact: Artifact, **options: Any) -> DecoderSession:
+    return open_session(artifact, SessionConfig(threads=1, slots=3, **options), lambda _report: None)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf_folder(tmp_path_factory.mktemp("prompts") / "source")
+
+
+@pytest.fixture(scope="module", params=["int8", "int4", "rotated"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == "rotated":
+        return {"precision": "int8", "transforms": ("rotate", "hadamard")}
+    return {"precision": request.param}
+
+
+@pytest.fixture(scope="module")
+def artifact(source: Path, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    folder = tmp_path_factory.mktemp("two") / "artifact"
+    own = prompts(transforms=options.get("transforms", ()))
+    return export_tiny(source, folder, prompts=own, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(source: Path, options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The prompts' recipe as an artifact of its own."""
+    folder = tmp_path_factory.mktemp("alone") / "artifact"
+    return export_tiny(source, folder, **{**ROWS, "transforms": options.get("transforms", ())})
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_prompts_are_computed_as_by_their_recipe_alone(
+    artifact: Artifact, alone: Artifact, kv_dtype: Any
+) -> None:
+    session = opened(artifact, kv_dtype=kv_dtype)
+    assert session.capabilities.separate_prompts
+    found = session.prefill(1, IDS, 0, range(40)).copy()
+    assert np.array_equal(found, opened(alone).prefill(1, IDS, 0, range(40)))
+    single = opened(artifact, kv_dtype=kv_dtype, single_graph=True).prefill(1, IDS, 0, range(40))
+    assert not np.array_equal(found, single)
+
+
+def test_answers_are_computed_by_the_first_graph_over_the_prompts_cache(
+    artifact: Artifact, alone: Artifact
+) -> None:
+    session, plain, other = (
+        opened(artifact, kv_dtype="float32"),
+        opened(artifact, kv_dtype="float32"),
+        opened(alone),
+    )
+    other.prefill(0, IDS, 0)
+    for layer in range(artifact.manifest.kv.layers):
+        for kind in ("key", "value"):
+            plain.cache.rows(layer, kind, 0, 1)[...] = other.cache.rows(layer, kind, 0, 1)
+    session.prefill(0, IDS, 0)
+    assert np.array_equal(session.decode([7], [41]), plain.decode([7], [41]))
+
+
+def test_a_single_graph_is_the_first(
+    artifact: Artifact, source: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    without = export_tiny(source, tmp_path / "without", **options, kv_dtype="float32")
+    session = opened(artifact, kv_dtype="float32", single_graph=True)
+    assert not session.capabilities.separate_prompts
+    assert np.array_equal(
+        session.prefill(0, IDS, 0, range(40)), opened(without).prefill(0, IDS, 0, range(40))
+    )
+
+
+def test_equal_weights_are_stored_once(artifact: Artifact) -> None:
+    assert artifact.manifest.prompts is not None
+    graph = onnx.load(artifact.folder / artifact.manifest.prompts.graph, load_external_data=False).graph
+    where = {t.name: {e.key: e.value for e in t.external_data}.get("location") for t in graph.initializer}
+    files = {where[name] for name in where if name.startswith("model.embed_tokens")}
+    shares = artifact.manifest.recipe.precision == "int8"
+    assert files == {"model.onnx.data" if shares else "prompts.onnx.data"}
+    assert where["model.layers.0.self_attn.o_proj.weight"] == "prompts.onnx.data"
+
+
+def test_the_same_export_gives_the_same_bytes(
+    artifact: Artifact, source: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    own = prompts(transforms=options.get("transforms", ()))
+    again = export_tiny(source, tmp_path / "again", prompts=own, **options)
+    assert contents(again.folder) == contents(artifact.folder)
+    without = export_tiny(source, tmp_path / "without", **options)
+    assert without.manifest.fingerprint != artifact.manifest.fingerprint
+
+
+def test_what_cannot_be_is_refused(source: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"target": "openvino"}, "--prefill-recipe with --target openvino"),
+        ({"precision": "fp16"}, "computes in float32 and the other graph in float16"),
+        ({"prompts": prompts(activations="static", rules=())}, "static without a rotation"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            export_tiny(source, tmp_path / "out", **{"prompts": prompts(), **options})
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_file_is_told(artifact: Artifact, tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(artifact.folder, tmp_path / "copy"))
+    (folder / "prompts.onnx.data").unlink()
+    with pytest.raises(ArtifactError, match=r"prompts\.onnx\.data is missing"):
+        load_artifact(folder)
