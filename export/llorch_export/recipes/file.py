@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from llorch_export.options import BLOCK_SIZES, ExportOptions, Rule
+from llorch_export.transform.calibration import measures
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType
+from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
 
 _MAX_BYTES: Final = 2**16
 _MAX_RULES: Final = 256
@@ -27,7 +28,7 @@ _MAX_PATTERNS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class RecipeDefaults:
-    """``[defaults]``: what the flags of the same names say."""
+    """``[defaults]``: what the flags of the same names say; prefill: a shipped recipe for the graph that takes prompts."""
 
     precision: Precision | None = None
     head_precision: Precision | None = None
@@ -37,6 +38,8 @@ class RecipeDefaults:
     scale_type: ScaleType | None = None
     accuracy_level: Literal[0, 4] | None = None
     activations: Activations | None = None
+    transforms: tuple[TransformName, ...] = ()
+    prefill: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,32 @@ class RecipeFile:
         """Return ``base`` with this recipe under it: what ``base`` leaves open comes from ``[defaults]``, rules are added."""
         given = {field.name: getattr(base, field.name) for field in fields(base)}
         for field in fields(self.defaults):
-            if given[field.name] is None:
+            if field.name != "prefill" and not given[field.name] and given[field.name] != 0:
                 given[field.name] = getattr(self.defaults, field.name)
-        return ExportOptions(**(given | {"rules": self.rules}))
+        found = ExportOptions(**(given | {"rules": self.rules}))
+        return found if self.defaults.prefill is None else with_prefill(found, self.defaults.prefill)
+
+
+def with_prefill(options: ExportOptions, name_or_path: str) -> ExportOptions:
+    """Return ``options`` with a graph for prompts by a recipe, whose transforms and type are theirs.
+
+    Raises UsageError as :func:`load_recipe`, or if that recipe asks for a third graph or for transforms.
+    """
+    recipe = load_recipe(name_or_path)
+    if recipe.defaults.prefill is not None or recipe.defaults.transforms:
+        raise UsageError(
+            f"recipe {name_or_path} has transforms or a prefill recipe of its own, so it cannot be that of prompts; "
+            "their weights are transformed as the first graph's are"
+        )
+    base = ExportOptions(
+        options.source,
+        options.output,
+        transforms=options.transforms,
+        calibration=options.calibration if measures(options.transforms) else None,
+        kv_dtype="float32",
+        target=options.target,
+    )
+    return replace(options, prompts=recipe.options(base))
 
 
 def shipped_recipes() -> list[str]:

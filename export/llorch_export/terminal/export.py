@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 
@@ -62,7 +62,7 @@ def command(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
             "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no bf16), int8 0.004, "
             "int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1. Default: int8; fp16 for the targets directml and coreml; fp32 with --via optimum.",
+            "anew; 0.003 from Q4_1. Default: what --recipe says; int8 for other targets; fp16 for the targets directml and coreml; fp32 with --via optimum.",
             show_default=False,
         ),
     ] = None,
@@ -117,7 +117,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="A mixed recipe: int4, int4-mixed, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
+            help="A recipe: cpu (the default without --precision and --target), int4, int4-mixed, int4-gptq, int8, int8-rows, or a TOML file with [defaults] and [[rule]] tables that say which "
             "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
             show_default=False,
         ),
@@ -142,7 +142,8 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Add a second graph, for prompts alone, with weights as that recipe stores them (docs/performance.md).",
+            help="Add a second graph, for prompts alone, with weights as that recipe stores them; none: leave out the one that --recipe "
+            "brings.",
             show_default=False,
         ),
     ] = None,
@@ -239,8 +240,7 @@ def command(
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export
         from llorch_export.preview import preview
-        from llorch_export.recipes.file import load_recipe
-        from llorch_export.transform.calibration import measures
+        from llorch_export.recipes.file import load_recipe, with_prefill
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(
@@ -266,18 +266,14 @@ def command(
         activations=activations,
     )
     _check_via(via, optimum_python, target, dry_run=dry_run)
+    if recipe is None and _open(precision, compute_type, target, via):
+        recipe = DEFAULT_RECIPE
     if recipe is not None:
         options = load_recipe(recipe).options(options)
-    if prefill_recipe is not None:
-        prompts = ExportOptions(
-            source,
-            options.output,
-            transforms=options.transforms,
-            calibration=calibration if measures(options.transforms) else None,
-            kv_dtype="float32",
-            target=target,
-        )
-        options = replace(options, prompts=load_recipe(prefill_recipe).options(prompts))
+    if prefill_recipe == "none":
+        options = replace(options, prompts=None)
+    elif prefill_recipe is not None:
+        options = with_prefill(options, prefill_recipe)
     if dry_run:
         _print_preview(preview(options), as_json)
         return
@@ -296,6 +292,16 @@ def command(
             )
             result = export_via_optimum(options, optimum, progress)
     _report(result, time.perf_counter() - started, max_context, as_json=as_json)
+
+
+DEFAULT_RECIPE: Final = "cpu"
+
+
+def _open(
+    precision: Precision | None, compute_type: ComputeType | None, target: Target, via: Exporter | None
+) -> bool:
+    """Tell whether nothing that is given says how weights are stored, so that the CPU's own recipe holds."""
+    return precision is None and via is None and target == "cpu" and compute_type in (None, "float32")
 
 
 def _check_via(via: Exporter | None, optimum_python: str | None, target: Target, *, dry_run: bool) -> None:
