@@ -53,7 +53,9 @@ class PeersFolder:
         wanted = (self.main_python, self.openvino_python, self.genai, self.openvino)
         missing = [str(path) for path in wanted if not path.exists()]
         if missing:
-            raise UsageError(f"{missing[0]} is not there; run ci/peers, which sets up what ci/bench compares with")
+            raise UsageError(
+                f"{missing[0]} is not there; run ci/peers, which sets up what ci/bench compares with"
+            )
 
 
 def make_models(peers: PeersFolder, gguf: Path) -> None:
@@ -93,7 +95,16 @@ def _widen(gguf: Path, target: Path) -> None:
 def _build_genai(peers: PeersFolder, target: Path) -> None:
     _run(
         *(peers.main_python, "-m", "onnxruntime_genai.models.builder", "-m", peers.checkpoint, "-o", target),
-        *("-p", "int4", "-e", "cpu", "-c", target.parent / "cache", "--extra_options", "int4_accuracy_level=4"),
+        *(
+            "-p",
+            "int4",
+            "-e",
+            "cpu",
+            "-c",
+            target.parent / "cache",
+            "--extra_options",
+            "int4_accuracy_level=4",
+        ),
     )
 
 
@@ -107,11 +118,17 @@ def _export_openvino(peers: PeersFolder, target: Path) -> None:
 
 def _run(*arguments: Path | str) -> None:
     line = [str(argument) for argument in arguments]
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
-        raise ResourceError(f"{Path(line[0]).name} {line[1]} {line[2]} ended with {done.returncode}: {last[0][:300]}")
+        raise ResourceError(
+            f"{Path(line[0]).name} {line[1]} {line[2]} ended with {done.returncode}: {last[0][:300]}"
+        )
 
 
 def main() -> None:

@@ -55,9 +55,7 @@ def main() -> None:
         return
     if task.streams != (1,):
         raise ValueError(f"{task.streams} streams; this engine has one on a CPU")
-    engine = Engine(
-        "onnxruntime-genai", og.__version__, WEIGHTS, lambda streams: run(model, task)
-    )
+    engine = Engine("onnxruntime-genai", og.__version__, WEIGHTS, lambda streams: run(model, task))
     for found in measure(engine, task):
         sys.stdout.write(encode(found) + "\n")
         sys.stdout.flush()

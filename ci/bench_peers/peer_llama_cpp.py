@@ -17,7 +17,9 @@ import numpy as np
 from bench_peers.protocol import Arrivals, Engine, Task, encode, measure, parse_task
 
 _BATCH: Final = 512
-_quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # kept alive: the library holds a pointer
+_quiet = llama_cpp.llama_log_callback(
+    lambda level, text, data: None
+)  # kept alive: the library holds a pointer
 
 
 class Context:

@@ -30,9 +30,7 @@ class Pipeline:
         scheduler.max_num_batched_tokens = _BATCHED_TOKENS
         scheduler.cache_size = _CACHE_GB
         properties = {"INFERENCE_NUM_THREADS": task.threads}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            task.model, scheduler, "CPU", properties
-        )
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(task.model, scheduler, "CPU", properties)
         self._config = openvino_genai.GenerationConfig()
         self._config.max_new_tokens = task.new_tokens
         self._config.ignore_eos = True
@@ -74,7 +72,9 @@ def write_logits(task: Task) -> None:
         "beam_idx": np.zeros(1, np.int32),
     }
     request = model.create_infer_request()
-    result = request.infer({name: inputs[name] for port in model.inputs for name in port.names & inputs.keys()})
+    result = request.infer(
+        {name: inputs[name] for port in model.inputs for name in port.names & inputs.keys()}
+    )
     np.save(task.logits_file, np.asarray(result["logits"], np.float32)[0])
 
 

@@ -155,7 +155,9 @@ def _measurement(line: str) -> Measurement:
     _check_names(Measurement, values)
     for name in ("streams", "prompt_tokens", "new_tokens"):
         if type(values[name]) is not int or values[name] < 1:
-            raise ProtocolError(f"{name} is {values[name]!r}; expected a whole number from 1 on: {line[:200]}")
+            raise ProtocolError(
+                f"{name} is {values[name]!r}; expected a whole number from 1 on: {line[:200]}"
+            )
     for name in ("prefill_tokens_per_s", "decode_tokens_per_s"):
         if not isinstance(values[name], int | float) or not values[name] > 0:
             raise ProtocolError(f"{name} is {values[name]!r}; expected a speed: {line[:200]}")
