@@ -49,11 +49,12 @@ def show_ratio(found: Ratio) -> str:
 
 def _conditions(run: Run) -> str:
     machine = run.machine
+    rounds = f"{len(run.rounds)} round{'s' if len(run.rounds) > 1 else ''}"
     with_ = f" with {', '.join(machine.instructions)}" if machine.instructions else ""
     return (
         f"{run.date}, `{run.command}`: {machine.cpu}, {machine.cores} cores{with_}, {machine.memory_gib:.0f} GiB, "
         f"{machine.system}; load before the run {machine.load:.2f}. {run.prompt_tokens} prompt tokens and "
-        f"{run.new_tokens} greedy tokens a stream, {run.threads} threads, {len(run.rounds)} rounds. KL and top-1 over "
+        f"{run.new_tokens} greedy tokens a stream, {run.threads} threads, {rounds}. KL and top-1 over "
         f"{run.positions} tokens of the English sample, against {run.oracle}."
     )
 

@@ -23,7 +23,7 @@ _quiet = llama_cpp.llama_log_callback(
 
 
 class Context:
-    """One llama.cpp context that fits a number of sequences."""
+    """One llama.cpp context that fits a number of sequences, and a greedy sampler."""
 
     def __init__(self, model: Any, threads: int, *, sequences: int, length: int) -> None:
         params = llama_cpp.llama_context_default_params()
@@ -35,9 +35,15 @@ class Context:
         if not self._context:
             raise MemoryError(f"llama.cpp gave no context for {sequences} sequences of {length} tokens")
         self._batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
+        self._sampler = llama_cpp.llama_sampler_init_greedy()
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), data=False)
 
     def close(self) -> None:
-        """Free the context and its batch."""
+        """Free the context and what belongs to it."""
+        llama_cpp.llama_sampler_free(self._sampler)
         llama_cpp.llama_batch_free(self._batch)
         llama_cpp.llama_free(self._context)
 
@@ -53,9 +59,9 @@ class Context:
         if code:
             raise RuntimeError(f"llama_decode ended with {code}")
 
-    def likeliest(self, sampler: Any, row: int) -> int:
+    def likeliest(self, row: int) -> int:
         """Return the greedy token of a batch's row."""
-        return int(llama_cpp.llama_sampler_sample(sampler, self._context, row))
+        return int(llama_cpp.llama_sampler_sample(self._sampler, self._context, row))
 
     def logits(self, row: int, vocab_size: int) -> np.ndarray:
         """Return a copy of a batch's row of logits."""
@@ -63,12 +69,17 @@ class Context:
         return np.ctypeslib.as_array(pointer, (vocab_size,)).copy()
 
 
-def run(model: Any, task: Task, streams: int) -> Arrivals:
-    """Prefill every stream, then decode all of them together."""
-    length = len(task.prompts[0]) + task.new_tokens
-    context = Context(model, task.threads, sequences=streams, length=length)
-    sampler = llama_cpp.llama_sampler_init_greedy()
-    try:
+class Runner:
+    """Runs the task; the context of the last number of streams is kept for the next run with as many."""
+
+    def __init__(self, model: Any, task: Task) -> None:
+        self._model, self._task = model, task
+        self._context: Context | None = None
+        self._streams = 0
+
+    def run(self, streams: int) -> Arrivals:
+        """Prefill every stream, then decode all of them together."""
+        task, context = self._task, self._fitting(streams)
         arrivals = Arrivals(streams)
         last = []
         for stream, prompt in enumerate(task.prompts[:streams]):
@@ -78,18 +89,25 @@ def run(model: Any, task: Task, streams: int) -> Arrivals:
                 context.decode(
                     [(token, start + i, stream, start + i == end) for i, token in enumerate(piece)]
                 )
-            last.append(context.likeliest(sampler, -1))
+            last.append(context.likeliest(-1))
             arrivals.mark(stream)
         for step in range(task.new_tokens - 1):
             position = len(task.prompts[0]) + step
             context.decode([(token, position, stream, True) for stream, token in enumerate(last)])
-            last = [context.likeliest(sampler, row) for row in range(streams)]
+            last = [context.likeliest(row) for row in range(streams)]
             for stream in range(streams):
                 arrivals.mark(stream)
         return arrivals
-    finally:
-        llama_cpp.llama_sampler_free(sampler)
-        context.close()
+
+    def _fitting(self, streams: int) -> Context:
+        if self._context is None or streams != self._streams:
+            if self._context is not None:
+                self._context.close()
+            length = len(self._task.prompts[0]) + self._task.new_tokens
+            self._context = Context(self._model, self._task.threads, sequences=streams, length=length)
+            self._streams = streams
+        self._context.clear()
+        return self._context
 
 
 def write_logits(model: Any, task: Task) -> None:
@@ -122,7 +140,7 @@ def main() -> None:
         "llama.cpp",
         f"llama-cpp-python {llama_cpp.__version__}",
         weights,
-        lambda streams: run(model, task, streams),
+        Runner(model, task).run,
     )
     for found in measure(engine, task):
         sys.stdout.write(encode(found) + "\n")

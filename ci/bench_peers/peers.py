@@ -99,7 +99,7 @@ def all_peers(folder: PeersFolder, gguf: Path) -> list[Peer]:
             module="peer_genai",
             python=folder.main_python,
             model=folder.genai,
-            made="its model builder: int4, blocks of 32, accuracy level 4",
+            made="its model builder: int4, blocks of 32, accuracy level 4 (one stream: it does not batch requests on a CPU)",
             most_streams=1,
         ),
         Peer(

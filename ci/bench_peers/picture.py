@@ -20,8 +20,8 @@ def draw(run: Run, path: Path) -> None:
         for ours, marker in ((True, "o"), (False, "s")):
             _points(axes, run, run.of(ours=ours), metric, marker)
         axes.set(title=str(metric), xlabel="KL(fp32 || model), nats", ylabel="tokens/s", xscale="log")
+        axes.margins(x=0.35, y=0.15)  # room for labels
         axes.set_ylim(bottom=0)
-        axes.margins(x=0.2)
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
