@@ -39,7 +39,7 @@ class Context:
 
     def clear(self) -> None:
         """Forget all sequences."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), data=False)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
 
     def close(self) -> None:
         """Free the context and what belongs to it."""
