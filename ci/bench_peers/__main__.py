@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from bench_peers import ours, peers
-from bench_peers.contestant import Contestant, Work
+from bench_peers.contestant import Closeness, Contestant, Work
 from bench_peers.machine import this_machine
 from bench_peers.markdown import replace_section, section
 from bench_peers.models import PeersFolder
@@ -52,8 +52,8 @@ _QUICK: Final = _Size(prompt_tokens=32, new_tokens=8, positions=64, rounds=1, ou
 
 
 def command(
-    gguf: Annotated[Path, typer.Option(help="The GGUF file that everything is made from.")],
-    peers_folder: Annotated[Path, typer.Option("--peers", help="What ci/peers printed.")],
+    gguf: Annotated[Path, typer.Option(help="The GGUF file that all is made from. ci/bench sets it.")],
+    peers_folder: Annotated[Path, typer.Option("--peers", help="What ci/peers printed. ci/bench sets it.")],
     quick: Annotated[
         bool,
         typer.Option(
@@ -86,13 +86,16 @@ def _measure(size: _Size, recipes: list[ours.Recipe], rivals: list[peers.Peer], 
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as folder:
         scratch = Path(folder)
         work = _work(size, default, threads, scratch)
-        rounds, gains = run_rounds(recipes, rivals, default, work, size.rounds, say)
-        say("writing the reference")
+        say("the reference")
         kept = reference(gguf, default.folder, _CACHE / f"reference-{size.positions}", size.positions)
         everyone: list[Contestant] = [*recipes, *rivals]
-        subjects = [
-            _subject(one, rounds[0][one.label][0].version, kept, scratch, threads) for one in everyone
-        ]
+        # Before the rounds, so that an engine that does not work is found out in minutes.
+        close = [_closeness(one, kept, scratch, threads) for one in everyone]
+        rounds, gains = run_rounds(recipes, rivals, default, work, size.rounds, say)
+    subjects = [
+        Subject(one.label, one.ours, rounds[0][one.label][0].version, one.made, found.kl, found.top1)
+        for one, found in zip(everyone, close, strict=True)
+    ]
     return Run(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=shlex.join(["ci/bench", *_flags(size)]),
@@ -125,10 +128,9 @@ def _work(size: _Size, default: ours.Recipe, threads: int, scratch: Path) -> Wor
     return Work(ids, file, size.new_tokens, streams, repeat=1, threads=threads)
 
 
-def _subject(one: Contestant, version: str, kept: ReferenceFile, scratch: Path, threads: int) -> Subject:
+def _closeness(one: Contestant, kept: ReferenceFile, scratch: Path, threads: int) -> Closeness:
     say(f"fidelity of {one.label}")
-    found = one.closeness(kept, scratch, threads)
-    return Subject(one.label, one.ours, version, one.made, found.kl, found.top1)
+    return one.closeness(kept, scratch, threads)
 
 
 def _write(run: Run, folder: Path) -> None:
@@ -140,18 +142,17 @@ def _write(run: Run, folder: Path) -> None:
     say(f"{folder / 'performance.md'}, performance.png and performance.json are written")
 
 
-def main() -> int:
+def main() -> None:
     """Run the command; a refusal becomes one line and an exit code."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(command)
     try:
-        app(standalone_mode=False)
+        app(prog_name="ci/bench")
     except LlorchError as error:
-        return fail(str(error), error.exit_code)
+        sys.exit(fail(str(error), error.exit_code))
     except ProtocolError as error:
-        return fail(str(error), 1)
-    return 0
+        sys.exit(fail(str(error), 1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

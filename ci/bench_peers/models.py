@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.errors import LlorchError, ResourceError, UsageError
+from llorch_serve.terminal.console import fail, say
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def make_models(peers: PeersFolder, gguf: Path) -> None:
 def _made(place: Path, make: Callable[[Path], None]) -> None:
     if place.exists():
         return
-    sys.stderr.write(f"making {place}\n")
+    say(f"making {place}")
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
         target = Path(scratch) / place.name
         make(target)
@@ -134,7 +135,10 @@ def _run(*arguments: Path | str) -> None:
 def main() -> None:
     """Make the models of the folder and file that the command line names."""
     folder, gguf = sys.argv[1:]
-    make_models(PeersFolder(Path(folder)), Path(gguf))
+    try:
+        make_models(PeersFolder(Path(folder)), Path(gguf))
+    except LlorchError as error:
+        sys.exit(fail(str(error), error.exit_code))
 
 
 if __name__ == "__main__":
