@@ -24,7 +24,7 @@ def draw(run: Run, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend()
+            axes.legend(loc="lower right")
     try:
         # No date or version of the library inside, so that the same figures give the same file.
         figure.savefig(path, dpi=110, format="png", metadata={"Software": None})
