@@ -63,6 +63,7 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
     return [
         ("fp16", replace(base, precision="fp16")),
         ("int8", replace(base, precision="int8")),
+        ("int8 row", replace(base, precision="int8", activations="row")),
         ("int8 b128", replace(base, precision="int8", block_size=128)),
         ("int4", base),
         ("int4 b32 nearest", replace(base, block_size=32, quantizer="nearest")),
