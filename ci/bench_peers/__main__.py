@@ -1,0 +1,158 @@
+"""``ci/bench``: rounds of ours and the peers by turns, then the page, the picture and the measurements as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from bench_peers import ours, peers
+from bench_peers.contestant import Closeness, Contestant, Work
+from bench_peers.machine import this_machine
+from bench_peers.markdown import replace_section, section
+from bench_peers.models import PeersFolder
+from bench_peers.picture import draw
+from bench_peers.protocol import ProtocolError
+from bench_peers.reference import reference
+from bench_peers.results import DECODE, Run, Subject
+from bench_peers.rounds import run_rounds
+from llorch_serve.artifact import load_artifact
+from llorch_serve.bench.workload import text_prompt
+from llorch_serve.errors import LlorchError
+from llorch_serve.prompts import PromptEncoder
+from llorch_serve.providers import usable_cpus
+from llorch_serve.reference_file import ReferenceFile
+from llorch_serve.terminal.console import fail, say
+from llorch_serve.text import Tokenizer
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_CACHE: Final = _ROOT / ".cache" / "bench"
+_PAGE: Final = _ROOT / "docs" / "performance.md"
+
+
+class _Size(msgspec.Struct, frozen=True):
+    """How much a run does. positions: tokens that fidelity is measured on."""
+
+    prompt_tokens: int
+    new_tokens: int
+    positions: int
+    rounds: int
+    output: Path
+
+
+_FULL: Final = _Size(prompt_tokens=512, new_tokens=128, positions=2048, rounds=3, output=_PAGE.parent)
+_QUICK: Final = _Size(prompt_tokens=32, new_tokens=8, positions=64, rounds=1, output=_CACHE / "quick")
+
+
+def command(
+    gguf: Annotated[Path, typer.Option(help="The GGUF file that all is made from. ci/bench sets it.")],
+    peers_folder: Annotated[Path, typer.Option("--peers", help="What ci/peers printed. ci/bench sets it.")],
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="One round with few tokens, to see that all works; into .cache/bench/quick."
+        ),
+    ] = False,
+    rounds: Annotated[
+        int, typer.Option(min=3, help="Rounds; every engine has one turn in each. --quick has one.")
+    ] = _FULL.rounds,
+) -> None:
+    """Measure llorch beside its peers and write docs/performance.md, performance.png and performance.json.
+
+    A full run takes about half an hour on two cores, and means something on a machine with nothing else to do.
+    """
+    size = _QUICK if quick else msgspec.structs.replace(_FULL, rounds=rounds)
+    size.output.mkdir(parents=True, exist_ok=True)
+    recipes = ours.all_recipes(_CACHE)
+    rivals = peers.all_peers(PeersFolder(peers_folder), gguf)
+    for recipe in recipes:
+        say(f"exporting {recipe.label}")
+        recipe.export(gguf)
+    run = _measure(size, recipes, rivals, gguf)
+    _write(run, size.output)
+
+
+def _measure(size: _Size, recipes: list[ours.Recipe], rivals: list[peers.Peer], gguf: Path) -> Run:
+    machine = this_machine()
+    default = next(recipe for recipe in recipes if recipe.label == ours.DEFAULT)
+    threads = usable_cpus()
+    with tempfile.TemporaryDirectory(prefix="llorch-bench-") as folder:
+        scratch = Path(folder)
+        work = _work(size, default, threads, scratch)
+        say("the reference")
+        kept = reference(gguf, default.folder, _CACHE / f"reference-{size.positions}", size.positions)
+        everyone: list[Contestant] = [*recipes, *rivals]
+        # Before the rounds, so that an engine that does not work is found out in minutes.
+        close = [_closeness(one, kept, scratch, threads) for one in everyone]
+        rounds, gains = run_rounds(recipes, rivals, default, work, size.rounds, say)
+    subjects = [
+        Subject(one.label, one.ours, rounds[0][one.label][0].version, one.made, found.kl, found.top1)
+        for one, found in zip(everyone, close, strict=True)
+    ]
+    return Run(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=shlex.join(["ci/bench", *_flags(size)]),
+        machine=machine,
+        threads=threads,
+        prompt_tokens=size.prompt_tokens,
+        new_tokens=size.new_tokens,
+        positions=len(kept.header.token_ids),
+        oracle=kept.header.oracle,
+        subjects=subjects,
+        rounds=rounds,
+        gains_of=default.label,
+        gains=gains,
+    )
+
+
+def _flags(size: _Size) -> list[str]:
+    if size == _QUICK:
+        return ["--quick"]
+    return [] if size.rounds == _FULL.rounds else ["--rounds", str(size.rounds)]
+
+
+def _work(size: _Size, default: ours.Recipe, threads: int, scratch: Path) -> Work:
+    artifact = load_artifact(default.folder)
+    encoder = PromptEncoder(artifact, Tokenizer.load(artifact.tokenizer_path))
+    ids = text_prompt(size.prompt_tokens, encoder.encode)
+    file = scratch / "prompt.json"
+    file.write_text(json.dumps(ids), encoding="ascii")
+    streams = tuple(metric.streams for metric in DECODE)
+    return Work(ids, file, size.new_tokens, streams, repeat=1, threads=threads)
+
+
+def _closeness(one: Contestant, kept: ReferenceFile, scratch: Path, threads: int) -> Closeness:
+    say(f"fidelity of {one.label}")
+    return one.closeness(kept, scratch, threads)
+
+
+def _write(run: Run, folder: Path) -> None:
+    draw(run, folder / "performance.png")
+    encoded = msgspec.json.format(msgspec.json.encode(run), indent=1)
+    (folder / "performance.json").write_bytes(encoded + b"\n")
+    page = replace_section(_PAGE.read_text(encoding="utf-8"), section(run, "performance.png"))
+    (folder / "performance.md").write_text(page, encoding="utf-8")
+    say(f"{folder / 'performance.md'}, performance.png and performance.json are written")
+
+
+def main() -> None:
+    """Run the command; a refusal becomes one line and an exit code."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app(prog_name="ci/bench")
+    except LlorchError as error:
+        sys.exit(fail(str(error), error.exit_code))
+    except ProtocolError as error:
+        sys.exit(fail(str(error), 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A run as the generated section of a page: machine, medians, ratios, what was asked and what was found."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from bench_peers.asked import Verdict, verdicts
+from bench_peers.results import METRICS, Metric, Ratio, Run, Subject, peak_mib, ratio, series
+from llorch_serve.errors import UsageError
+
+BEGIN: Final = "<!-- figures: written by ci/bench -->"
+END: Final = "<!-- end of figures -->"
+
+
+def replace_section(page: str, section: str) -> str:
+    """Return the page with what stands between the markers replaced. Raises UsageError if they are not there once each."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise UsageError(
+            f"the page must have the lines {BEGIN} and {END} once, in this order; put them where figures go"
+        )
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{rest.split(END)[1]}"
+
+
+def section(run: Run, picture: str) -> str:
+    """Return the section; ``picture`` is the image's path beside the page."""
+    parts = [
+        _conditions(run),
+        f"![Speed against divergence]({picture})",
+        "## Medians\n\n" + _medians(run),
+        "## Ratios of medians, ours to each peer's\n\n" + _ratios(run),
+        "## Asked and measured\n\n" + _verdicts(verdicts(run)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def show_ratio(found: Ratio) -> str:
+    """Return a ratio with its spread over the rounds."""
+    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def _conditions(run: Run) -> str:
+    machine = run.machine
+    rounds = f"{len(run.rounds)} round{'s' if len(run.rounds) > 1 else ''}"
+    with_ = f" with {', '.join(machine.instructions)}" if machine.instructions else ""
+    return (
+        f"{run.date}, `{run.command}`: {machine.cpu}, {machine.cores} cores{with_}, {machine.memory_gib:.0f} GiB, "
+        f"{machine.system}; load before the run {machine.load:.2f}. {run.prompt_tokens} prompt tokens and "
+        f"{run.new_tokens} greedy tokens a stream, {run.threads} threads, {rounds}. KL and top-1 over "
+        f"{run.positions} tokens of the English sample, against {run.oracle}."
+    )
+
+
+def _medians(run: Run) -> str:
+    header = ("", "KL, nats", "top-1", *(f"{metric}, tokens/s" for metric in METRICS), "peak MiB")
+    rows = []
+    for subject in run.subjects:
+        name = f"**{subject.label}**" if subject.ours else subject.label
+        speeds = [_median(series(run, subject.label, metric)) for metric in METRICS]
+        peak = peak_mib(run, subject.label)
+        shown = "" if peak is None else f"{peak:.0f}"
+        rows.append((name, f"{subject.kl:.2g}", f"{subject.top1:.1%}", *speeds, shown))
+    versions = [f"- {_named(subject)}: {subject.made}; {subject.version}" for subject in run.subjects]
+    return table(header, rows) + "\n\n" + "\n".join(versions)
+
+
+def _named(subject: Subject) -> str:
+    return f"**{subject.label}**" if subject.ours else subject.label
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.1f}" if values else ""
+
+
+def _ratios(run: Run) -> str:
+    peers = run.of(ours=False)
+    rows = [
+        (f"**{subject.label}**: {metric}", *(_against(run, subject, peer, metric) for peer in peers))
+        for metric in METRICS
+        for subject in run.of(ours=True)
+        if series(run, subject.label, metric)
+    ]
+    return table(("", *(peer.label for peer in peers)), rows)
+
+
+def _against(run: Run, subject: Subject, peer: Subject, metric: Metric) -> str:
+    theirs = series(run, peer.label, metric)
+    return show_ratio(ratio(series(run, subject.label, metric), theirs)) if theirs else ""
+
+
+def _verdicts(rows: Sequence[Verdict]) -> str:
+    header = ("figure", "at", "compared", "asked", "measured", "holds")
+    return table(header, [_row(row) for row in rows])
+
+
+def _row(row: Verdict) -> tuple[str, ...]:
+    found = "not measured" if row.found is None else show_ratio(row.found)
+    noted = f"{found}; {row.note}" if row.note else found
+    return row.figure, row.condition, row.compared, row.asked, noted, "yes" if row.holds else "**no**"

@@ -1,0 +1,145 @@
+"""The model in the form that each peer takes, all made from one GGUF file.
+
+``python -m bench_peers.models FOLDER GGUF`` finds the peers' environments in FOLDER, where ``ci/peers`` put them, and
+adds the models that are missing. A model is made beside its place and renamed, so that one that stands is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llorch_serve.errors import LlorchError, ResourceError, UsageError
+from llorch_serve.terminal.console import fail, say
+
+
+@dataclass(frozen=True, slots=True)
+class PeersFolder:
+    """Where peers live. Raises UsageError from :meth:`require` if one is missing."""
+
+    root: Path
+
+    @property
+    def main_python(self) -> Path:
+        """The interpreter with llama-cpp-python and onnxruntime-genai."""
+        return self.root / "main" / "bin" / "python"
+
+    @property
+    def openvino_python(self) -> Path:
+        """The interpreter with OpenVINO GenAI and optimum-intel."""
+        return self.root / "ov" / "bin" / "python"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The GGUF file's weights, widened to float32, as a Hugging Face folder: what converters read."""
+        return self.root / "smollm2-hf"
+
+    @property
+    def genai(self) -> Path:
+        """The folder that onnxruntime-genai's model builder made."""
+        return self.root / "genai-int4"
+
+    @property
+    def openvino(self) -> Path:
+        """The folder that optimum-intel made."""
+        return self.root / "ov-int4"
+
+    def require(self) -> None:
+        """Raise UsageError if anything is missing."""
+        wanted = (self.main_python, self.openvino_python, self.genai, self.openvino)
+        missing = [str(path) for path in wanted if not path.exists()]
+        if missing:
+            raise UsageError(
+                f"{missing[0]} is not there; run ci/peers, which sets up what ci/bench compares with"
+            )
+
+
+def make_models(peers: PeersFolder, gguf: Path) -> None:
+    """Make what is missing. Raises ResourceError, with the tool's last words, if a converter fails."""
+    if not (peers.genai.exists() and peers.openvino.exists()):
+        _made(peers.checkpoint, lambda target: _widen(gguf, target))
+    _made(peers.genai, lambda target: _build_genai(peers, target))
+    _made(peers.openvino, lambda target: _export_openvino(peers, target))
+
+
+def _made(place: Path, make: Callable[[Path], None]) -> None:
+    if place.exists():
+        return
+    say(f"making {place}")
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
+        target = Path(scratch) / place.name
+        make(target)
+        target.rename(place)
+
+
+def _widen(gguf: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    config = loaded.config
+    if hasattr(config, "quantization_config"):  # says GGUF, which what is saved here no longer is
+        del config.quantization_config
+    plain = LlamaForCausalLM(config)
+    plain.load_state_dict(loaded.state_dict())
+    plain.tie_weights()
+    plain.float().eval().save_pretrained(target)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(target)
+
+
+def _build_genai(peers: PeersFolder, target: Path) -> None:
+    _run(
+        *(peers.main_python, "-m", "onnxruntime_genai.models.builder", "-m", peers.checkpoint, "-o", target),
+        *(
+            "-p",
+            "int4",
+            "-e",
+            "cpu",
+            "-c",
+            target.parent / "cache",
+            "--extra_options",
+            "int4_accuracy_level=4",
+        ),
+    )
+
+
+def _export_openvino(peers: PeersFolder, target: Path) -> None:
+    _run(
+        *(peers.openvino_python.with_name("optimum-cli"), "export", "openvino", "--model", peers.checkpoint),
+        *("--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", "64"),
+        *("--ratio", "1.0", "--sym", target),
+    )
+
+
+def _run(*arguments: Path | str) -> None:
+    line = [str(argument) for argument in arguments]
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        line, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
+        raise ResourceError(
+            f"{Path(line[0]).name} {line[1]} {line[2]} ended with {done.returncode}: {last[0][:300]}"
+        )
+
+
+def main() -> None:
+    """Make the models of the folder and file that the command line names."""
+    folder, gguf = sys.argv[1:]
+    try:
+        make_models(PeersFolder(Path(folder)), Path(gguf))
+    except LlorchError as error:
+        sys.exit(fail(str(error), error.exit_code))
+
+
+if __name__ == "__main__":
+    main()

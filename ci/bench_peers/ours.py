@@ -1,0 +1,131 @@
+"""Our own recipes, measured as a user would: ``llorch export``, ``llorch bench``, ``llorch verify``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from bench_peers.contestant import Closeness, Work, run_process
+from bench_peers.protocol import Measurement, ProtocolError
+from bench_peers.reuse import Gains
+from llorch_serve.reference_file import ReferenceFile
+
+DEFAULT: Final = "int8"
+SMALLEST: Final = "int4, int4 head"
+
+EXPORTS: Final[dict[str, tuple[str, ...]]] = {
+    DEFAULT: (),
+    SMALLEST: ("--precision", "int4", "--block-size", "64", "--head-precision", "int4"),
+    "source": ("--precision", "source"),
+}
+"""Label in tables: what ``llorch export`` is told. Bench and verify run with their defaults."""
+
+_Document = TypeVar("_Document")
+_LLORCH: Final = (sys.executable, "-m", "llorch_serve")
+
+
+class _Row(msgspec.Struct):
+    streams: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+class _Report(msgspec.Struct):
+    """The part of ``llorch bench --json`` that is read here."""
+
+    results: list[_Row]
+    peak_rss_mib: float
+
+
+class _Verified(msgspec.Struct):
+    """The part of ``llorch verify --json`` that is read here."""
+
+    kl: float
+    top1: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An artifact of ours. folder: where it lies once :meth:`export` has run."""
+
+    label: str
+    flags: tuple[str, ...]
+    folder: Path
+
+    @property
+    def ours(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def made(self) -> str:
+        """The flags of ``llorch export``."""
+        return f"`llorch export {' '.join(self.flags)}`" if self.flags else "`llorch export`, its default"
+
+    def export(self, gguf: Path) -> None:
+        """Make the artifact, unless it is there. Raises ResourceError if that fails."""
+        run_process(*_LLORCH, "export", gguf, "--output", self.folder, "--if-changed", "--force", *self.flags)
+
+    def measure(self, work: Work) -> list[Measurement]:
+        """See :class:`bench_peers.contestant.Contestant`."""
+        output = run_process(
+            *(*_LLORCH, "bench", self.folder, "--json", "--prompt-ids", work.prompt_file),
+            *("--max-tokens", str(work.new_tokens), "--streams", ",".join(map(str, work.streams))),
+            *("--repeat", str(work.repeat), "--threads", str(work.threads)),
+        )
+        report = _decoded(output, _Report)
+        return [
+            Measurement(
+                engine="llorch",
+                version=version(),
+                weights=self.label,
+                streams=row.streams,
+                prompt_tokens=len(work.prompt_ids),
+                new_tokens=work.new_tokens,
+                prefill_tokens_per_s=row.prefill_tokens_per_s,
+                decode_tokens_per_s=row.decode_tokens_per_s,
+                peak_mib=report.peak_rss_mib,
+            )
+            for row in report.results
+        ]
+
+    def closeness(self, reference: ReferenceFile, scratch: Path, threads: int) -> Closeness:
+        """See :class:`bench_peers.contestant.Contestant`. A divergence beyond the recipe's limit is reported like any."""
+        output = run_process(
+            *_LLORCH, "verify", self.folder, "--reference", reference.path, "--json", accept=(0, 1)
+        )
+        found = _decoded(output, _Verified)
+        return Closeness(found.kl, found.top1)
+
+    def gains(self, work: Work) -> Gains:
+        """Return one round of what guesses and reuse gain. Raises as ``measure``."""
+        output = run_process(
+            *(sys.executable, "-m", "bench_peers.reuse", self.folder, str(work.threads)),
+            *(str(work.new_tokens), str(len(work.prompt_ids))),
+        )
+        return _decoded(output, Gains)
+
+
+def version() -> str:
+    """Return llorch's version and the runtime's."""
+    return f"{importlib.metadata.version('llorch')}, onnxruntime {importlib.metadata.version('onnxruntime')}"
+
+
+def all_recipes(cache: Path) -> list[Recipe]:
+    """Return every recipe, with its folder under ``cache``."""
+    return [
+        Recipe(label, flags, cache / label.replace(", ", "-").replace(" ", "-"))
+        for label, flags in EXPORTS.items()
+    ]
+
+
+def _decoded(output: str, kind: type[_Document]) -> _Document:
+    try:
+        return msgspec.json.decode(output, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"llorch printed another document than expected: {error}") from error

@@ -1,0 +1,65 @@
+"""The process of onnxruntime-genai, on its model builder's int4 folder; one stream, which is what it does on a CPU.
+
+Reads a :class:`bench_peers.protocol.Task` from stdin, prints measurements. Runs in the peer's own environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime_genai as og
+
+from bench_peers.protocol import Arrivals, Engine, Task, encode, measure, parse_task
+
+WEIGHTS: Final = "int4 blocks of 32, accuracy level 4"
+
+
+def _generator(model: Any, length: int) -> Any:
+    params = og.GeneratorParams(model)
+    # min_length: end tokens are not chosen before, which is how this engine ignores them
+    params.set_search_options(max_length=length, min_length=length, do_sample=False)
+    return og.Generator(model, params)
+
+
+def run(model: Any, task: Task) -> Arrivals:
+    """Prefill, then decode token by token."""
+    prompt = task.prompts[0]
+    generator = _generator(model, len(prompt) + task.new_tokens)
+    arrivals = Arrivals(1)
+    generator.append_tokens(np.array([prompt], np.int32))
+    for _ in range(task.new_tokens):
+        generator.generate_next_token()
+        arrivals.mark(0)
+    return arrivals
+
+
+def write_logits(model: Any, task: Task) -> None:
+    """Write the logits [positions, vocabulary] of ``task.logits_of``, computed as one prompt."""
+    generator = _generator(model, len(task.logits_of) + 1)
+    generator.append_tokens(np.array([task.logits_of], np.int32))
+    np.save(task.logits_file, np.asarray(generator.get_output("logits"), np.float32)[0])
+
+
+def main() -> None:
+    """Do the task on stdin."""
+    task = parse_task(sys.stdin.read())
+    config = og.Config(task.model)
+    options = {"model": {"decoder": {"session_options": {"intra_op_num_threads": task.threads}}}}
+    config.overlay(json.dumps(options))
+    model = og.Model(config)
+    if task.logits_of:
+        write_logits(model, task)
+        return
+    if task.streams != (1,):
+        raise ValueError(f"{task.streams} streams; this engine has one on a CPU")
+    engine = Engine("onnxruntime-genai", og.__version__, WEIGHTS, lambda streams: run(model, task))
+    for found in measure(engine, task):
+        sys.stdout.write(encode(found) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

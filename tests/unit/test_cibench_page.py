@@ -1,0 +1,238 @@
+"""From measurements to ratios, verdicts, the page and the picture of ``ci/bench``."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench_peers.asked import DEMANDS, TIE, verdicts
+from bench_peers.machine import cpu_fields, this_machine
+from bench_peers.markdown import BEGIN, END, replace_section, section, show_ratio, table
+from bench_peers.models import PeersFolder
+from bench_peers.ours import DEFAULT, SMALLEST, all_recipes
+from bench_peers.peers import GENAI, LLAMA_CPP, OPENVINO, all_peers, compare
+from bench_peers.picture import draw
+from bench_peers.protocol import Measurement
+from bench_peers.results import (
+    DECODE,
+    PREFILL,
+    Machine,
+    Ratio,
+    Run,
+    Subject,
+    fastest,
+    peak_mib,
+    ratio,
+    series,
+)
+from bench_peers.reuse import PROMPTS, Gains, LookupGain, Tie
+from bench_peers.rounds import order
+from llorch_serve.errors import ArtifactError, UsageError
+
+KL = {DEFAULT: 0.004, SMALLEST: 0.5, "source": 0.003, LLAMA_CPP: 0.0026, GENAI: 0.33, OPENVINO: 0.3}
+SPEED = {DEFAULT: 120.0, SMALLEST: 160.0, "source": 90.0, LLAMA_CPP: 80.0, GENAI: 100.0, OPENVINO: 90.0}
+
+
+def measured(label, round_index):
+    streams = (1,) if label == GENAI else (1, 8, 32)
+    drift = (1.0, 0.5, 1.1)[round_index]  # of the whole machine: ratios stay
+    return [
+        Measurement(label, "1", "w", n, 512, 128, 1000 * drift, SPEED[label] * drift * n, 100.0 * n)
+        for n in streams
+    ]
+
+
+def gains(**parted):
+    lookup = [LookupGain(name, 100.0, 190.0, 20, 15, parted.get(name)) for name in PROMPTS]
+    return Gains(lookup, 600.0, 30.0, 512, 512)
+
+
+def run(**changes):
+    subjects = [
+        Subject(label, label in (DEFAULT, SMALLEST, "source"), "1", "so", kl, 0.9) for label, kl in KL.items()
+    ]
+    base = Run(
+        date="2026-01-01",
+        command="ci/bench",
+        machine=Machine("A CPU", 2, ["avx2"], 16.0, "Linux", 0.0),
+        threads=2,
+        prompt_tokens=512,
+        new_tokens=128,
+        positions=2048,
+        oracle="transformers",
+        subjects=subjects,
+        rounds=[{label: measured(label, index) for label in KL} for index in range(3)],
+        gains_of=DEFAULT,
+        gains=[gains()] * 3,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def test_a_ratio_is_of_medians_and_its_spread_of_rounds():
+    found = ratio([100.0, 130.0, 120.0], [100.0, 100.0, 80.0])
+    assert found == Ratio(1.2, 1.0, 1.5)
+    assert show_ratio(found) == "1.20 (1.00 to 1.50)"
+
+
+def test_drift_of_the_machine_does_not_move_a_ratio():
+    found = ratio(series(run(), DEFAULT, DECODE[0]), series(run(), LLAMA_CPP, DECODE[0]))
+    assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5, 1.5))
+
+
+def test_figures_are_picked_by_streams_and_kind():
+    one = run()
+    assert series(one, DEFAULT, PREFILL) == (1000.0, 500.0, 1100.0)
+    assert series(one, OPENVINO, DECODE[2]) == pytest.approx((2880, 1440, 3168))
+    assert series(one, GENAI, DECODE[1]) == ()
+    assert peak_mib(one, OPENVINO) == 3200.0
+    assert peak_mib(one, GENAI) == 100.0
+    best = fastest(one, one.of(ours=False), DECODE[0])
+    assert best is not None
+    assert best.label == GENAI
+    assert fastest(one, [subject for subject in one.subjects if subject.label == GENAI], DECODE[1]) is None
+
+
+def test_every_demand_meets_its_fastest_peer_and_the_recipes_it_allows():
+    rows = {(row.figure, row.condition): row for row in verdicts(run())}
+    assert len(rows) == len(DEMANDS) + len(PROMPTS) + 1
+    close = rows["decode, 1 stream", "KL <= 0.01"]
+    assert close.compared == f"{DEFAULT} (KL 0.004) to {GENAI} (KL 0.33)"
+    assert close.found is not None
+    assert close.found.value == pytest.approx(1.2)
+    assert not close.holds  # 1.25 is asked for
+    small = rows["decode, 1 stream", f"{SMALLEST}, any KL"]
+    assert small.found is not None
+    assert small.found.value == pytest.approx(1.6)
+    assert small.holds
+    many = rows["decode, 32 streams", "KL <= 0.05"]
+    assert many.compared.endswith(f"to {OPENVINO} (KL 0.3)")
+    assert many.found is not None
+    assert many.found.value == pytest.approx(120 / 90)
+    assert many.holds
+
+
+def test_a_recipe_that_diverges_too_much_does_not_count():
+    far = [replace_struct(subject, kl=0.02) if subject.ours else subject for subject in run().subjects]
+    row = verdicts(run(subjects=far))[0]
+    assert (row.compared, row.found, row.holds) == ("no recipe of ours", None, False)
+    near = [row for row in verdicts(run(subjects=far)) if row.condition == "KL <= 0.05"]
+    assert near
+    assert all(row.found is not None for row in near)
+
+
+def replace_struct(value, **changes):
+    return msgspec.structs.replace(value, **changes)
+
+
+@pytest.mark.parametrize(("gap", "holds"), [(TIE / 2, True), (TIE * 2, False)])
+def test_answers_may_part_at_a_tie_alone(gap, holds):
+    odd = gains(summary=Tie(17, gap))
+    edit, summary = verdicts(run(gains=[gains(), odd, gains()]))[-3:-1]
+    assert edit.holds
+    assert edit.note == "45 of 60 guesses right; same ids"
+    assert summary.holds is holds
+    assert f"part at token 17, where two logits are {gap:.2g} apart" in summary.note
+
+
+def test_a_second_request_is_judged_by_its_time_to_the_first_token():
+    last = verdicts(run())[-1]
+    assert last.found is not None
+    assert last.found.value == pytest.approx(0.05)
+    assert last.holds
+    slow = replace_struct(gains(), second_ttft_ms=90.0)
+    assert not verdicts(run(gains=[slow] * 3))[-1].holds
+
+
+def test_the_section_is_replaced_and_the_rest_stays():
+    page = f"# Title\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n"
+    again = replace_section(replace_section(page, "first"), "second\n")
+    assert again == f"# Title\n\n{BEGIN}\n\nsecond\n\n{END}\n\nafter\n"
+
+
+@pytest.mark.parametrize("page", ["none", f"{BEGIN} alone", f"{END} {BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
+def test_a_page_without_its_markers_is_refused(page):
+    with pytest.raises(UsageError, match="once, in this order"):
+        replace_section(page, "x")
+
+
+def test_the_section_holds_every_engine_and_what_it_was_asked():
+    text = section(run(), "performance.png")
+    assert "![Speed against divergence](performance.png)" in text
+    assert "A CPU, 2 cores with avx2, 16 GiB" in text
+    assert f"| **{DEFAULT}** | 0.004 | 90.0% | 1000.0 | 120.0 | 960.0 | 3840.0 | 3200 |" in text
+    assert f"| {GENAI} | 0.33 | 90.0% | 1000.0 | 100.0 |  |  | 100 |" in text
+    assert (
+        f"| **{DEFAULT}**: decode, 1 stream | 1.50 (1.50 to 1.50) | 1.20 (1.20 to 1.20) | 1.33 (1.33 to 1.33) |"
+        in text
+    )
+    assert text.count("| yes |") + text.count("| **no** |") == len(verdicts(run()))
+    assert BEGIN not in text
+
+
+def test_a_bar_in_a_cell_stays_in_its_cell():
+    assert table(("a",), [("x|y",)]) == "| a |\n| --- |\n| x\\|y |"
+
+
+def test_turns_alternate_and_every_other_round_runs_backwards():
+    assert order(["a", "b", "c"], ["x", "y"], 0) == ["a", "x", "b", "y", "c"]
+    assert order(["a", "b", "c"], ["x", "y"], 1) == ["c", "y", "b", "x", "a"]
+    assert order(["a", "b", "c"], ["x", "y"], 2) == order(["a", "b", "c"], ["x", "y"], 0)
+
+
+def test_a_run_survives_its_file():
+    one = run(gains=[gains(summary=Tie(3, 0.25))])
+    assert msgspec.json.decode(msgspec.json.encode(one), type=Run) == one
+
+
+def test_the_picture_is_a_png_and_the_same_each_time(tmp_path):
+    for name in ("a.png", "b.png"):
+        draw(run(), tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_peers_that_are_not_set_up_are_named(tmp_path):
+    with pytest.raises(UsageError, match="run ci/peers"):
+        all_peers(PeersFolder(tmp_path), tmp_path / "m.gguf")
+
+
+def test_recipes_have_folders_of_their_own(tmp_path):
+    recipes = all_recipes(tmp_path)
+    assert (
+        len({recipe.folder for recipe in recipes})
+        == len({recipe.label for recipe in recipes})
+        == len(recipes)
+    )
+    assert all(recipe.folder.parent == tmp_path for recipe in recipes)
+
+
+def test_logits_of_a_peer_are_compared_by_definition(tmp_path):
+    rng = np.random.default_rng(0)
+    wanted, found = rng.normal(size=(5, 7)), rng.normal(size=(5, 7)).astype(np.float32)
+    p = np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True)
+    q = np.exp(found) / np.exp(found).sum(1, keepdims=True)
+    kept = SimpleNamespace(
+        header=SimpleNamespace(token_ids=(1,) * 5, vocab_size=7),
+        chunks=lambda: iter([(0, np.log(p[:3]).astype(np.float32)), (3, np.log(p[3:]).astype(np.float32))]),
+    )
+    np.save(tmp_path / "x.npy", found)
+    result = compare(tmp_path / "x.npy", kept)
+    assert result.kl == pytest.approx((p * np.log(p / q)).sum(1).mean(), rel=1e-5)
+    assert result.top1 == (p.argmax(1) == q.argmax(1)).mean()
+    np.save(tmp_path / "x.npy", found[:4])
+    with pytest.raises(ArtifactError, match=r"\(4, 7\) where the text has \(5, 7\)"):
+        compare(tmp_path / "x.npy", kept)
+
+
+def test_the_first_processor_describes_the_machine():
+    text = "processor\t: 0\nmodel name\t: Some CPU: fast\nflags\t\t: avx2 amx_int8\n\nprocessor\t: 1\nmodel name\t: Other\n"
+    fields = cpu_fields(text)
+    assert fields["model name"] == "Some CPU: fast"
+    assert fields["flags"].split() == ["avx2", "amx_int8"]
+    assert cpu_fields("") == {}
+    here = this_machine()
+    assert here.cores > 0
+    assert here.cpu
