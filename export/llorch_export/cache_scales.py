@@ -7,16 +7,15 @@ range grows with positions that the text is too short for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.checkpoint.names import parameters
+from llorch_export.transform.calibration import BUNDLED_TEXT
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.manifest import KvDtype, LlamaConfig, Recipe
@@ -53,11 +52,6 @@ def left_out(config: LlamaConfig) -> str:
     )
 
 
-def parameters(config: LlamaConfig) -> int:
-    """Return how many parameters a model has."""
-    return sum(math.prod(shape) for shape in expected_tensors(config).values())
-
-
 def calibration_texts(artifact: Artifact, ids: Sequence[int] | None) -> list[list[int]]:
     """Return the sequences to run: those of a user's text, or of the bundled one and random tokens.
 
@@ -70,7 +64,7 @@ def calibration_texts(artifact: Artifact, ids: Sequence[int] | None) -> list[lis
     if ids is not None:
         pieces = [list(ids[start : start + window]) for start in range(0, min(len(ids), 2 * _WINDOW), window)]
     else:
-        text = files("llorch_export").joinpath("calibration.txt").read_text(encoding="utf-8")
+        text = BUNDLED_TEXT.read_text(encoding="utf-8")
         known = Tokenizer.load(artifact.tokenizer_path).encode(text, add_special_tokens=False)
         drawn = np.random.default_rng(0).integers(0, vocabulary, _RANDOM_TOKENS).tolist()
         pieces = [[id_ for id_ in known if id_ < vocabulary], drawn]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -62,6 +62,7 @@ def export_fingerprint(
     interop: Interop | None = None,
     target: Target = "cpu",
     prompts: Recipe | None = None,
+    chooses: Sequence[str | None] = (),
 ) -> str:
     """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value."""
     parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
@@ -71,7 +72,7 @@ def export_fingerprint(
     if target != "cpu":
         parts.append(target)
     if prompts is not None:
-        parts.append(prompts)
+        parts.append([prompts, *chooses])
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 

@@ -85,6 +85,8 @@ class Rule:
     layers: only in these, as ``first 4``, ``last 1/8``, ``every 3``; empty: in all.
     precision and the rest: None takes what the recipe says for that precision, or the precision's default.
     label: names the rule in errors.
+    spikiest: of the modules so far only those whose inputs have the largest peaks on a calibration text, as ``6`` or ``1/5``; for
+        graphs for prompts.
     """
 
     modules: tuple[str, ...]
@@ -95,6 +97,7 @@ class Rule:
     scale_type: ScaleType | None = None
     label: str = "a rule"
     activations: Activations | None = None
+    spikiest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class ExportOptions:
         ``fp16`` and ``bf16`` mean, else the target's default.
     target: the runtime that the graph is for.
     activations: how what enters int8 layers is rounded; None takes ``block``.
+    kl_limit: divergence beyond which ``llorch verify`` fails, in nats; None takes the default for what is chosen above.
     prompts: the same for a second graph that takes prompts; None: there is none.
     kv_dtype: what the KV cache may hold while answers are generated: ``int8`` adds a graph for that, the compute type does not;
         None adds it where weights are quantised and the target has it.
@@ -146,6 +150,7 @@ class ExportOptions:
     compute_type: ComputeType | None = None
     target: Target = "cpu"
     kv_dtype: KvDtype | None = None
+    kl_limit: float | None = None
     prompts: ExportOptions | None = None
     activations: Activations | None = None
 
@@ -167,7 +172,11 @@ class ExportOptions:
                 transforms=tuple(name for name in TRANSFORMS if name in self.transforms),
                 transform_seed=SEED if "rotate" in self.transforms else None,
             )
-        recipe = msgspec.structs.replace(recipe, int8_cache=self._int8_cache(recipe))
+        recipe = msgspec.structs.replace(
+            recipe,
+            int8_cache=self._int8_cache(recipe),
+            kl_limit=recipe.kl_limit if self.kl_limit is None else self.kl_limit,
+        )
         check_static(recipe, self.calibration)  # of rules it is known when they are resolved
         if not self.rules:  # else it depends on what they mean
             require_use(recipe, self.calibration, may_measure=uses_static(recipe))

@@ -35,9 +35,10 @@ from llorch_export.graph.weights import DATA_FILE, WeightPlan
 from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import SecondMoments
-from llorch_export.recipes.resolve import with_rules
+from llorch_export.recipes.resolve import Peaks, with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
+    Calibration,
     CalibrationIds,
     measured_moments,
     read_calibration,
@@ -97,15 +98,22 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         text = read_calibration(options.calibration, checkpoint)
         recipe = msgspec.structs.replace(recipe, calibration=text.text)
     prompts = prompt_recipe(options, recipe, checkpoint.config)
+    chooses = [rule.spikiest for rule in options.prompts.rules if rule.spikiest] if options.prompts else []
+    if chooses and text is None:
+        raise UsageError(
+            "spikiest in --prefill-recipe chooses by what is measured on a text; add --calibration FILE"
+        )
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
     export_print = export_fingerprint(
-        source_print, recipe, context_length, terms, options.interop, options.target, prompts
+        source_print, recipe, context_length, terms, options.interop, options.target, prompts, chooses
     )
     existing = loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
-    prepared = prepare(checkpoint, recipe, text, progress)
+    prepared = prepare(checkpoint, recipe, text, progress, measure=bool(chooses))
+    if prepared.calibration is not None:
+        prompts = prompt_recipe(options, recipe, checkpoint.config, input_peaks(prepared.calibration))
     with (
         _moments(prepared, recipe, text, progress) as moments,
         ArtifactWriter(options.output, force=replace) as writer,
@@ -176,9 +184,20 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 
-def prompt_recipe(options: ExportOptions, recipe: Recipe, config: LlamaConfig) -> Recipe | None:
+def input_peaks(calibration: Calibration) -> dict[str, float]:
+    """Return by module how far its largest input is above the root mean square of all."""
+    return {
+        name.removesuffix(".weight"): float(seen.absmax.max() / max(seen.mean_square.mean() ** 0.5, 1e-30))
+        for name, seen in calibration.inputs.items()
+    }
+
+
+def prompt_recipe(
+    options: ExportOptions, recipe: Recipe, config: LlamaConfig, peaks: Peaks | None = None
+) -> Recipe | None:
     """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if there is none.
 
+    peaks: see :func:`with_rules`; None: not measured yet.
     Raises UsageError if the target has no such graphs, or the recipe cannot be.
     """
     if options.prompts is None:
@@ -187,7 +206,7 @@ def prompt_recipe(options: ExportOptions, recipe: Recipe, config: LlamaConfig) -
         raise UsageError(
             f"--prefill-recipe with --target {options.target}: a graph for prompts is made for the CPU; leave one of them out"
         )
-    found = with_rules(options.prompts.recipe(), options.prompts.rules, config)
+    found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks or {})
     refuse_beyond(options.target, found)
     check_static(found, None)
     if found.compute_type != recipe.compute_type:

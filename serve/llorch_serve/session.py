@@ -174,12 +174,12 @@ def open_session(
     cache, logits = KvCache(kv, capacity), LogitsBuffer(capacity.slots, manifest.model.vocab_size)
     inputs = frozenset(spec.name for spec in manifest.inputs)
 
-    def bound(path: Path, recipe: Recipe, slots: KvCache) -> tuple[Any, BoundGraph]:
-        session = _load_graph(path, recipe, runtime, threads, slots.kv.dtype)
+    def bound(path: Path, recipe: Recipe, slots: KvCache, *, plain: bool) -> tuple[Any, BoundGraph]:
+        session = _load_graph(path, recipe, runtime, threads, plain=plain)
         _check_signature(artifact, path, session, slots.kv.dtype)
         return session, BoundGraph(session, slots.kv, inputs, slots, logits)
 
-    session, steps = bound(step_path, manifest.recipe, cache)
+    session, steps = bound(step_path, manifest.recipe, cache, plain=int8 is not None)
     _check_inputs(artifact)
     prompts, handoff = steps, None
     if apart and int8 is not None:
@@ -190,6 +190,7 @@ def open_session(
             prompt_path,
             manifest.recipe if own is None else own.recipe,
             cache if handoff is None else handoff.prompt,
+            plain=4 * manifest.model.num_attention_heads * _CHUNK * capacity.context <= _MOST_SCORES,
         )
     return DecoderSession(
         artifact, placement(session, CPU), cache, steps=steps, prompts=prompts, handoff=handoff
@@ -253,34 +254,40 @@ def runtime_options(runtime: Any, threads: int) -> Any:
     return options
 
 
-_FLASH: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+_PLAIN_ATTENTION: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+
+_MOST_SCORES: Final = 2**28
+"""Bytes of attention scores that the plain kernel may hold at once; in longer contexts prompts take the one in tiles."""
+
+_CHUNK: Final = 512  # tokens of a chunk of a prompt, at most, as a rule
 
 
 @contextlib.contextmanager
-def _attention_kernels(kv_dtype: KvDtype) -> Iterator[None]:
-    """Choose the CPU's attention kernel for sessions that are made inside: over int8 the plain one is the faster.
+def _attention_kernel(*, plain: bool) -> Iterator[None]:
+    """Choose the CPU's attention kernel for sessions that are made inside: plain, or in tiles.
 
-    The runtime reads the choice from the environment when a session is made.
+    Over int8 and for whole chunks of prompts the plain one is the faster. The runtime reads the choice from the
+    environment when a session is made.
     """
-    before = os.environ.get(_FLASH)
-    if kv_dtype == "int8":
-        os.environ[_FLASH] = "1"
+    before = os.environ.get(_PLAIN_ATTENTION)
+    if plain:
+        os.environ[_PLAIN_ATTENTION] = "1"
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop(_FLASH, None)
+            os.environ.pop(_PLAIN_ATTENTION, None)
         else:
-            os.environ[_FLASH] = before
+            os.environ[_PLAIN_ATTENTION] = before
 
 
-def _load_graph(path: Path, recipe: Recipe, runtime: Any, threads: int, kv_dtype: KvDtype) -> Any:
+def _load_graph(path: Path, recipe: Recipe, runtime: Any, threads: int, *, plain: bool) -> Any:
     options = runtime_options(runtime, threads)
     if recipe.multiplies_bytes:
         for setting in byte_settings().items():
             options.add_session_config_entry(*setting)
     try:
-        with _attention_kernels(kv_dtype):
+        with _attention_kernel(plain=plain):
             return runtime.InferenceSession(
                 str(path), sess_options=options, providers=[CPU], enable_fallback=False
             )

@@ -6,6 +6,7 @@ a checkpoint really holds.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -163,3 +164,8 @@ def _listed(items: Iterable[str]) -> str:
     entries = list(items)
     shown = ", ".join(entries[:_MAX_LISTED])
     return shown if len(entries) <= _MAX_LISTED else f"{shown} and {len(entries) - _MAX_LISTED} more"
+
+
+def parameters(config: LlamaConfig) -> int:
+    """Return how many parameters a model has."""
+    return sum(math.prod(shape) for shape in expected_tensors(config).values())

@@ -12,14 +12,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from llorch_export.checkpoint.names import parameters
 from llorch_export.options import BLOCK_SIZES, ExportOptions, Rule
-from llorch_export.transform.calibration import measures
+from llorch_export.transform.calibration import BUNDLED_TEXT, measures
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
+from llorch_serve.manifest import Activations, LlamaConfig, Precision, Quantizer, ScaleType, TransformName
 
 _MAX_BYTES: Final = 2**16
 _MAX_RULES: Final = 256
@@ -28,7 +29,10 @@ _MAX_PATTERNS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class RecipeDefaults:
-    """``[defaults]``: what the flags of the same names say; prefill: a shipped recipe for the graph that takes prompts."""
+    """``[defaults]``: what the flags of the same names say.
+
+    prefill: the recipe of a graph for prompts. calibration: ``bundled`` is the short text that comes with llorch.
+    """
 
     precision: Precision | None = None
     head_precision: Precision | None = None
@@ -39,7 +43,9 @@ class RecipeDefaults:
     accuracy_level: Literal[0, 4] | None = None
     activations: Activations | None = None
     transforms: tuple[TransformName, ...] = ()
+    kl_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
     prefill: str | None = None
+    calibration: Literal["bundled"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class _RuleTable:
     quantizer: Quantizer | None = None
     scale_type: ScaleType | None = None
     activations: Activations | None = None
+    spikiest: str | None = None
 
 
 _Kind = TypeVar("_Kind", RecipeDefaults, _RuleTable)
@@ -82,10 +89,25 @@ class RecipeFile:
         """Return ``base`` with this recipe under it: what ``base`` leaves open comes from ``[defaults]``, rules are added."""
         given = {field.name: getattr(base, field.name) for field in fields(base)}
         for field in fields(self.defaults):
-            if field.name != "prefill" and not given[field.name] and given[field.name] != 0:
+            if (
+                field.name not in ("prefill", "calibration")
+                and not given[field.name]
+                and given[field.name] != 0
+            ):
                 given[field.name] = getattr(self.defaults, field.name)
+        if self.defaults.calibration is not None and given["calibration"] is None:
+            given["calibration"] = BUNDLED_TEXT
         found = ExportOptions(**(given | {"rules": self.rules}))
         return found if self.defaults.prefill is None else with_prefill(found, self.defaults.prefill)
+
+
+MOST_MEASURED: Final = 500_000_000
+"""Parameters of models that are measured in fp32 without being asked; that takes four bytes of memory and disk for each."""
+
+
+def default_recipe(config: LlamaConfig) -> str:
+    """Return the recipe for the CPU of a model of this size."""
+    return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
 
 
 def with_prefill(options: ExportOptions, name_or_path: str) -> ExportOptions:
@@ -192,6 +214,7 @@ def _rule(table: object, label: str) -> Rule:
         found.scale_type,
         label=label,
         activations=found.activations,
+        spikiest=found.spikiest,
     )
 
 

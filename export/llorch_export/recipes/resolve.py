@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Final
@@ -27,8 +28,19 @@ _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _CHOICE: Final = re.compile(r"(first|last|every) ([1-9]\d{0,3})(?:/([1-9]\d{0,3}))?")
 
 
-def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> Recipe:
+_SHARE: Final = re.compile(r"([1-9]\d{0,3})(?:/([1-9]\d{0,3}))?")
+
+Peaks = Mapping[str, float]
+"""By module: the largest magnitude of its inputs over their root mean square."""
+
+
+def with_rules(
+    recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig, peaks: Peaks | None = None
+) -> Recipe:
     """Return ``recipe`` with ``rules`` resolved for the model of ``config``.
+
+    peaks: what ``spikiest`` chooses by; empty: not known yet, the first modules stand for those that it will be; None: such
+        rules are refused.
 
     Raises UsageError if a rule means no module, is overruled everywhere, or does not fit the recipe.
     """
@@ -44,7 +56,9 @@ def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> 
     )  # which makes two tables of it
     winners: dict[str, Rule] = {}
     for rule in rules:
-        winners |= dict.fromkeys(_matched(rule, names, config.num_hidden_layers), rule)
+        winners |= dict.fromkeys(
+            _spikiest(rule, _matched(rule, names, config.num_hidden_layers), peaks), rule
+        )
     for rule in rules:
         if rule not in winners.values():
             raise UsageError(f"{rule.label} has no effect: later rules settle every module that it matches")
@@ -92,6 +106,23 @@ def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
                 f"{rule.label}: none of the modules it matches lies in the layers {', '.join(rule.layers)}, of {layers}"
             )
     return [name for name in names if name in found]
+
+
+def _spikiest(rule: Rule, modules: list[str], peaks: Peaks | None) -> list[str]:
+    """Return the modules whose inputs have the largest peaks, as many as the rule says; all if it does not say."""
+    if rule.spikiest is None:
+        return modules
+    parts = _SHARE.fullmatch(rule.spikiest)
+    if parts is None or peaks is None:
+        raise UsageError(
+            f"{rule.label}: spikiest is {rule.spikiest!r}; expected a number like '6' or a share like '1/5', in the recipe of a graph "
+            "for prompts"
+        )
+    count = int(parts[1])
+    if parts[2]:
+        count = max(1, len(modules) * count // int(parts[2]))
+    chosen = sorted(modules, key=lambda module: -peaks.get(module, 0.0))[:count]
+    return [module for module in modules if module in chosen]
 
 
 def _expanded(pattern: str, label: str) -> list[str]:

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -117,7 +117,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="A recipe: cpu (the default without --precision and --target), int4, int4-mixed, int4-gptq, int8, int8-rows, or a TOML file with [defaults] and [[rule]] tables that say which "
+            help="A recipe: cpu or cpu-calibrated (the default without --precision and --target, the latter up to half a billion parameters), int4, int4-mixed, int4-gptq, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
             "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
             show_default=False,
         ),
@@ -235,12 +235,13 @@ def command(
 
     """
     with required("export"):
+        from llorch_export.checkpoint.source import open_config
         from llorch_export.optimum.export import export_via_optimum
         from llorch_export.optimum.interpreter import find_optimum
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export
         from llorch_export.preview import preview
-        from llorch_export.recipes.file import load_recipe, with_prefill
+        from llorch_export.recipes.file import default_recipe, load_recipe, with_prefill
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(
@@ -267,7 +268,9 @@ def command(
     )
     _check_via(via, optimum_python, target, dry_run=dry_run)
     if recipe is None and _open(precision, compute_type, target, via):
-        recipe = DEFAULT_RECIPE
+        recipe = default_recipe(open_config(source))
+        if not as_json:
+            say(f"recipe {recipe}: {load_recipe(recipe).description}")
     if recipe is not None:
         options = load_recipe(recipe).options(options)
     if prefill_recipe == "none":
@@ -292,9 +295,6 @@ def command(
             )
             result = export_via_optimum(options, optimum, progress)
     _report(result, time.perf_counter() - started, max_context, as_json=as_json)
-
-
-DEFAULT_RECIPE: Final = "cpu"
 
 
 def _open(

@@ -21,6 +21,9 @@ from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.manifest import CalibrationText, Recipe, TransformName
 from llorch_serve.text import Tokenizer
 
+BUNDLED_TEXT: Final = Path(__file__).parent.parent / "calibration.txt"
+"""Prose, code, tables and a few languages, about a thousand tokens."""
+
 MAX_TOKENS: Final = 8192
 """Tokens of the text that are run, from its beginning; maxima of channels hardly move after a few thousand."""
 

@@ -39,8 +39,13 @@ def prepare(
     recipe: Recipe,
     text: CalibrationIds | None,
     progress: Callable[[str, int, int], None],
+    *,
+    measure: bool = False,
 ) -> Prepared:
-    """Return the checkpoint's config and tensors as the recipe's transforms leave them. Raises as :func:`calibrate` does."""
+    """Return the checkpoint's config and tensors as the recipe's transforms leave them. Raises as :func:`calibrate` does.
+
+    measure: also where the recipe itself needs nothing measured on those tensors.
+    """
     config, tensors = checkpoint.config, checkpoint.tensors
     if measured_transforms(recipe):
         assert text is not None, "options that measure come with a text"
@@ -51,7 +56,7 @@ def prepare(
             tensors = smooth(config, tensors, measured)
     config, tensors = fixed_transforms(config, tensors, recipe)
     again = None
-    if measured_weights(recipe):
+    if measure or measured_weights(recipe):
         assert text is not None, "options that measure come with a text"
         again = calibrate(config, tensors, text.ids, progress)
     return Prepared(config, tensors, again)
