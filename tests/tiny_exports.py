@@ -13,6 +13,7 @@ from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
+from llorch_serve.manifest import KvDtype
 from llorch_serve.session import DecoderSession, open_session
 
 Logits = npt.NDArray[np.float32]
@@ -28,9 +29,10 @@ def export_tiny(source: Path, output: Path, **options: Any) -> Artifact:
     return export(ExportOptions(source=str(source), output=output, **options), silent).artifact
 
 
-def open_tiny(artifact: Artifact, *, slots: int = 2) -> DecoderSession:
+def open_tiny(artifact: Artifact, *, slots: int = 2, kv_dtype: KvDtype | None = None) -> DecoderSession:
     """Open a session on one thread."""
-    return open_session(artifact, SessionConfig(threads=1, slots=slots), lambda report: None)
+    config = SessionConfig(threads=1, slots=slots, kv_dtype=kv_dtype)
+    return open_session(artifact, config, lambda report: None)
 
 
 def all_logits(artifact: Artifact, token_ids: Sequence[int]) -> Logits:

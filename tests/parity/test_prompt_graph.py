@@ -62,8 +62,9 @@ def alone(source: Path, options: dict[str, Any], tmp_path_factory: pytest.TempPa
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_prompts_are_computed_as_by_their_recipe_alone(
-    artifact: Artifact, alone: Artifact, kv_dtype: Any
+    artifact: Artifact, alone: Artifact, kv_dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")  # the kernel that prompts have
     session = opened(artifact, kv_dtype=kv_dtype)
     assert session.capabilities.separate_prompts
     found = session.prefill(1, IDS, 0, range(40)).copy()
@@ -73,8 +74,9 @@ def test_prompts_are_computed_as_by_their_recipe_alone(
 
 
 def test_answers_are_computed_by_the_first_graph_over_the_prompts_cache(
-    artifact: Artifact, alone: Artifact
+    artifact: Artifact, alone: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")  # as above
     session, plain, other = (
         opened(artifact, kv_dtype="float32"),
         opened(artifact, kv_dtype="float32"),

@@ -189,7 +189,9 @@ def test_static_scales_stand_beside_error_feedback(source: Path, tmp_path: Path,
 
 def test_a_text_that_rules_leave_without_use_is_refused(source: Path, tmp_path: Path, text: Path) -> None:
     rule = Rule(("*.mlp.*",), activations="row")
-    options = ExportOptions(source=str(source), output=tmp_path / "a", rules=(rule,), calibration=text)
+    options = ExportOptions(
+        source=str(source), output=tmp_path / "a", rules=(rule,), calibration=text, kv_dtype="float32"
+    )
     for run in (lambda: export(options, silent), lambda: preview(options)):
         with pytest.raises(UsageError, match="has no effect on this export"):
             run()

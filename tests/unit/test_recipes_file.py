@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import tiny_config
+from llorch_export.config import config_from_hf
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.recipes.file import load_recipe, parse_recipe, shipped_recipes
+from llorch_export.recipes.file import (
+    default_recipe,
+    load_recipe,
+    parse_recipe,
+    shipped_recipes,
+    with_prefill,
+)
 from llorch_serve.errors import UsageError
 
 BASE = ExportOptions(source="model", output=Path("artifact"))
@@ -97,7 +105,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="larger than 65536 bytes"):
         load_recipe(str(tmp_path / "big.toml"))
     with pytest.raises(
-        UsageError, match=r"no recipe is called int4-mixt \(did you mean int4-mixed\?\); shipped are int4, "
+        UsageError, match=r"no recipe is called int4-mixt \(did you mean int4-mixed\?\); shipped are cpu, "
     ):
         load_recipe("int4-mixt")
 
@@ -118,9 +126,40 @@ def test_a_flag_replaces_the_default_of_its_name() -> None:
 def test_shipped_recipes_are_described_and_resolve(name: str) -> None:
     found = load_recipe(name)
     assert found.description
-    assert found.measures == (name == "int4-gptq")
-    calibration = Path("text") if found.measures else None
-    found.options(ExportOptions(source="m", output=Path(), calibration=calibration)).recipe()
+    assert found.measures == (name == "int4-gptq" or name.startswith("cpu"))
+    if name.endswith("-prompts"):  # which go with another recipe's transforms
+        base = ExportOptions(source="m", output=Path(), transforms=("rotate", "hadamard"))
+        options = with_prefill(base, name).prompts
+        assert options is not None
+    else:
+        calibration = Path("text") if name == "int4-gptq" else None
+        options = found.options(ExportOptions(source="m", output=Path(), calibration=calibration))
+    options.recipe()
+
+
+def test_a_recipe_brings_transforms_and_a_graph_for_prompts() -> None:
+    options = load_recipe("cpu-calibrated").options(BASE)
+    assert options.transforms == ("rotate", "hadamard", "smooth")
+    assert options.calibration is not None
+    assert options.calibration.read_text(encoding="utf-8")
+    assert options.prompts is not None
+    assert options.prompts.transforms == options.transforms
+    assert {rule.spikiest for rule in options.prompts.rules} == {None, "1/5"}
+    assert options.recipe().kl_limit == 0.01
+    own = ExportOptions(source="m", output=Path(), transforms=("rotate",), calibration=Path("mine"))
+    given = load_recipe("cpu-calibrated").options(own)
+    assert (given.transforms, given.calibration) == (("rotate",), Path("mine"))
+
+
+def test_a_recipe_with_graphs_of_its_own_is_not_one_for_prompts() -> None:
+    with pytest.raises(UsageError, match="recipe cpu has transforms or a prefill recipe of its own"):
+        with_prefill(BASE, "cpu")
+
+
+@pytest.mark.parametrize(("layers", "name"), [(2, "cpu-calibrated"), (40, "cpu")])
+def test_the_default_depends_on_the_size(layers: int, name: str) -> None:
+    config = config_from_hf(tiny_config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=layers))
+    assert default_recipe(config) == name
 
 
 @pytest.mark.parametrize("name", ["int4", "int8"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,17 @@ def test_an_old_manifest_without_rules_is_read() -> None:
     recipe = resolved()
     old = {k: v for k, v in msgspec.to_builtins(recipe).items() if k != "rules"}
     assert msgspec.convert(old, Recipe) == recipe
+
+
+def test_the_spikiest_are_those_with_the_largest_peaks() -> None:
+    rule = Rule(("*.mlp.down_proj",), precision="fp32", spikiest="1/2", label="the rule")
+    peaks = {"model.layers.1.mlp.down_proj": 9.0, "model.layers.0.mlp.down_proj": 3.0}
+    config = tiny_llama_config(num_hidden_layers=2)
+    recipe = ExportOptions(source="", output=Path(), precision="int8").recipe()
+    found = with_rules(recipe, (rule,), config, peaks)
+    assert [one.modules for one in found.rules] == [("model.layers.1.mlp.down_proj",)]
+    with pytest.raises(UsageError, match=r"the rule: spikiest is '1/2'; .* graph for prompts"):
+        with_rules(recipe, (rule,), config)
+    for wrong in ("0", "1/0", "half", "-1"):
+        with pytest.raises(UsageError, match="expected a number like '6' or a share"):
+            with_rules(recipe, (replace(rule, spikiest=wrong),), config, peaks)

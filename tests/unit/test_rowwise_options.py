@@ -28,6 +28,7 @@ def test_rows_leave_blocks_to_the_head() -> None:
         block_size=32,
         accuracy_level=4,
         kl_limit=BYTES_KL_LIMIT,
+        int8_cache=True,
         activations="row",
     )
 
@@ -44,6 +45,7 @@ def test_without_a_block_nothing_is_said_of_blocks() -> None:
         block_size=None,
         accuracy_level=None,
         kl_limit=BYTES_KL_LIMIT,
+        int8_cache=True,
         activations="row",
     )
 
