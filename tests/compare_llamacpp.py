@@ -43,6 +43,7 @@ from llorch_serve.fidelity import DivergenceSum
 
 KINDS = ("Q4_0", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
 REAL_KINDS = ("Q4_0", "Q5_0", "Q8_0")  # rows of 576 weights rule K-quants out
+EVERY_SEED = ("int4", "int4 hqq", "int8")
 RECIPES = ("int4-gptq", "int4-mixed")
 LLAMA_CPP = "llama.cpp"
 SIDE = Path(__file__).with_name("run_llamacpp.py")
@@ -91,10 +92,11 @@ def trained(work: Path, seed: int) -> Path:
     return folder
 
 
-def points(llama_cpp: LlamaCpp, folder: Path, files: list[Path]) -> list[Point]:
+def points(llama_cpp: LlamaCpp, folder: Path, files: list[Path], *, all_recipes: bool) -> list[Point]:
     """Measure our recipes, the files run by llama.cpp, and their weights widened, on text the model has not seen."""
     text = (folder / "heldout.txt").read_text(encoding="utf-8")
-    chosen = candidates(str(folder)) + recipe_candidates(str(folder), RECIPES, folder / "calibration.txt")
+    ours = [pair for pair in candidates(str(folder)) if all_recipes or pair[0] in EVERY_SEED]
+    chosen = ours + recipe_candidates(str(folder), RECIPES, folder / "calibration.txt")
     found = frontier(str(folder), chosen, files, text, lambda: note("."))
     checkpoint = open_checkpoint(str(folder))
     windows, reference = token_windows(checkpoint, text), Reference(checkpoint)
@@ -125,10 +127,15 @@ def frontier_table(by_seed: dict[int, list[Point]]) -> Iterator[str]:
     yield f"| | run by | bits per weight | {' | '.join(f'KL, seed {seed}' for seed in by_seed)} | top-1 |"
     yield f"|---|---|---|{'---|' * len(by_seed)}---|"
     for point in first:
-        same = [find(found, point.label, point.series) for found in by_seed.values()]
         run_by = "transformers, in fp32" if point.series == WIDENED else point.series
-        divergences = " | ".join(f"{other.kl:.3g}" for other in same)
+        divergences = " | ".join(divergence(found, point) for found in by_seed.values())
         yield f"| {point.label} | {run_by} | {point.bits_per_weight:.3f} | {divergences} | {point.top1:.2%} |"
+
+
+def divergence(measured: list[Point], like: Point) -> str:
+    """Return the cell of another seed; most recipes are measured for the first one alone."""
+    same = [p for p in measured if (p.label, p.series) == (like.label, like.series)]
+    return f"{same[0].kl:.3g}" if same else ""
 
 
 def carried_table(found: dict[str, dict[str, Verification]]) -> Iterator[str]:
@@ -184,7 +191,7 @@ def main() -> None:
         place.mkdir(exist_ok=True)
         whole = gguf_from_folder.convert(folder, place / "F32.gguf")
         files = {kind: llama_cpp.quantised(whole, kind) for kind in KINDS}
-        by_seed[seed] = points(llama_cpp, folder, list(files.values()))
+        by_seed[seed] = points(llama_cpp, folder, list(files.values()), all_recipes=not by_seed)
         found[f"small Llama, seed {seed}"] = {kind: carried(path) for kind, path in files.items()}
         note(f" seed {seed} is measured\n")
     place = arguments.work / "gguf-real"

@@ -1,4 +1,4 @@
-"""A Hugging Face folder of a plain Llama with a byte-level tokenizer as a GGUF file in F32, as llama.cpp converts it."""
+"""A Hugging Face folder of a plain Llama with a byte-level tokenizer as a GGUF file, as llama.cpp converts it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ import gguf
 from safetensors.numpy import load_file
 
 from checkpoints import add_metadata, gguf_metadata, gguf_tensor_name, permuted
+from gguf_blocks import encoded
 from llorch_export.config import config_from_hf
 
 
-def convert(folder: Path, path: Path) -> Path:
-    """Write ``folder``'s weights and tokenizer to ``path`` and return that; a head tied to the table is left out."""
+def convert(folder: Path, path: Path, kind: str | None = None) -> Path:
+    """Write ``folder``'s weights and tokenizer to ``path`` and return that; a head tied to the table is left out.
+
+    kind: a K type for all matrices; None leaves them F32.
+    """
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config_from_hf(settings)
     writer = gguf.GGUFWriter(path, config.architecture)
     for key, value in (gguf_metadata(config) | _tokenizer(folder, settings["eos_token_id"])).items():
         add_metadata(writer, key, value)
     for name, weight in load_file(folder / "model.safetensors").items():
-        writer.add_tensor(gguf_tensor_name(name, config.architecture), permuted(name, weight, config))
+        stored, value = gguf_tensor_name(name, config.architecture), permuted(name, weight, config)
+        if kind is None or value.ndim == 1:
+            writer.add_tensor(stored, value)
+        else:
+            writer.add_tensor(stored, encoded(kind, value), raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

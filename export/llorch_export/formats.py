@@ -10,6 +10,9 @@ from llorch_serve.manifest import Precision, Quantizer, Recipe, ScaleType
 
 EMBEDDING: Final = "model.embed_tokens"
 HEAD: Final = "lm_head"
+WITH_ZERO_POINTS: Final[tuple[Quantizer, ...]] = ("affine", "gptq", "hqq")
+"""Quantizers that give each block of 4-bit codes a zero point of its own."""
+
 _FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
 
 
