@@ -55,9 +55,9 @@ class LlamaCpp:
 
     python: str
 
-    def quantised(self, source: Path, kind: str) -> Path:
-        """Return the file beside ``source`` that holds it as ``kind``, made if it is not there."""
-        target = source.with_name(f"{kind}.gguf")
+    def quantised(self, source: Path, folder: Path, kind: str) -> Path:
+        """Return the file in ``folder`` that holds ``source`` as ``kind``, made if it is not there."""
+        target = folder / f"{kind}.gguf"
         if not target.exists():
             partial = target.with_suffix(".partial")
             self._run("quantize", str(source), str(partial), kind)
@@ -185,21 +185,20 @@ def main() -> None:
     llama_cpp = LlamaCpp(arguments.python)
     by_seed: dict[int, list[Point]] = {}
     found: dict[str, dict[str, Verification]] = {}
+    place = arguments.work / "gguf-real"
+    place.mkdir(exist_ok=True)
+    files = {kind: llama_cpp.quantised(arguments.real, place, kind) for kind in REAL_KINDS}
+    found[f"{arguments.real.stem}, widened first"] = {kind: carried(path) for kind, path in files.items()}
+    note(f"{arguments.real.stem} is measured\n")
     for seed in arguments.seeds:
         folder = trained(arguments.work, seed)
         place = arguments.work / f"gguf-{seed}"
         place.mkdir(exist_ok=True)
         whole = gguf_from_folder.convert(folder, place / "F32.gguf")
-        files = {kind: llama_cpp.quantised(whole, kind) for kind in KINDS}
+        files = {kind: llama_cpp.quantised(whole, place, kind) for kind in KINDS}
         by_seed[seed] = points(llama_cpp, folder, list(files.values()), all_recipes=not by_seed)
         found[f"small Llama, seed {seed}"] = {kind: carried(path) for kind, path in files.items()}
         note(f" seed {seed} is measured\n")
-    place = arguments.work / "gguf-real"
-    place.mkdir(exist_ok=True)
-    link = place / arguments.real.name
-    link.unlink(missing_ok=True)
-    link.symlink_to(arguments.real.resolve())
-    found[arguments.real.stem] = {kind: carried(llama_cpp.quantised(link, kind)) for kind in REAL_KINDS}
     draw(by_seed[arguments.seeds[0]], arguments.picture)
     used = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "transformers", "torch", "numpy"))
     lines = [

@@ -52,7 +52,7 @@ def test_large_weights_are_cut_less_than_for_the_least_squares() -> None:
         return float(np.abs(block - (codes - zero[..., None]) * scale[..., None]).max(axis=2).mean())
 
     least_squares = searched(block, 4, True, "float32")
-    assert largest_error(*half_quadratic(block, 4, "float32")) < 0.8 * largest_error(*least_squares)
+    assert largest_error(*half_quadratic(block, 4, "float32")) < 0.9 * largest_error(*least_squares)
 
 
 @pytest.mark.parametrize("factor", [1e-6, 64.0])
