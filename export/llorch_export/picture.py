@@ -17,7 +17,7 @@ _OTHERS: Final = "^"
 
 def draw(points: Sequence[Point], path: Path) -> None:
     """Draw each series with a marker of its own. Raises ResourceError if ``path`` cannot be written."""
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.add_subplot()
     for series in dict.fromkeys(point.series for point in points):
         chosen = [point for point in points if point.series == series]
@@ -33,7 +33,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
                 (point.bits_per_weight, point.kl),
                 xytext=(4, 3),
                 textcoords="offset points",
-                fontsize=7,
+                fontsize=6,
                 color=drawn.get_facecolor()[0],
             )
     axes.set(xlabel="bits per weight", ylabel="KL(fp32 || model), nats", yscale="log")
