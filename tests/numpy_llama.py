@@ -7,7 +7,7 @@ position. It holds for shapes that transformers refuses to build.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,11 @@ def forward(
     token_ids: Sequence[int],
     *,
     frequency_factors: npt.NDArray[np.float32] | None = None,
+    multiply: Callable[[Array, str], Array] | None = None,
 ) -> Array:
     """Return logits [tokens, vocabulary].
 
+    multiply: gives ``x W^T`` of a module in another way than float64's.
     frequency_factors: divides the rotary frequencies pair by pair, as GGUF's ``rope_freqs.weight`` does.
     """
     w = {name: value.astype(np.float64) for name, value in weights.items()}
@@ -36,7 +38,8 @@ def forward(
     angles = np.arange(len(token_ids))[:, None] * frequencies
 
     def linear(x: Array, module: str) -> Array:
-        return x @ w[f"{module}.weight"].T + w.get(f"{module}.bias", 0.0)
+        product = x @ w[f"{module}.weight"].T if multiply is None else multiply(x, module)
+        return product + w.get(f"{module}.bias", 0.0)
 
     def norm(x: Array, module: str) -> Array:
         scale = 1 / np.sqrt((x**2).mean(axis=-1, keepdims=True) + config["rms_norm_eps"])

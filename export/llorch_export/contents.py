@@ -32,10 +32,15 @@ if TYPE_CHECKING:
 SLOTS: Final = (1, 8, 32)
 _SHORT_CONTEXT: Final = 2048
 _BLOCK_INPUTS: Final = {2: "scales", 3: "zero points"}
+_QUANTISED_INPUTS: Final = {
+    "MatMulNBits": _BLOCK_INPUTS,
+    "GatherBlockQuantized": _BLOCK_INPUTS,
+    "MatMulIntegerToFloat": {2: "constants", 3: "scales", 4: "constants"},
+}
 _DEQUANTIZED: Final = (None, "scales", "zero points")
 _TABLES: Final = ("embedding", "lm_head.weight")
 _HEADS: Final = ("logits", "logits/narrow")
-_PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits")
+_PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +195,8 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
         return "rotary tables"
     if name.endswith("norm.weight"):
         return "norms"
-    if kind in ("MatMulNBits", "GatherBlockQuantized") and index in _BLOCK_INPUTS:
-        return _BLOCK_INPUTS[index]
+    if index in (special := _QUANTISED_INPUTS.get(kind, {})):
+        return special[index]
     if kind == "DequantizeLinear":
         table = node.output[0] in _TABLES
         return _DEQUANTIZED[index] or ("embedding and head" if table else "linear")

@@ -66,6 +66,7 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
     return [
         ("fp16", replace(base, precision="fp16")),
         ("int8", replace(base, precision="int8")),
+        ("int8 row", replace(base, precision="int8", activations="row")),
         ("int8 b128", replace(base, precision="int8", block_size=128)),
         ("int4", base),
         ("int4 hqq", replace(base, quantizer="hqq")),

@@ -19,6 +19,7 @@ from llorch_export.graph.decoder import DecoderGraph
 from llorch_export.graph.front import Interface
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import GenerationDefaults, Interop, KvLayout
+from llorch_serve.providers import EXACT_BYTES
 
 GENAI_GRAPH: Final = "genai.onnx"
 GENAI_CONFIG: Final = "genai_config.json"
@@ -31,10 +32,12 @@ def guest_files(
     graph: DecoderGraph,
     context_length: int,
     build: Callable[[Interface], DecoderGraph],
+    *,
+    in_bytes: bool,
 ) -> dict[str, bytes]:
     """Return the files for another runtime by name: a graph over ``graph``'s data file, and settings; none for None.
 
-    build: makes the same decoder with another front.
+    build: makes the same decoder with another front. in_bytes: it has layers in whole bytes.
     Raises UsageError if onnxruntime-genai cannot read the tokenizer.
     """
     if interop is None:
@@ -44,13 +47,15 @@ def guest_files(
         "one data file for both"
     )
     return {
-        GENAI_CONFIG: _json(_settings(checkpoint, graph.kv, context_length)),
+        GENAI_CONFIG: _json(_settings(checkpoint, graph.kv, context_length, in_bytes=in_bytes)),
         TOKENIZER_CONFIG: _json(_tokenizer_settings(checkpoint)),
         GENAI_GRAPH: checked_bytes(guest.model, "cpu"),
     }
 
 
-def _settings(checkpoint: Checkpoint, kv: KvLayout, context_length: int) -> dict[str, object]:
+def _settings(
+    checkpoint: Checkpoint, kv: KvLayout, context_length: int, *, in_bytes: bool
+) -> dict[str, object]:
     config, text = checkpoint.config, checkpoint.tokenizer
     tokens: dict[str, object] = {"vocab_size": config.vocab_size}
     if text.bos_token_id is not None:
@@ -66,7 +71,11 @@ def _settings(checkpoint: Checkpoint, kv: KvLayout, context_length: int) -> dict
     }
     decoder = {
         "filename": GENAI_GRAPH,
-        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "session_options": {
+            "log_id": "onnxruntime-genai",
+            "provider_options": [],
+            **(dict([EXACT_BYTES]) if in_bytes else {}),
+        },
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": kv.layers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
         inputs = [weights.get(narrow.get(name, name)) for name in node.input]
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             found.append(_in_blocks(node, inputs))
+        elif node.op_type == "MatMulIntegerToFloat":
+            found.append(_in_rows(node, inputs))
         elif node.op_type in ("MatMul", "Gemm", "Gather"):
             found.extend(_plain(node, tensor) for tensor in inputs if tensor and len(tensor.dims) == 2)
     return tuple(found)
@@ -92,6 +95,15 @@ def _dequantised(node: onnx.NodeProto, inputs: list[onnx.TensorProto]) -> Stored
     block_size = next(a.i for a in node.attribute if a.name == "block_size")
     bits_per_weight = bits * sum(_nbytes(tensor) for tensor in inputs) / _nbytes(codes)
     return StoredModule(_module(node), f"int{bits}", block_size, len(rest) > 1, bits_per_weight)
+
+
+def _in_rows(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> StoredModule:
+    """Describe a layer in whole bytes: a scale for each output, so no blocks."""
+    codes, scales = inputs[1], inputs[3]
+    assert codes is not None
+    assert scales is not None
+    total = _nbytes(codes) + _nbytes(scales)
+    return StoredModule(_module(node), "int8", None, False, 8 * total / math.prod(codes.dims))
 
 
 def _plain(node: onnx.NodeProto, tensor: onnx.TensorProto) -> StoredModule:

@@ -8,11 +8,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from llorch_export.formats import EMBEDDING, HEAD
+from llorch_export.byte_layers import byte_layers, recipe_activations, refuse_target, refuse_type
+from llorch_export.formats import EMBEDDING, HEAD, uses_static
 from llorch_export.graph.targets import TARGETS, BlockForm, Capabilities
+from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import (
+    Activations,
     ComputeType,
     Interop,
     Precision,
@@ -69,6 +72,9 @@ KL_LIMIT: Final[dict[Precision, float]] = {
 }
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
 
+BYTES_KL_LIMIT: Final = 0.06
+"""The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -87,6 +93,7 @@ class Rule:
     quantizer: Quantizer | None = None
     scale_type: ScaleType | None = None
     label: str = "a rule"
+    activations: Activations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,8 @@ class ExportOptions:
     compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes what
         ``fp16`` and ``bf16`` mean, else the target's default.
     target: the runtime that the graph is for.
+    activations: how what enters int8 layers is rounded; None takes ``block``.
+    activations: how what enters int8 layers is rounded; None takes ``block``.
     """
 
     source: str
@@ -133,6 +142,7 @@ class ExportOptions:
     interop: Interop | None = None
     compute_type: ComputeType | None = None
     target: Target = "cpu"
+    activations: Activations | None = None
 
     def recipe(self) -> Recipe:
         """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
@@ -152,31 +162,34 @@ class ExportOptions:
                 transforms=tuple(name for name in TRANSFORMS if name in self.transforms),
                 transform_seed=SEED if "rotate" in self.transforms else None,
             )
+        check_static(recipe, self.calibration)  # of rules it is known when they are resolved
         if not self.rules:  # else it depends on what they mean
-            require_use(recipe, self.calibration)
+            require_use(recipe, self.calibration, may_measure=uses_static(recipe))
         return recipe
 
     def _precision_recipe(self) -> Recipe:
+        in_bytes = byte_layers(
+            [
+                ("--activations", self.activations),
+                *((f"{rule.label}: activations", rule.activations) for rule in self.rules),
+            ]
+        )
+        refuse_target(in_bytes, self.target)
         precision = self.precision or TARGETS[self.target].precision
         head = self.head_precision or self._default_head(precision)
+        activations = recipe_activations(self.activations, precision, self.fine_block_size)
         if "source" in (precision, head):
             return self._source_recipe(precision, head)
         ruled = [rule.precision for rule in self.rules if rule.precision is not None]
         compute_type = self._compute_type(precision, head, ruled)
+        refuse_type(in_bytes, compute_type)
         fine_block_size = self._fine_block_size(precision)
         quantised = [p for p in (precision, head) if p in BITS]
         kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *_half_precisions(compute_type)))
+        if in_bytes:
+            kl_limit = max(kl_limit, BYTES_KL_LIMIT)
         if not quantised and not any(p in BITS for p in ruled):
-            for flag, value in (
-                ("--block-size", self.block_size),
-                ("--accuracy-level", self.accuracy_level),
-                ("--scale-type", self.scale_type),
-                ("--quantizer", self.quantizer),
-            ):
-                if value is not None:
-                    raise UsageError(
-                        f"{flag} {value} has no effect at precision {precision}; leave it out or choose int8 or int4"
-                    )
+            self._refuse_block_settings(f"at precision {precision}; leave it out or choose int8 or int4")
             return Recipe(
                 precision=precision,
                 head_precision=head,
@@ -185,6 +198,8 @@ class ExportOptions:
                 kl_limit=kl_limit,
                 compute_type=compute_type,
             )
+        if activations == "row" and head not in BITS and not self.rules:
+            return self._blockless_recipe(activations)
         accuracy_level = self._accuracy_level()
         if not quantised:
             self._check_only_rules_quantise(precision)
@@ -220,7 +235,33 @@ class ExportOptions:
             quantizer=(self.quantizer or DEFAULT_QUANTIZER) if "int4" in (*quantised, *ruled) else None,
             scale_type=self._scale_type(compute_type, quantised[0]),
             compute_type=compute_type,
+            activations=activations,
         )
+
+    def _blockless_recipe(self, activations: Activations) -> Recipe:
+        self._refuse_block_settings(
+            f"with --activations {activations} and --head-precision fp32, which leave no weight in blocks; leave it out or "
+            "choose another head"
+        )
+        return Recipe(
+            precision="int8",
+            head_precision="fp32",
+            block_size=None,
+            accuracy_level=None,
+            kl_limit=BYTES_KL_LIMIT,
+            activations=activations,
+        )
+
+    def _refuse_block_settings(self, why: str) -> None:
+        """Raise UsageError for settings of weights in blocks, in a recipe that has none."""
+        for flag, value in (
+            ("--block-size", self.block_size),
+            ("--accuracy-level", self.accuracy_level),
+            ("--scale-type", self.scale_type),
+            ("--quantizer", self.quantizer),
+        ):
+            if value is not None:
+                raise UsageError(f"{flag} {value} has no effect {why}")
 
     def _check_only_rules_quantise(self, precision: Precision) -> None:
         """Raise UsageError for settings that belong to the defaults of a recipe, where those have no blocks."""

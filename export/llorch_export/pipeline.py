@@ -22,6 +22,7 @@ from llorch_export.description import (
     fingerprint_source,
     licences,
 )
+from llorch_export.formats import uses_static
 from llorch_export.genai import guest_files
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
@@ -32,6 +33,7 @@ from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import SecondMoments
 from llorch_export.recipes.resolve import with_rules
+from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
     CalibrationIds,
     measured_moments,
@@ -82,7 +84,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         checkpoint = with_adapter(checkpoint, options.lora)
     recipe = with_rules(recipe, options.rules, checkpoint.config)
     refuse_beyond(options.target, recipe)
-    require_use(recipe, options.calibration)
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe))
+    check_static(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
     text = None
     if options.calibration is not None:
@@ -116,7 +119,9 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
 
         graph = build(Interface.LLORCH)
         models = _serialise(graph, options.target)
-        guests = guest_files(options.interop, checkpoint, graph, context_length, build)
+        guests = guest_files(
+            options.interop, checkpoint, graph, context_length, build, in_bytes=recipe.multiplies_bytes
+        )
         writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
         for name, data in models.items():

@@ -12,10 +12,12 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import open_checkpoint, open_config
+from llorch_export.formats import uses_static
 from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.pipeline import check_source, resolve_context
 from llorch_export.recipes.resolve import with_rules
+from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
 from llorch_export.transform.prepare import fixed_transforms
 
@@ -39,7 +41,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     recipe = with_rules(recipe, options.rules, config)
     refuse_beyond(options.target, recipe)
-    require_use(recipe, options.calibration)
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe))
+    check_static(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)

@@ -18,6 +18,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
 ComputeType = Literal["float32", "float16", "bfloat16"]
 ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
+Activations = Literal["block", "row", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
@@ -161,12 +162,19 @@ class KvLayout(_Struct, frozen=True, kw_only=True):
         return 2 * self.layers * self.kv_heads * self.head_dim * FLOAT_BYTES[self.dtype]
 
 
+class CalibrationText(_Struct, frozen=True, kw_only=True):
+    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
+
+    sha256: Sha256
+    tokens: Count
+
+
 class ModuleRule(_Struct, frozen=True, kw_only=True):
     """Matrices that are stored otherwise than the recipe's defaults have it.
 
     modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
         by ``model.embed_tokens``.
-    block_size, quantizer, scale_type: as in :class:`Recipe`.
+    block_size, quantizer, scale_type, activations: as in :class:`Recipe`.
     """
 
     modules: tuple[str, ...]
@@ -174,13 +182,7 @@ class ModuleRule(_Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"
-
-
-class CalibrationText(_Struct, frozen=True, kw_only=True):
-    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
-
-    sha256: Sha256
-    tokens: Count
+    activations: Activations | None = None
 
 
 class Recipe(_Struct, frozen=True, kw_only=True):
@@ -204,6 +206,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     calibration: what was measured for transforms, scales or activations; None: nothing was.
     compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
         tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
+    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
+        bits by each row's largest magnitude; weights then have a scale for each output); ``static`` (the same, by one
+        scale for all rows, where a norm gives the input; the other layers have blocks). None: ``block``.
     """
 
     precision: Precision
@@ -219,11 +224,20 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     transform_seed: int | None = None
     calibration: CalibrationText | None = None
     compute_type: ComputeType = "float32"
+    activations: Activations | None = None
 
     @property
     def precisions(self) -> frozenset[Precision]:
         """Every precision that some matrix is stored in."""
         return frozenset({self.precision, self.head_precision, *(rule.precision for rule in self.rules)})
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether some layer may multiply bytes with bytes, its input rounded by whole rows."""
+        return any(
+            form in ("row", "static")
+            for form in (self.activations, *(rule.activations for rule in self.rules))
+        )
 
 
 class GenerationDefaults(_Struct, frozen=True, kw_only=True):

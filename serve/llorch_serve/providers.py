@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -17,6 +18,14 @@ from llorch_serve.errors import ProviderError
 from llorch_serve.manifest import ComputeType, Target
 
 CPU: Final = "CPUExecutionProvider"
+
+EXACT_BYTES: Final = ("session.x64quantprecision", "1")
+"""A session setting for layers in whole bytes. x86 CPUs without VNNI add pairs of products in 16 bits, which saturates
+and gives wrong sums; with it the runtime makes the weights unsigned and takes exact, slower kernels. Everywhere: CPUs with
+VNNI, which are exact without it, then take more than twice as long. It also breaks DequantizeLinear over blocks."""
+
+_EXACT_ANYWAY: Final = frozenset({"avx512_vnni", "avx_vnni"})
+_CPU_INFO: Final = Path("/proc/cpuinfo")
 
 RUNS: Final[Mapping[str, tuple[Target, ...]]] = {
     CPU: ("cpu", "portable", "cuda", "directml", "openvino", "webgpu"),
@@ -118,6 +127,20 @@ def usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def byte_settings(cpu_info: Path = _CPU_INFO) -> dict[str, str]:
+    """Return the session settings with which products of bytes are exact here, and no slower than they must be.
+
+    cpu_info: what Linux says of the CPUs; where there is none, :data:`EXACT_BYTES` is asked for.
+    """
+    try:
+        lines = cpu_info.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    flags = [frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
+    exact = bool(flags) and all(_EXACT_ANYWAY & found for found in flags)
+    return {} if exact else dict([EXACT_BYTES])
 
 
 def placement(session: Any, provider: str) -> Placement:

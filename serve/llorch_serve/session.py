@@ -25,6 +25,7 @@ from llorch_serve.providers import (
     CPU,
     Arithmetic,
     Placement,
+    byte_settings,
     check_target,
     import_runtime,
     placement,
@@ -260,6 +261,9 @@ def runtime_options(runtime: Any, threads: int) -> Any:
 
 def _load_graph(artifact: Artifact, runtime: Any, threads: int) -> Any:
     options = runtime_options(runtime, threads)
+    if artifact.manifest.recipe.multiplies_bytes:
+        for setting in byte_settings().items():
+            options.add_session_config_entry(*setting)
     try:
         return runtime.InferenceSession(
             str(artifact.graph_path), sess_options=options, providers=[CPU], enable_fallback=False

@@ -73,9 +73,13 @@ def generated(folder: Path, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_real_model_gives_the_same_tokens(ask: Ask, smollm2: Callable[..., Path], precision: str) -> None:
-    folder = smollm2(precision, "--interop", "genai")
+@pytest.mark.parametrize(
+    ("precision", "flags"), [("fp32", ()), ("int8", ()), ("int8", ("--activations", "row"))]
+)
+def test_the_real_model_gives_the_same_tokens(
+    ask: Ask, smollm2: Callable[..., Path], precision: str, flags: tuple[str, ...]
+) -> None:
+    folder = smollm2(precision, "--interop", "genai", *flags)
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     prompts = [list(tokenizer.encode(text, add_special_tokens=True)) for text in (*TEXTS, CHAT)]
     expected = [generated(folder, prompt) for prompt in prompts]

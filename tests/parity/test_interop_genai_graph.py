@@ -60,6 +60,13 @@ def test_a_sequence_has_the_logits_of_llorchs_own_graph(exported: Export, precis
     check(exported(precision=precision))
 
 
+@pytest.mark.parametrize(
+    "options", [{"activations": "row"}, {"activations": "static", "transforms": ("rotate",)}]
+)
+def test_layers_in_whole_bytes_are_the_same_in_both(exported: Export, options: dict[str, Any]) -> None:
+    check(exported(precision="int8", **options))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_does(exported: Export, family: str) -> None:
     check(exported(HF[family]))

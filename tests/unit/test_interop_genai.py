@@ -11,10 +11,11 @@ import pytest
 import tokenizers
 
 from checkpoints import BOS, BOS_ID, EOS, EOS_ID, of_family, write_hf_folder
-from llorch_export.options import ExportOptions
+from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_serve.artifact import load_artifact
 from llorch_serve.errors import UsageError
+from llorch_serve.providers import EXACT_BYTES
 from tiny_exports import contents, export_tiny, silent
 
 
@@ -71,6 +72,21 @@ def test_settings_are_the_models(tmp_path: Path) -> None:
         "bos_token": BOS,
         "eos_token": EOS,
     }
+
+
+def test_layers_in_whole_bytes_ask_for_exact_products_as_llorchs_sessions_do(tmp_path: Path) -> None:
+    source = write_hf_folder(tmp_path / "model")
+    one_layer = (Rule(("model.layers.0.mlp.down_proj",), activations="row"),)
+    asked: dict[str, dict[str, Any]] = {
+        "blocks": {},
+        "rows": {"activations": "row"},
+        "a rule's rows": {"rules": one_layer},
+    }
+    key, value = EXACT_BYTES
+    for name, options in asked.items():
+        folder = export_tiny(source, tmp_path / name, precision="int8", interop="genai", **options).folder
+        found = settings(folder)["model"]["decoder"]["session_options"]
+        assert found.get(key) == (None if name == "blocks" else value)
 
 
 def test_recommended_sampling_is_carried_over(tmp_path: Path) -> None:

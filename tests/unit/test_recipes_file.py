@@ -50,6 +50,13 @@ def test_every_key_of_a_rule_is_read() -> None:
     assert not found.measures
 
 
+@pytest.mark.parametrize("text", ["[defaults]\nA", '[[rule]]\nmodules = "*.q_proj"\nA'])
+def test_static_scales_may_be_measured(text: str) -> None:
+    for form, measures in (("row", False), ("static", True)):
+        found = parse_recipe(text.replace("A", f'activations = "{form}"').encode(), origin="mine.toml")
+        assert found.measures == measures
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

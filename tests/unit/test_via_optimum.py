@@ -206,6 +206,7 @@ def test_options_that_optimum_cannot_follow_are_refused(tmp_path: Path, stand: S
     no_effect: tuple[tuple[str, dict[str, Any]], ...] = (
         ("--transform rotate", {"transforms": ("rotate",)}),
         ("--calibration ", {"calibration": tmp_path}),
+        ("--activations row", {"activations": "row"}),
         ("--head-precision int8", {"head_precision": "int8"}),
         (r"--recipe \(rule 1\)", {"rules": (Rule(("*",), precision="int8", label="rule 1"),)}),
     )

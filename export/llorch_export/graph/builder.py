@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats import Formats
+from llorch_export.formats import Formats, Whole
 from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.targets import CONTRIB as CONTRIB  # the graph modules' one import
 from llorch_export.graph.targets import TARGETS, Capabilities
@@ -44,6 +44,14 @@ class Dimensions:
         return (self.batch, self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class ActivationCodes:
+    """A value in bytes: codes like the value, uint8 around 128; scale [..., 1], or [] if all rows share it, float32."""
+
+    codes: ir.Value
+    scale: ir.Value
+
+
 class GraphBuilder:
     """State of one graph under construction.
 
@@ -52,6 +60,8 @@ class GraphBuilder:
     moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
     narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
     target: what the runtime can do.
+    activation_codes: of values that have been rounded to bytes in some form, so that layers which read the same value
+        share them.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class GraphBuilder:
         self.narrowing = Narrowing(recipe.compute_type)
         self.compute = self.narrowing.dtype
         self.tape = Tape()
+        self.activation_codes: dict[tuple[ir.Value, Whole], ActivationCodes] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def op(

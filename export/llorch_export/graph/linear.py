@@ -1,4 +1,4 @@
-"""Linear layers ``y = x W^T + b``, with weights in the compute type or in blocks."""
+"""Linear layers ``y = x W^T + b``: with weights in the compute type, in blocks, or in whole bytes (``integer.py``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantizes
+from llorch_export.graph.integer import integer_linear
 from llorch_export.quantize.layout import Matrix
 
 # Of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take.
@@ -38,6 +39,8 @@ def linear(
     shape = (*lead, out_features)
     form = b.formats.of(modules[0])
     assert all(b.formats.of(module) == form for module in modules), modules
+    if form.activations is not None:
+        return integer_linear(b, x, modules, form.activations, name=name, lead=lead, bias=bias_value)
     if dequantizes(b, form):
         matrix = dequantized_matrix(b, name, weights, form)
         return matmul(b, x, matrix, name=name, shape=shape, bias=bias_value)

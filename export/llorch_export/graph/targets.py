@@ -61,6 +61,7 @@ class Capabilities:
     fused_skip_norm, fused_silu: whether SkipSimplifiedLayerNormalization and QuickGelu have kernels.
     blocks: how weights in blocks are stored; None: not at all.
     linear_bits, table_bits: code widths of linear layers, and of the embedding with the output head.
+    byte_layers: whether linear layers may multiply bytes with bytes, their inputs rounded row by row.
     carries_blocks: whether a GGUF file's own blocks can be kept.
     compute_types: of activations and KV cache; the first is the default. precision: the default one of the weights.
     fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise any number of
@@ -84,6 +85,7 @@ class Capabilities:
     blocks: BlockForm | None
     linear_bits: tuple[int, ...] = ()
     table_bits: tuple[int, ...] = ()
+    byte_layers: bool = False
     carries_blocks: bool = False
     compute_types: tuple[ComputeType, ...]
     precision: Precision
@@ -109,6 +111,7 @@ _PRIMITIVE_NORM: Final = frozenset({"Div", "ReduceMean", "Sqrt"})
 _GUEST_FRONT: Final = frozenset(
     {"Max", "Min", "ReduceSum"}
 )  # of onnxruntime-genai's graph, for the CPU alone
+_BYTE_LAYERS: Final = _contrib("MatMulIntegerToFloat") | {"Abs", "Div", "Max", "QuantizeLinear", "ReduceMax"}
 _CPU: Final = "CPUExecutionProvider"
 
 
@@ -139,7 +142,10 @@ def _group_query(**changes: object) -> Capabilities:
 
 
 TARGETS: Final[Mapping[Target, Capabilities]] = {
-    "cpu": _group_query(operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT),
+    "cpu": _group_query(
+        operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT | _BYTE_LAYERS,
+        byte_layers=True,
+    ),
     "cuda": _group_query(
         provider="CUDAExecutionProvider",
         carries_blocks=False,  # whose graphs compute in float32

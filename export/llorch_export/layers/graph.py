@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from llorch_export.layers.feeds import prompt_feeds
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, ProviderError
-from llorch_serve.providers import CPU, import_runtime, require_arithmetic
+from llorch_serve.providers import CPU, byte_settings, import_runtime, require_arithmetic
 
 Array = npt.NDArray[np.float32]
 _BEFORE_SOFTMAX = 1  # GroupQueryAttention's qk_output
@@ -92,6 +92,9 @@ def run_observed(
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    if artifact.manifest.recipe.multiplies_bytes:
+        for setting in byte_settings().items():
+            options.add_session_config_entry(*setting)
     if not optimised:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # The data file is found here, as if the model had been loaded from the folder.

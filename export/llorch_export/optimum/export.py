@@ -84,6 +84,7 @@ def _recipe(options: ExportOptions) -> Recipe:
         ("--lora", options.lora),
         ("--interop", options.interop),
         ("--calibration", options.calibration),
+        ("--activations", options.activations),
         ("--transform", ",".join(options.transforms) or None),
         ("--recipe", f"({options.rules[0].label})" if options.rules else None),
         ("--head-precision", None if options.head_precision == "fp32" else options.head_precision),

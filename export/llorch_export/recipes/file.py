@@ -18,7 +18,7 @@ import msgspec
 
 from llorch_export.options import BLOCK_SIZES, ExportOptions, Rule
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Precision, Quantizer, ScaleType
+from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType
 
 _MAX_BYTES: Final = 2**16
 _MAX_RULES: Final = 256
@@ -36,6 +36,7 @@ class RecipeDefaults:
     quantizer: Quantizer | None = None
     scale_type: ScaleType | None = None
     accuracy_level: Literal[0, 4] | None = None
+    activations: Activations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class _RuleTable:
     block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType | None = None
+    activations: Activations | None = None
 
 
 _Kind = TypeVar("_Kind", RecipeDefaults, _RuleTable)
@@ -67,8 +69,11 @@ class RecipeFile:
 
     @property
     def measures(self) -> bool:
-        """Whether the recipe asks for a calibration text."""
-        return "gptq" in (self.defaults.quantizer, *(rule.quantizer for rule in self.rules))
+        """Whether the recipe can use a calibration text: error feedback needs one, and static scales of rules may."""
+        return "gptq" in (self.defaults.quantizer, *(rule.quantizer for rule in self.rules)) or "static" in (
+            self.defaults.activations,
+            *(rule.activations for rule in self.rules),
+        )
 
     def options(self, base: ExportOptions) -> ExportOptions:
         """Return ``base`` with this recipe under it: what ``base`` leaves open comes from ``[defaults]``, rules are added."""
@@ -143,6 +148,7 @@ def _rule(table: object, label: str) -> Rule:
         "block_size": found.block_size,
         "quantizer": found.quantizer,
         "scale_type": found.scale_type,
+        "activations": found.activations,
     }
     if all(value is None for value in settings.values()):
         raise UsageError(f"{label} changes nothing; give it one of {', '.join(settings)}")
@@ -152,7 +158,14 @@ def _rule(table: object, label: str) -> Rule:
             f"{', '.join(map(str, BLOCK_SIZES))}"
         )
     return Rule(
-        modules, layers, found.precision, found.block_size, found.quantizer, found.scale_type, label=label
+        modules,
+        layers,
+        found.precision,
+        found.block_size,
+        found.quantizer,
+        found.scale_type,
+        label=label,
+        activations=found.activations,
     )
 
 

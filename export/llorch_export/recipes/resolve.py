@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 
 from llorch_export.checkpoint.names import expected_tensors
-from llorch_export.formats import EMBEDDING, HEAD, ModuleFormat, default_format
+from llorch_export.formats import EMBEDDING, HEAD, ModuleFormat, Whole, default_format, whole
 from llorch_export.options import BITS, DEFAULT_BLOCK_SIZE, DEFAULT_QUANTIZER, DEFAULT_SCALE_TYPE, Rule
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import LlamaConfig, ModuleRule, Recipe
+from llorch_serve.manifest import LlamaConfig, ModuleRule, Precision, Recipe
 
 _MAX_PATTERN: Final = 500
 _MAX_EXPANSIONS: Final = 1000
@@ -64,6 +64,7 @@ def with_rules(recipe: Recipe, rules: tuple[Rule, ...], config: LlamaConfig) -> 
                 block_size=form.block_size,
                 quantizer=form.quantizer,
                 scale_type=form.scale_type,
+                activations=form.activations,
             )
             for form, modules in grouped.items()
         ),
@@ -136,6 +137,19 @@ def _format(rule: Rule, recipe: Recipe, module: str) -> ModuleFormat:
     precision = rule.precision or default.precision
     if precision == "source":
         raise UsageError(f"{rule.label}: precision source is for the whole model; choose fp32, int8 or int4")
+    activations = _activations(rule, default, module, precision)
+    if activations is not None:
+        for key, given in (
+            ("block_size", rule.block_size),
+            ("quantizer", rule.quantizer),
+            ("scale_type", rule.scale_type),
+        ):
+            if given is not None:
+                raise UsageError(
+                    f"{rule.label}: {key} has no effect with activations {activations}, where a weight's blocks are its "
+                    'whole rows; leave it out, or set activations = "block"'
+                )
+        return ModuleFormat("int8", None, None, "float32", activations)
     if precision not in BITS:
         for key, value in (
             ("block_size", rule.block_size),
@@ -159,10 +173,27 @@ def _format(rule: Rule, recipe: Recipe, module: str) -> ModuleFormat:
     own = recipe.scale_type if half or recipe.block_size is not None else DEFAULT_SCALE_TYPE[precision]
     return ModuleFormat(
         precision,
-        rule.block_size or (default.block_size if same else DEFAULT_BLOCK_SIZE[precision]),
+        rule.block_size
+        or (same and (default.block_size or recipe.block_size))
+        or DEFAULT_BLOCK_SIZE[precision],
         (rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER) if precision == "int4" else None,
         rule.scale_type or own,
     )
+
+
+def _activations(rule: Rule, default: ModuleFormat, module: str, precision: Precision) -> Whole | None:
+    """Return how the module's input is rounded, if by whole rows. Raises UsageError where that cannot be."""
+    if rule.activations is None:
+        return default.activations if precision == "int8" else None
+    if precision != "int8":
+        raise UsageError(
+            f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision {precision}"
+        )
+    if rule.activations != "block" and module in (EMBEDDING, HEAD):
+        raise UsageError(
+            f"{rule.label}: activations {rule.activations} is for linear layers; {module} is a table, which has blocks"
+        )
+    return whole(rule.activations)
 
 
 def _join_tables(formats: dict[str, ModuleFormat], winners: dict[str, Rule]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.formats import uses_static
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.manifest import CalibrationText, Recipe
 from llorch_serve.text import Tokenizer
@@ -94,10 +95,13 @@ def read_calibration(path: Path, checkpoint: Checkpoint) -> CalibrationIds:
     return CalibrationIds(ids, CalibrationText(sha256=hashlib.sha256(data).hexdigest(), tokens=len(ids)))
 
 
-def require_use(recipe: Recipe, path: Path | None) -> None:
-    """Raise UsageError if a calibration text is given and nothing in the recipe uses one, or the reverse."""
+def require_use(recipe: Recipe, path: Path | None, *, may_measure: bool = False) -> None:
+    """Raise UsageError if a calibration text is given and nothing in the recipe uses one, or the reverse.
+
+    may_measure: something would use a text and can do without.
+    """
     users = calibrated_parts(recipe)
-    if path is not None and not users:
+    if path is not None and not users and not may_measure:
         raise UsageError(
             f"--calibration {path} has no effect on this export: nothing in its recipe is measured on a text; leave it out"
         )
@@ -128,4 +132,6 @@ def measured_moments(recipe: Recipe) -> tuple[str, ...]:
 
 def measured_weights(recipe: Recipe) -> tuple[str, ...]:
     """Return what the graph itself measures, on the weights that transforms have left."""
+    if recipe.calibration is not None and uses_static(recipe):  # without a text, rotation settles the scales
+        return ("--activations static",)
     return ()

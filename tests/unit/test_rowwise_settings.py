@@ -1,0 +1,56 @@
+"""The setting that keeps products of bytes exact: asked for on CPUs that need it, by artifacts that multiply bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from checkpoints import write_hf_folder
+from llorch_export.options import Rule
+from llorch_serve import session
+from llorch_serve.providers import EXACT_BYTES, byte_settings
+from tiny_exports import export_tiny, open_tiny
+
+ASKED = dict([EXACT_BYTES])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("flags\t\t: fpu sse4_2 avx2 avx512f avx512_vnni\n" * 2, {}),
+        ("model name\t: X\nflags\t\t: fpu avx2 avx_vnni\n", {}),
+        ("flags\t\t: fpu sse4_2 avx2 fma\n", ASKED),
+        ("flags\t\t: avx2 avx_vnni\nflags\t\t: avx2\n", ASKED),  # one core that needs it
+        ("flags\t\t: avx2 avx_vnni_int16\n", ASKED),
+        ("Features\t: fp asimd asimddp i8mm\n", ASKED),
+        ("", ASKED),
+    ],
+)
+def test_cpus_with_exact_kernels_of_their_own_do_without(
+    tmp_path: Path, text: str, expected: dict[str, str]
+) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert byte_settings(tmp_path / "cpuinfo") == expected
+
+
+def test_where_nothing_is_said_of_the_cpus_it_is_asked_for(tmp_path: Path) -> None:
+    assert byte_settings(tmp_path / "none") == ASKED
+
+
+def test_only_artifacts_that_multiply_bytes_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, asked = write_hf_folder(tmp_path / "model"), []
+
+    def settings() -> dict[str, str]:
+        asked.append(True)
+        return ASKED
+
+    monkeypatch.setattr(session, "byte_settings", settings)
+    open_tiny(export_tiny(source, tmp_path / "blocks", precision="int8"))
+    # Of whose DequantizeLinear the setting would make what the runtime does not run.
+    open_tiny(export_tiny(source, tmp_path / "portable", precision="int8", target="portable"))
+    assert asked == []
+    open_tiny(export_tiny(source, tmp_path / "rows", precision="int8", activations="row"))
+    rule = Rule(("*.down_proj",), activations="row")
+    open_tiny(export_tiny(source, tmp_path / "rule", precision="int8", rules=(rule,)))
+    assert len(asked) == 2
