@@ -275,7 +275,7 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, config.architecture)
     for key, value in values.items():
         if value is not None and key != "general.architecture":
-            _add_metadata(writer, key, value)
+            add_metadata(writer, key, value)
     if config.rope.kind == "llama3":
         extra = {"rope_freqs.weight": llama3_frequency_factors(config), **(extra or {})}
     if config.rope.kind == "longrope":
@@ -408,7 +408,8 @@ def llama3_frequency_factors(config: LlamaConfig) -> npt.NDArray[np.float32]:
     return np.array(factors, dtype=np.float32)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    """Add a key with the GGUF type that its Python type stands for."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -1,4 +1,8 @@
-"""Random blocks of every quantised GGUF type, made from bytes: any bit pattern is a block, only scales must be sane."""
+"""Blocks of quantised GGUF types, without llama.cpp.
+
+Random ones of every type are made from bytes: any bit pattern is a block, only scales must be sane. K types are also made
+from weights, by plain rounding.
+"""
 
 from __future__ import annotations
 
@@ -50,3 +54,61 @@ def dequantised(kind: str, data: Bytes) -> npt.NDArray[np.float32]:
     """Return the weights of rows of blocks, by the gguf package."""
     values: npt.NDArray[np.float32] = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
     return values
+
+
+def encoded(kind: str, weights: npt.NDArray[np.float32]) -> Bytes:
+    """Return weights [rows, columns] in blocks of a K type, each sub-block rounded to the nearest of its range."""
+    return {"Q4_K": _affine_k, "Q5_K": _affine_k, "Q6_K": _q6_k}[kind](kind, weights)
+
+
+def _affine_k(kind: str, weights: npt.NDArray[np.float32]) -> Bytes:
+    """8 sub-blocks of 32 with a 6-bit step and a 6-bit offset each."""
+    top = {"Q4_K": 15, "Q5_K": 31}[kind]
+    parts = weights.reshape(-1, 8, 32)
+    low, high = np.minimum(parts.min(2), 0), parts.max(2)
+    step_unit, steps = _six_bits((high - low) / top)
+    offset_unit, offsets = _six_bits(-low)
+    step, offset = (
+        unit.astype(np.float32) * found for unit, found in ((step_unit, steps), (offset_unit, offsets))
+    )
+    codes = np.rint((parts + offset[..., None]) / np.maximum(step, 1e-30)[..., None])
+    codes = codes.clip(0, top).astype(np.uint8)
+    nibbles = codes & 15
+    pieces = [
+        step_unit.astype("<f2").view(np.uint8),
+        offset_unit.astype("<f2").view(np.uint8),
+        steps[:, :4] | (steps[:, 4:] >> 4) << 6,
+        offsets[:, :4] | (offsets[:, 4:] >> 4) << 6,
+        steps[:, 4:] & 15 | (offsets[:, 4:] & 15) << 4,
+    ]
+    if kind == "Q5_K":
+        fifth = (codes >> 4) << np.arange(8, dtype=np.uint8)[:, None]
+        pieces.append(np.bitwise_or.reduce(fifth, axis=1))
+    pieces.append((nibbles[:, 0::2] | nibbles[:, 1::2] << 4).reshape(len(parts), 128))
+    return np.concatenate(pieces, axis=1).reshape(len(weights), -1)
+
+
+def _q6_k(kind: str, weights: npt.NDArray[np.float32]) -> Bytes:
+    """16 sub-blocks of 16 with a signed 8-bit scale each."""
+    parts = weights.reshape(-1, 16, 16)
+    wanted = np.abs(parts).max(2) / 31
+    unit = (wanted.max(1, keepdims=True) / 127).astype("<f2")
+    scales = np.rint(wanted / np.maximum(unit.astype(np.float32), 1e-30)).clip(0, 127)
+    scale = np.maximum(unit * scales, 1e-30).astype(np.float32)
+    codes = (np.rint(parts / scale[..., None]).clip(-32, 31) + 32).astype(np.uint8)
+    halves, quarters = codes.reshape(-1, 2, 2, 64) & 15, codes.reshape(-1, 2, 4, 32) >> 4
+    pairs = np.bitwise_or.reduce(quarters << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=2)
+    pieces = [
+        (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(-1, 128),
+        pairs.reshape(-1, 64),
+        scales.astype(np.int8).view(np.uint8),
+        unit.view(np.uint8),
+    ]
+    return np.concatenate(pieces, axis=1).reshape(len(weights), -1)
+
+
+def _six_bits(wanted: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float16], Bytes]:
+    """Return a float16 unit [n, 1] and the multiples of it [n, 8] that are nearest to what is wanted."""
+    unit = (wanted.max(1, keepdims=True) / 63).astype("<f2")
+    multiples = np.rint(wanted / np.maximum(unit.astype(np.float32), 1e-30)).clip(0, 63)
+    return unit, multiples.astype(np.uint8)

@@ -1,15 +1,16 @@
 """A small Llama with weights that mean something: trained on the spot on the Python standard library's sources.
 
 Random weights say little about quantisers, and published small models come already quantised. Run as
-``python tests/trained_llama.py FOLDER`` it takes some minutes on two cores and leaves a Hugging Face folder plus
-``heldout.txt`` (text the model has not seen, to measure on) and ``calibration.txt`` (text it has seen). The seed is
-fixed; weights are equal only on the same machine, Python and torch.
+``python tests/trained_llama.py FOLDER [--seed N]`` it takes some minutes on two cores and leaves a Hugging Face folder
+plus ``heldout.txt`` (text the model has not seen, to measure on) and ``calibration.txt`` (text it has seen). The seed is
+of the first weights and of the windows trained on; equal seeds give equal weights only on the same machine, Python and
+torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -19,7 +20,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SEED = 0
 STEPS, BATCH, CONTEXT = 700, 4, 128
 PEAK_RATE, WARM_UP = 4e-3, 60
 EVERY = 8  # one module in so many is read: more than the training sees anyway
@@ -71,11 +71,11 @@ def byte_pair_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def train(ids: np.ndarray) -> LlamaForCausalLM:
+def train(ids: np.ndarray, seed: int) -> LlamaForCausalLM:
     """Train on random windows of ``ids``; print the loss now and then."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     torch.set_num_threads(1)  # matrices this small gain nothing from a second one, and sums keep their order
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, weight_decay=0.1, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -96,13 +96,13 @@ def train(ids: np.ndarray) -> LlamaForCausalLM:
     return model
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, seed: int = 0) -> None:
     """Train and write the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = sources(held_out=False)
     tokenizer = byte_pair_tokenizer(texts)
     ids = np.concatenate([np.array(e.ids, np.int64) for e in tokenizer.encode_batch(texts)])
-    train(ids).save_pretrained(folder, safe_serialization=True)
+    train(ids, seed).save_pretrained(folder, safe_serialization=True)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -111,4 +111,8 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    write(arguments.folder, arguments.seed)

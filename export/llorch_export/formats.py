@@ -10,6 +10,9 @@ from llorch_serve.manifest import Activations, Precision, Quantizer, Recipe, Sca
 
 EMBEDDING: Final = "model.embed_tokens"
 HEAD: Final = "lm_head"
+WITH_ZERO_POINTS: Final[tuple[Quantizer, ...]] = ("affine", "gptq", "hqq")
+"""Quantizers that give each block of 4-bit codes a zero point of its own."""
+
 NORM_READERS: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linear layers whose input is an RMS norm's output, so that its size is known beforehand."""
 

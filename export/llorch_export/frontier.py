@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,9 @@ MAX_TOKENS: Final = 2048
 WINDOW: Final = 256
 """Tokens that one context holds, unless the model holds fewer; chunks of this size are also what prefill is fastest in."""
 
+OURS: Final = "llorch"
+WIDENED: Final = "GGUF, weights in fp32"
+
 Logits = npt.NDArray[np.float32]
 
 
@@ -47,14 +50,14 @@ class Point:
 
     bits_per_weight: bytes of all weights, scales and zero points, times 8, over the parameters of the model.
     kl: mean of KL(fp32 reference || model) in nats; top1: share of equal likeliest tokens, 0..1.
-    peer: whether this is a GGUF file and not an artifact of ours.
+    series: what made and ran it; points of one series share a marker in the picture.
     """
 
     label: str
     bits_per_weight: float
     kl: float
     top1: float
-    peer: bool
+    series: str
 
 
 def candidates(source: str) -> list[tuple[str, ExportOptions]]:
@@ -66,6 +69,7 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
         ("int8 row", replace(base, precision="int8", activations="row")),
         ("int8 b128", replace(base, precision="int8", block_size=128)),
         ("int4", base),
+        ("int4 hqq", replace(base, quantizer="hqq")),
         ("int4 b32 nearest", replace(base, block_size=32, quantizer="nearest")),
         ("int4 b32 search", replace(base, block_size=32, quantizer="search")),
         ("int4 b16", replace(base, block_size=16)),
@@ -106,12 +110,9 @@ def frontier(
     Raises ArtifactError if the source, a peer or the text cannot be used.
     """
     checkpoint = open_checkpoint(source)
-    ids = _token_ids(checkpoint, sample_text() if text is None else text)
+    pieces = token_windows(checkpoint, sample_text() if text is None else text)
     reference = Reference(checkpoint)
-    windows = [
-        (piece, reference.logits(piece))
-        for piece in _windows(ids, min(WINDOW, checkpoint.config.max_position_embeddings))
-    ]
+    windows = [(piece, reference.logits(piece)) for piece in pieces]
     points = []
     for label, options in chosen:
         points.append(_artifact_point(label, options, checkpoint, windows))
@@ -138,7 +139,7 @@ def _artifact_point(
             figures.add(expected, session.prefill(0, piece, 0, range(len(piece))))
         found = figures.result()
         bits = 8 * weight_bytes(artifact) / _parameters(checkpoint)
-    return Point(label, bits, found.kl, found.top1, peer=False)
+    return Point(label, bits, found.kl, found.top1, OURS)
 
 
 def _peer_point(path: Path, checkpoint: Checkpoint, windows: list[tuple[list[int], Logits]]) -> Point:
@@ -153,8 +154,13 @@ def _peer_point(path: Path, checkpoint: Checkpoint, windows: list[tuple[list[int
     for piece, expected in windows:
         figures.add(expected, reference.logits(piece))
     found = figures.result()
+    return Point(path.name, gguf_bits_per_weight(path, checkpoint), found.kl, found.top1, WIDENED)
+
+
+def gguf_bits_per_weight(path: Path, checkpoint: Checkpoint) -> float:
+    """Return the stored bits of all tensors of a GGUF file over the parameters of the model it was made from."""
     bits = sum(_stored_bits(tensor) for tensor in read_header(path).tensors.values())
-    return Point(path.name, bits / _parameters(checkpoint), found.kl, found.top1, peer=True)
+    return bits / _parameters(checkpoint)
 
 
 def _stored_bits(tensor: GgufTensor) -> float:
@@ -176,7 +182,8 @@ def _parameters(checkpoint: Checkpoint) -> int:
     return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
 
 
-def _token_ids(checkpoint: Checkpoint, text: str) -> list[int]:
+def token_windows(checkpoint: Checkpoint, text: str) -> list[list[int]]:
+    """Return the first tokens of ``text`` in pieces of one context each. Raises ArtifactError if the model knows none."""
     tokenizer = Tokenizer.from_json(checkpoint.tokenizer.tokenizer_json, origin=str(checkpoint.path))
     ids = [
         id_
@@ -185,9 +192,5 @@ def _token_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     ]
     if not ids:
         raise ArtifactError(f"the text gives no token that {checkpoint.path} knows; choose another --text")
-    return ids
-
-
-def _windows(ids: list[int], window: int) -> Iterator[list[int]]:
-    for start in range(0, len(ids), window):
-        yield ids[start : start + window]
+    window = min(WINDOW, checkpoint.config.max_position_embeddings)
+    return [ids[start : start + window] for start in range(0, len(ids), window)]

@@ -18,7 +18,7 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
 ComputeType = Literal["float32", "float16", "bfloat16"]
 KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
 ScaleType = Literal["float32", "bfloat16", "float16"]
-Quantizer = Literal["nearest", "search", "affine", "gptq"]
+Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
 Activations = Literal["block", "row", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
@@ -207,7 +207,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
         error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
-        other's errors on a calibration text). 8-bit blocks are ``nearest``.
+        other's errors on a calibration text), ``hqq`` (scales of the range, zero points by half-quadratic splitting). 8-bit blocks are ``nearest``.
     scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.

@@ -82,6 +82,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "quantizer": "search",
         "scale_type": "float32",
     },
+    "int4, half-quadratic": {"precision": "int4", "quantizer": "hqq"},
     "int8, head fp32": {"precision": "int8", "head_precision": "fp32", "block_size": 64},
     "int8, bfloat16 scales, finer blocks": {
         "precision": "int8",

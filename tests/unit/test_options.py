@@ -79,7 +79,7 @@ def test_a_block_size_that_is_given_holds_everywhere() -> None:
     assert recipe(precision="int4", fine_block_size=64).fine_block_size is None
 
 
-@pytest.mark.parametrize("quantizer", ["nearest", "search", "affine"])
+@pytest.mark.parametrize("quantizer", ["nearest", "search", "affine", "hqq"])
 def test_the_quantizer_is_of_4_bit_weights_only(quantizer: str) -> None:
     assert recipe(precision="int4", quantizer=quantizer).quantizer == quantizer
     assert recipe(precision="int8", head_precision="int4", quantizer=quantizer).quantizer == quantizer

@@ -13,14 +13,15 @@ from typing import Final
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
-from llorch_export.formats import ModuleFormat
+from llorch_export.formats import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.options import BITS, UNQUANTISED
 from llorch_export.quantize.feedback import error_factor, quantize_feedback
+from llorch_export.quantize.half_quadratic import half_quadratic
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
-from llorch_export.quantize.search import quantize_search
+from llorch_export.quantize.search import quantize_blocks, quantize_search
 from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_serve.manifest import ScaleType
 
@@ -63,7 +64,7 @@ def block_weight(
     return _plan(
         b,
         name,
-        BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in ("affine", "gptq")),
+        BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS),
         rows,
         columns,
         lambda: _quantised_chunks(b, name, weights, form),
@@ -98,6 +99,15 @@ def quantised(weight: Matrix, form: ModuleFormat, factor: Matrix | None = None) 
     if form.quantizer == "gptq":
         assert factor is not None
         return quantize_feedback(weight, factor, bits=bits, block_size=block_size, scale_type=scale_type)
+    if form.quantizer == "hqq":
+        return quantize_blocks(
+            weight,
+            lambda block: half_quadratic(block, bits, scale_type),
+            bits=bits,
+            block_size=block_size,
+            zero_points=True,
+            scale_type=scale_type,
+        )
     return quantize_search(
         weight,
         bits=bits,

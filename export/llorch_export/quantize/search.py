@@ -9,6 +9,7 @@ is then refined by rounding and fitting in turns, and gives way to round-to-near
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -35,6 +36,9 @@ _MOST_THREADS: Final = 8  # numpy works without the interpreter's lock; more wou
 _SHARES: Final = (1.0, 0.94, 0.88, 0.82, 0.76)
 _REFINEMENTS: Final = 2
 
+Search = Callable[[Matrix], tuple[Matrix, Matrix]]
+"""Gives scales and whole zero points [rows, blocks] of blocks [rows, blocks, block_size]."""
+
 
 def quantize_search(
     weight: Matrix, *, bits: int, block_size: int, zero_points: bool, scale_type: ScaleType = "float32"
@@ -43,6 +47,26 @@ def quantize_search(
 
     zero_points: whether each block has one of its own; otherwise all are ``2 ** (bits - 1)``.
     """
+    return quantize_blocks(
+        weight,
+        lambda block: searched(block, bits, zero_points, scale_type),
+        bits=bits,
+        block_size=block_size,
+        zero_points=zero_points,
+        scale_type=scale_type,
+    )
+
+
+def quantize_blocks(
+    weight: Matrix,
+    search: Search,
+    *,
+    bits: int,
+    block_size: int,
+    zero_points: bool,
+    scale_type: ScaleType = "float32",
+) -> Blocks:
+    """Quantise ``weight`` [rows, K] to the nearest codes of what ``search`` gives; it is called from several threads."""
     rows, columns = weight.shape
     blocks = block_count(columns, block_size)
     packed = np.empty((rows, blocks, block_size * bits // 8), np.uint8)
@@ -51,7 +75,7 @@ def quantize_search(
 
     def quantize(part: slice) -> None:
         block = grouped(weight[part], block_size)
-        scale, zero = searched(block, bits, zero_points, scale_type)
+        scale, zero = search(block)
         codes = _rounded(block, scale, zero, bits) + zero[:, :, None]
         packed[part], scales[part], zeros[part] = pack(codes, bits), scale, pack(zero, bits)
 

@@ -86,7 +86,7 @@ def command(
         typer.Option(
             help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
             "weights (8 % less than nearest); affine: the same with zero points (30 % less, default); gptq: affine, and columns make up for each other's errors "
-            "on a text (--calibration).",
+            "on a text (--calibration); hqq: zero points that keep most errors small and a few large.",
             show_default=False,
         ),
     ] = None,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from llorch_export.terminal.requirements import required
-from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say, step_progress, write, write_json
 
 _MAX_TEXT_BYTES = 2**22
@@ -95,7 +95,9 @@ def command(
         for point in points:
             write(f"| {point.label} | {point.bits_per_weight:.3f} | {point.kl:.3g} | {point.top1:.2%} |\n")
     if png is not None:
-        _draw(points, png)
+        from llorch_export.picture import draw
+
+        draw(points, png)
         say(f"{png} is drawn")
 
 
@@ -107,34 +109,3 @@ def _read(text: Path | None) -> str | None:
             return file.read(_MAX_TEXT_BYTES).decode("utf-8", errors="ignore")
     except OSError as error:
         raise UsageError(f"--text {text} cannot be read: {error.strerror}") from error
-
-
-def _draw(points: list[Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for peer, marker, label in ((False, "o", "llorch"), (True, "s", "GGUF, weights in fp32")):
-        chosen = [point for point in points if point.peer == peer]
-        axes.scatter(
-            [point.bits_per_weight for point in chosen],
-            [point.kl for point in chosen],
-            marker=marker,
-            label=label,
-        )
-    for point in points:
-        axes.annotate(
-            point.label,
-            (point.bits_per_weight, point.kl),
-            xytext=(4, 3),
-            textcoords="offset points",
-            fontsize=7,
-        )
-    axes.set(xlabel="bits per weight", ylabel="KL(fp32 || model), nats", yscale="log")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    try:
-        # No date or version of the library inside, so that the same figures give the same file.
-        figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
-    except OSError as error:
-        raise ResourceError(f"--png {path} cannot be written: {error.strerror}") from error
