@@ -8,7 +8,7 @@ import pytest
 
 from processes import llorch, llorch_here
 
-QUICK = ("--prompt-tokens", "20", "--max-tokens", "8", "--repeat", "1", "--streams", "1,2", "--json")
+QUICK = ("--prompt-tokens", "20", "--max-tokens", "64", "--repeat", "1", "--streams", "1,2", "--json")
 KEYS = ["schema_version", "recipe", "provider", "load_s", "peak_rss_mib", "results", "fidelity"]
 
 

@@ -176,10 +176,17 @@ def test_a_dry_run_writes_nothing(tiny_source, tmp_path):
 
 @pytest.fixture(scope="module")
 def slow_source(tmp_path_factory):
-    """A checkpoint of zeros that takes seconds to export and, as a sparse file, next to no disk."""
+    """A checkpoint of zeros that takes seconds to export and, as a sparse file, next to no disk.
+
+    It is so large that the default recipe measures nothing before it writes.
+    """
     folder = tmp_path_factory.mktemp("slow")
     config = tiny_config(
-        hidden_size=2048, intermediate_size=16_384, num_attention_heads=16, num_key_value_heads=16
+        hidden_size=2048,
+        intermediate_size=16_384,
+        num_hidden_layers=6,
+        num_attention_heads=16,
+        num_key_value_heads=16,
     )
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(tiny_tokenizer_json())
@@ -232,7 +239,9 @@ def _read(terminal):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_export_leaves_nothing_behind(slow_source, tmp_path, number):
-    code, shown = interrupted(number, "export", slow_source, "--output", tmp_path / "a")
+    code, shown = interrupted(
+        number, "export", slow_source, "--precision", "int8", "--output", tmp_path / "a"
+    )
     assert code == 130
     assert "interrupted" in shown
     assert list(tmp_path.iterdir()) == []
@@ -241,7 +250,9 @@ def test_an_interrupted_export_leaves_nothing_behind(slow_source, tmp_path, numb
 def test_an_interrupted_export_leaves_the_artifact_that_was_there(slow_source, tiny_source, tmp_path):
     assert llorch_here("export", tiny_source, "-o", tmp_path / "a").code == 0
     before = (tmp_path / "a" / "llorch.json").read_bytes()
-    code, _ = interrupted(signal.SIGINT, "export", slow_source, "--output", tmp_path / "a", "--force")
+    code, _ = interrupted(
+        signal.SIGINT, "export", slow_source, "--precision", "int8", "--output", tmp_path / "a", "--force"
+    )
     assert code == 130
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "llorch.json").read_bytes() == before

@@ -269,8 +269,6 @@ def command(
     _check_via(via, optimum_python, target, dry_run=dry_run)
     if recipe is None and _open(precision, compute_type, target, via):
         recipe = default_recipe(open_config(source))
-        if not as_json:
-            say(f"recipe {recipe}: {load_recipe(recipe).description}")
     if recipe is not None:
         options = load_recipe(recipe).options(options)
     if prefill_recipe == "none":
@@ -294,7 +292,7 @@ def command(
                 f"tracing with {', '.join(f'{n} {v}' for n, v in optimum.versions.items())}: this takes minutes"
             )
             result = export_via_optimum(options, optimum, progress)
-    _report(result, time.perf_counter() - started, max_context, as_json=as_json)
+    _report(result, recipe, time.perf_counter() - started, max_context, as_json=as_json)
 
 
 def _open(
@@ -317,8 +315,10 @@ def _check_via(via: Exporter | None, optimum_python: str | None, target: Target,
         )
 
 
-def _report(result: ExportResult, seconds: float, max_context: int | None, *, as_json: bool) -> None:
-    """Say what came out, and what a person should know about it."""
+def _report(
+    result: ExportResult, recipe: str | None, seconds: float, max_context: int | None, *, as_json: bool
+) -> None:
+    """Say what came out, by which recipe if there was one, and what a person should know about it."""
     manifest = result.artifact.manifest
     nbytes = sum(entry.bytes for entry in manifest.files)
     if as_json:
@@ -335,7 +335,7 @@ def _report(result: ExportResult, seconds: float, max_context: int | None, *, as
         )
     elif result.changed:
         say(
-            f"{result.artifact.folder}: {nbytes / 2**20:.1f} MiB, {manifest.recipe.precision}, in {seconds:.1f} s"
+            f"{result.artifact.folder}: {nbytes / 2**20:.1f} MiB, {recipe or manifest.recipe.precision}, in {seconds:.1f} s"
         )
     else:
         say(f"{result.artifact.folder} is up to date")
