@@ -15,11 +15,12 @@ from bench_peers.protocol import Measurement, ProtocolError
 from bench_peers.reuse import Gains
 from llorch_serve.reference_file import ReferenceFile
 
-DEFAULT: Final = "int8"
+DEFAULT: Final = "cpu-calibrated"
 SMALLEST: Final = "int4, int4 head"
 
 EXPORTS: Final[dict[str, tuple[str, ...]]] = {
     DEFAULT: (),
+    "cpu-fast": ("--recipe", "cpu-fast"),
     SMALLEST: ("--precision", "int4", "--block-size", "64", "--head-precision", "int4"),
     "source": ("--precision", "source"),
 }

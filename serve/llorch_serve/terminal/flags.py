@@ -76,7 +76,7 @@ StrictReuse = Annotated[
     bool,
     typer.Option(
         "--strict-reuse",
-        help="Of earlier requests, reuse only what was prefilled: the same bits as without reuse.",
+        help="Of earlier requests, reuse only what was prefilled: the same bits as without reuse, but for what a cache in int8 rounds.",
     ),
 ]
 Lookup = Annotated[
