@@ -127,7 +127,9 @@ def _artifact_point(
     label: str, options: ExportOptions, checkpoint: Checkpoint, windows: list[tuple[list[int], Logits]]
 ) -> Point:
     with tempfile.TemporaryDirectory(prefix="llorch-frontier-") as folder:
-        wanted = replace(options, output=Path(folder) / "artifact", kv_dtype="float32")
+        # Of weights alone: keys and values stay in what the graph computes in.
+        kv_dtype = options.recipe().compute_type
+        wanted = replace(options, output=Path(folder) / "artifact", kv_dtype=kv_dtype)
         artifact = export(wanted, lambda phase, done, total: None).artifact
         session = open_session(
             artifact,
