@@ -117,7 +117,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="A recipe: cpu or cpu-calibrated (the default without --precision and --target, the latter up to half a billion parameters), int4, int4-mixed, int4-gptq, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
+            help="A recipe: cpu or cpu-calibrated (the default without any flag that says how weights are stored; the latter up to half a billion parameters), int4, int4-mixed, int4-gptq, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
             "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
             show_default=False,
         ),
@@ -267,7 +267,9 @@ def command(
         activations=activations,
     )
     _check_via(via, optimum_python, target, dry_run=dry_run)
-    if recipe is None and _open(precision, compute_type, target, via):
+    stored = (precision, head_precision, block_size, fine_block_size, quantizer, scale_type, accuracy_level)
+    shaped = (compute_type, transform, activations, interop, via)
+    if target == "cpu" and all(given is None for given in (recipe, *stored, *shaped)):
         recipe = default_recipe(open_config(source))
     if recipe is not None:
         options = load_recipe(recipe).options(options)
@@ -293,13 +295,6 @@ def command(
             )
             result = export_via_optimum(options, optimum, progress)
     _report(result, recipe, time.perf_counter() - started, max_context, as_json=as_json)
-
-
-def _open(
-    precision: Precision | None, compute_type: ComputeType | None, target: Target, via: Exporter | None
-) -> bool:
-    """Tell whether nothing that is given says how weights are stored, so that the CPU's own recipe holds."""
-    return precision is None and via is None and target == "cpu" and compute_type in (None, "float32")
 
 
 def _check_via(via: Exporter | None, optimum_python: str | None, target: Target, *, dry_run: bool) -> None:
