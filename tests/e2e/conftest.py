@@ -58,14 +58,16 @@ def tiny_worker(tiny: Path) -> Iterator[WorkerProcess]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_worker(smollm2: Callable[..., Path]) -> Iterator[Callable[[str], WorkerProcess]]:
-    """Return a function that serves the real model at a precision, one worker process for each."""
-    started: dict[str, WorkerProcess] = {}
+def smollm2_worker(smollm2: Callable[..., Path]) -> Iterator[Callable[..., WorkerProcess]]:
+    """Return a function that serves the real model at a precision and with flags, one worker process for each."""
+    started: dict[tuple[str, ...], WorkerProcess] = {}
     with contextlib.ExitStack() as stack:
 
-        def serve(precision: str) -> WorkerProcess:
-            if precision not in started:
-                started[precision] = stack.enter_context(serving(smollm2(precision), "--max-context", "2048"))
-            return started[precision]
+        def serve(precision: str, *flags: str) -> WorkerProcess:
+            key = (precision, *flags)
+            if key not in started:
+                folder = smollm2(precision)
+                started[key] = stack.enter_context(serving(folder, "--max-context", "2048", *flags))
+            return started[key]
 
         yield serve

@@ -23,7 +23,7 @@ def answer(client, request):
 
 
 def test_the_same_prompt_again_is_cached_and_answered_alike(tiny):
-    with serving(tiny) as worker, WorkerClient(worker.address) as client:
+    with serving(tiny, "--kv-dtype", "float32") as worker, WorkerClient(worker.address) as client:
         cold, first = answer(client, GenerationRequest("a", PROMPT, GREEDY))
         warm, second = answer(client, GenerationRequest("b", PROMPT, GREEDY))
         assert (first.cached_tokens, second.cached_tokens) == (0, 58)
@@ -55,7 +55,7 @@ def test_strict_reuse_takes_what_was_prefilled_alone(tiny):
 def test_a_small_cache_is_shared_and_said_aloud(tiny):
     # 2 layers, 2 heads of 16, keys and values in float32: 512 bytes a token.
     flags = ("--kv-cache-memory", f"{512 * 200}", "--max-context", "128", "--slots", "4")
-    with serving(tiny, *flags) as worker, WorkerClient(worker.address) as client:
+    with serving(tiny, *flags, "--kv-dtype", "float32") as worker, WorkerClient(worker.address) as client:
         assert any("4 slots of 128 tokens share 200 tokens" in line for line in worker.command.log)
         assert client.load().kv_tokens_total == 200
         assert client.model_info().context_length == 128
@@ -120,7 +120,7 @@ def test_a_real_model_repeats_a_text_with_guesses_as_without(smollm2):
 
 @pytest.mark.real_model
 def test_a_real_conversation_goes_on_from_its_cache(smollm2_worker):
-    with WorkerClient(smollm2_worker("int8").address) as client:
+    with WorkerClient(smollm2_worker("int8", "--kv-dtype", "float32").address) as client:
         prompt = TextPrompt(sample_text()[:1500])
         cold, first = answer(client, GenerationRequest("a", prompt, GREEDY))
         warm, second = answer(client, GenerationRequest("b", prompt, GREEDY))
@@ -148,3 +148,13 @@ def test_a_prompt_beyond_the_budget_is_refused_like_one_beyond_the_context(tiny)
         pytest.raises(LlorchError, match="50"),
     ):
         list(client.generate(request))
+
+
+def test_a_cache_in_int8_has_room_for_four_times_the_tokens(tiny):
+    flags = ("--kv-cache-memory", f"{512 * 200}", "--max-context", "128", "--slots", "8")
+    with serving(tiny, *flags) as worker, WorkerClient(worker.address) as client:
+        assert client.load().kv_tokens_total == 4 * 200
+        first, _ = answer(client, GenerationRequest("a", PROMPT, GREEDY))
+        again, usage = answer(client, GenerationRequest("b", PROMPT, GREEDY))
+        assert usage.cached_tokens == 58
+        assert len(first) == len(again) == 24

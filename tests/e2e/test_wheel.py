@@ -117,7 +117,9 @@ def test_help_of_every_command_works(bare):
 def test_fidelity_is_measured_from_a_reference_file(bare, tiny, tmp_path):
     own_reference(tmp_path / "ref", load_artifact(tiny), random_ids(100))
     document = llorch("verify", tiny, "--reference", tmp_path / "ref", "--json", python=bare).document()
-    assert document["kl"] < 2e-6
+    assert (
+        document["prefill_kl"] < 2e-6 <= document["decode_kl"] < 0.01
+    )  # the graph that the reference is of, and another
     assert document["tokens"] == 100
 
 
