@@ -40,7 +40,7 @@ def with_prompt_graph(
 
     build: makes the decoder of another recipe over a plan of weights.
     """
-    plan = WeightPlan(PROMPTS_DATA, _shared(manifest.recipe, recipe, first))
+    plan = prompt_plan(manifest.recipe, recipe, first)
     graph = build(recipe, plan)
     assert (graph.inputs, graph.outputs) == (first.inputs, first.outputs), "one cache serves both"
     writer.add_weights(
@@ -49,6 +49,11 @@ def with_prompt_graph(
     writer.add_bytes(PROMPTS_FILE, checked_bytes(graph.model, manifest.target))
     prompts = PromptGraph(graph=PROMPTS_FILE, data=PROMPTS_DATA, recipe=recipe)
     return msgspec.structs.replace(manifest, files=listed(writer), prompts=prompts)
+
+
+def prompt_plan(first: Recipe, prompts: Recipe, graph: DecoderGraph) -> WeightPlan:
+    """Return an empty plan for the weights that the graph for prompts does not share with ``graph``."""
+    return WeightPlan(PROMPTS_DATA, _shared(first, prompts, graph))
 
 
 def _shared(first: Recipe, other: Recipe, graph: DecoderGraph) -> tuple[WeightJob, ...]:

@@ -11,13 +11,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from llorch_export.graph.targets import TARGETS
 from llorch_serve.artifact import Artifact
 from llorch_serve.manifest import (
     FileEntry,
     FixedShapes,
     GenerationDefaults,
+    Int8Cache,
+    KvDtype,
     LlamaConfig,
+    PromptGraph,
     Recipe,
     SourceInfo,
     Target,
@@ -79,7 +84,8 @@ class Contents:
     """What ``llorch inspect --json`` prints.
 
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is used.
-    layout, interop: as in :class:`llorch_serve.manifest.Manifest`.
+    kv_dtypes: what the KV cache may hold, the default first, which the bytes are of.
+    layout, interop, int8_cache, prompts: as in :class:`llorch_serve.manifest.Manifest`.
     checked_on: providers on which graphs of this target have been compared with the reference; not_checked_on: its own
         provider, if it is not among them.
     """
@@ -108,6 +114,9 @@ class Contents:
     checked_on: tuple[str, ...]
     not_checked_on: str | None
     fixed_shapes: FixedShapes | None
+    kv_dtypes: tuple[KvDtype, ...]
+    int8_cache: Int8Cache | None
+    prompts: PromptGraph | None
 
 
 def contents(artifact: Artifact) -> Contents:
@@ -117,8 +126,9 @@ def contents(artifact: Artifact) -> Contents:
     own = TARGETS[manifest.target].provider
     total = sum(entry.bytes for entry in manifest.files)
     lengths = sorted({min(_SHORT_CONTEXT, manifest.context_length), manifest.context_length})
+    kv_bytes = msgspec.structs.replace(manifest.kv, dtype=manifest.kv_dtypes[0]).bytes_per_token
     memory = [
-        Memory(slots, length, kv := slots * length * manifest.kv.bytes_per_token, total + kv)
+        Memory(slots, length, kv := slots * length * kv_bytes, total + kv)
         for slots in SLOTS
         for length in lengths
     ]
@@ -133,7 +143,7 @@ def contents(artifact: Artifact) -> Contents:
         min_onnxruntime=manifest.min_onnxruntime,
         files=manifest.files,
         total_bytes=total,
-        kv_bytes_per_token=manifest.kv.bytes_per_token,
+        kv_bytes_per_token=kv_bytes,
         memory=tuple(memory),
         bos_token_id=manifest.bos_token_id,
         eos_token_id=manifest.eos_token_id,
@@ -147,6 +157,9 @@ def contents(artifact: Artifact) -> Contents:
         checked_on=manifest.checked_on,
         not_checked_on=None if own in (None, *manifest.checked_on) else own,
         fixed_shapes=manifest.fixed_shapes,
+        kv_dtypes=manifest.kv_dtypes,
+        int8_cache=manifest.int8_cache,
+        prompts=manifest.prompts,
     )
 
 

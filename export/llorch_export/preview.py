@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,14 +14,16 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.checkpoint.source import open_checkpoint, open_config
+from llorch_export.companions import prompt_plan
 from llorch_export.formats import uses_static
 from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions, refuse_beyond
-from llorch_export.pipeline import check_source, resolve_context
+from llorch_export.pipeline import check_source, prompt_recipe, resolve_context
 from llorch_export.recipes.resolve import with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
 from llorch_export.transform.prepare import fixed_transforms
+from llorch_serve.manifest import KvDtype
 
 
 def preview(options: ExportOptions) -> dict[str, object]:
@@ -50,13 +53,25 @@ def preview(options: ExportOptions) -> dict[str, object]:
         tensors = merged_tensors(tensors, options.lora)
     built, tensors = fixed_transforms(config, tensors, recipe)
     graph = build_decoder(built, recipe, tensors, context_length=context_length, target=options.target)
+    prompts = prompt_recipe(options, recipe, config)
+    prompt_bytes = None
+    if prompts is not None:
+        plan = prompt_plan(recipe, prompts, graph)
+        build_decoder(
+            built, prompts, tensors, context_length=context_length, target=options.target, weights=plan
+        )
+        prompt_bytes = plan.total_bytes
+    kv_dtype: KvDtype = "int8" if recipe.int8_cache else graph.kv.dtype
     return {
         "config": config,
         "recipe": recipe,
         "context_length": context_length,
         "parameters": sum(math.prod(shape) for shape in shapes.values()),
         "data_bytes": graph.data_bytes,
-        "kv_bytes_per_token": graph.kv.bytes_per_token,
+        "prompt_recipe": prompts,
+        "prompt_data_bytes": prompt_bytes,
+        "kv_dtype": kv_dtype,
+        "kv_bytes_per_token": msgspec.structs.replace(graph.kv, dtype=kv_dtype).bytes_per_token,
         "tensors": [{"name": name, "shape": list(shape)} for name, shape in shapes.items()],
         "inputs": [
             {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in graph.inputs

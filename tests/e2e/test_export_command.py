@@ -168,6 +168,7 @@ def test_a_dry_run_writes_nothing(tiny_source, tmp_path):
     outcome = llorch_here("export", tiny_source, "-o", tmp_path / "a", "--dry-run")
     assert (outcome.code, outcome.stderr) == (0, "")
     assert "model.layers.1.mlp.down_proj.weight" in outcome.stdout
+    assert "MiB more for prompts; KV cache 128 bytes a token in int8" in outcome.stdout
     assert list(tmp_path.iterdir()) == []
 
 

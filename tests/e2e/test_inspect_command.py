@@ -19,7 +19,8 @@ def test_figures_add_up(tiny_source, tmp_path, export_here, precision):
     assert sizes == {p.name: p.stat().st_size for p in folder.iterdir() if p.name != "llorch.json"}
     assert document["total_bytes"] == sum(sizes.values())
     assert document["recipe"]["precision"] == precision
-    assert document["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # K and V, layers, heads, head_dim, float32
+    # K and V, layers, heads, head_dim; a byte each beside quantised weights, else float32.
+    assert document["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * (4 if precision == "fp32" else 1)
     for row in document["memory"]:
         assert row["kv_bytes"] == row["slots"] * row["context"] * document["kv_bytes_per_token"]
         assert row["total_bytes"] == row["kv_bytes"] + document["total_bytes"]
@@ -53,7 +54,7 @@ def test_text_for_people(tiny):
         "int8",
         "MatMulNBits",
         "'<|eos|>'",
-        "512 bytes a token",
+        "128 bytes a token",
         "embedding and head",
         "tokenizer.json",
     ):
@@ -71,7 +72,7 @@ def test_without_onnx_the_rest_is_shown(tiny):
     assert "pip install 'llorch[export]'" in result.stderr
     document = msgspec.json.decode(result.stdout)
     assert document["graph"] is None
-    assert document["kv_bytes_per_token"] == 512
+    assert document["kv_bytes_per_token"] == 128
 
 
 def test_what_is_no_artifact_is_refused(tmp_path, tiny_source):
@@ -87,3 +88,15 @@ def test_a_graph_that_is_no_graph_is_refused(tmp_path):
     outcome = llorch_here("inspect", write_tiny_artifact(tmp_path / "a"))
     assert outcome.code == 3
     assert "is not an ONNX model" in outcome.error()
+
+
+def test_graphs_beside_the_first_are_shown(tiny):
+    document = llorch_here("inspect", tiny, "--json").document()
+    assert document["kv_dtypes"] == ["int8", "float32"]
+    assert document["kv_bytes_per_token"] == 2 * 2 * 2 * 16  # layers, keys and values, heads, their size
+    assert document["prompts"]["recipe"]["activations"] == "static"
+    lines = llorch_here("inspect", tiny).stdout.splitlines()
+    assert any(line.startswith("prompts") and "prompts.onnx: precision int8" in line for line in lines)
+    assert any(
+        line.startswith("KV cache") and "int8 or float32, 128 bytes a token in int8" in line for line in lines
+    )

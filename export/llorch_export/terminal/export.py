@@ -374,7 +374,9 @@ def _print_preview(preview: Any, as_json: bool) -> None:
         write(f"{tensor['name']:<60} {tensor['shape']}\n")
     for tensor in preview["inputs"][:6]:
         write(f"input  {tensor['name']:<53} {tensor['shape']} {tensor['dtype']}\n")
+    more = preview["prompt_data_bytes"]
+    prompts = "" if more is None else f"{more / 2**20:,.1f} MiB more for prompts; "
     write(
-        f"{preview['parameters']:,} parameters; {preview['data_bytes'] / 2**20:,.1f} MiB of weights; "
-        f"KV cache {preview['kv_bytes_per_token']:,} bytes a token\n"
+        f"{preview['parameters']:,} parameters; {preview['data_bytes'] / 2**20:,.1f} MiB of weights; {prompts}"
+        f"KV cache {preview['kv_bytes_per_token']:,} bytes a token in {preview['kv_dtype']}\n"
     )

@@ -13,6 +13,7 @@ from llorch_serve.terminal.console import say, write, write_json
 
 if TYPE_CHECKING:
     from llorch_export.contents import Contents
+    from llorch_serve.manifest import Recipe
 
 
 def command(
@@ -45,9 +46,6 @@ def command(
 
 def describe(found: Contents) -> str:
     """Return the description as lines of text."""
-    recipe = msgspec.to_builtins(found.recipe)
-    if recipe.pop("rules"):  # each of their modules is told below, by how it is stored
-        recipe["rules"] = len(found.recipe.rules)
     lines = [
         f"{'model':<14}{found.model_id}",
         f"{'source':<14}{found.source.name} ({found.source.kind}), {found.source.fingerprint[:16]}",
@@ -55,7 +53,12 @@ def describe(found: Contents) -> str:
         f"{'made with':<14}{_pairs(found.versions)}; runs on onnxruntime {found.min_onnxruntime} or later",
         f"{'target':<14}{_target(found)}",
         f"{'config':<14}{_pairs(_set(msgspec.to_builtins(found.model)))}",
-        f"{'recipe':<14}{_pairs(_set(recipe))}",
+        f"{'recipe':<14}{_recipe(found.recipe)}",
+        *(
+            []
+            if found.prompts is None
+            else [f"{'prompts':<14}{found.prompts.graph}: {_recipe(found.prompts.recipe)}"]
+        ),
         f"{'graph':<14}{'traced by Optimum' if found.layout == 'optimum' else 'llorch'}"
         + (f"; also loads in {', '.join(found.interop)}" if found.interop else ""),
         f"{'context':<14}{found.context_length} tokens",
@@ -64,6 +67,13 @@ def describe(found: Contents) -> str:
         f"recommended sampling: {_pairs(_set(msgspec.to_builtins(found.generation))) or 'none'}",
     ]
     return "\n".join([*lines, *_graph(found), *_files(found), *_memory(found)]) + "\n"
+
+
+def _recipe(recipe: Recipe) -> str:
+    """Return a recipe's settings; of its rules the number, since how each module is stored is told below."""
+    settings = msgspec.to_builtins(recipe)
+    settings["rules"] = len(recipe.rules) or None
+    return _pairs(_set(settings))
 
 
 def _target(found: Contents) -> str:
@@ -95,7 +105,7 @@ def _files(found: Contents) -> Iterator[str]:
 
 
 def _memory(found: Contents) -> Iterator[str]:
-    yield f"{'KV cache':<14}{found.kv_bytes_per_token} bytes a token; committed as it is used, at most:"
+    yield f"{'KV cache':<14}{' or '.join(found.kv_dtypes)}, {found.kv_bytes_per_token} bytes a token in {found.kv_dtypes[0]}; committed as it is used, at most:"
     yield f"{'':<14}{'slots':>5} {'context':>9} {'KV cache':>12} {'with weights':>12}"
     for row in found.memory:
         yield f"{'':<14}{row.slots:>5} {row.context:>9} {_size(row.kv_bytes):>12} {_size(row.total_bytes):>12}"
