@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Final
 
+from llorch_serve.chunking import shortened
 from llorch_serve.load import Load
 from llorch_serve.plan import DecodeRow, PrefillChunk, SlotEdit, StepPlan, VerifyChunk
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
@@ -36,6 +37,8 @@ class Scheduler:
     kv_cache: False forgets the cache after every token and computes the whole sequence anew.
     prefix_cache, strict_reuse, shortest_reuse: see :class:`llorch_serve.slots.SlotTable`.
     most_drafting: running sequences up to which drafts are checked.
+    doubling: position from which a prompt's token costs twice as much; beside running sequences later chunks are shorter by that.
+        None: they are not.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Scheduler:
         strict_reuse: bool = False,
         shortest_reuse: int = SHORTEST_REUSE,
         most_drafting: int = MOST_DRAFTING,
+        doubling: int | None = None,
     ) -> None:
         self._slots = slots
         self._budget = budget
@@ -64,6 +68,7 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._kv_cache = kv_cache
         self._most_drafting = most_drafting
+        self._doubling = doubling
         self._prefilled_last = False
         self._checked: set[Sequence] = set()  # running sequences whose draft was checked in this turn
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -125,7 +130,7 @@ class Scheduler:
             prefilling = self._prefilling(edits)
             if prefilling is not None:
                 self._prefilled_last = True
-                return StepPlan(edits=tuple(edits), prefill=self._chunk(prefilling))
+                return StepPlan(edits=tuple(edits), prefill=self._chunk(prefilling, shared=bool(decoding)))
         if not decoding:
             self._prefilled_last = False
             return None
@@ -218,12 +223,16 @@ class Scheduler:
         self._cached_tokens += following.cached_tokens
         return following
 
-    def _chunk(self, sequence: Sequence) -> PrefillChunk:
+    def _chunk(self, sequence: Sequence, *, shared: bool) -> PrefillChunk:
+        """Return the next part of a prompt; shared: running sequences wait for it."""
         assert sequence.slot is not None
         # A row's last bits depend on whether it runs alone or beside other rows of its sequence. So that a
         # recomputed answer repeats the first one exactly, its tokens go one by one here too.
         rest = sequence.prompt_length - sequence.computed
-        count = min(self._prefill_chunk, rest) if rest > 0 else 1
+        most = self._prefill_chunk
+        if shared and self._doubling is not None:
+            most = shortened(most, sequence.computed, self._doubling)
+        count = min(most, rest) if rest > 0 else 1
         # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows in blocks
         # of a multiple of _ROW_BLOCK.
         while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):

@@ -15,6 +15,7 @@ import psutil
 from llorch_serve.artifact import Artifact
 from llorch_serve.bound_graph import BoundGraph, Logits, LogitsBuffer
 from llorch_serve.capabilities import Capabilities
+from llorch_serve.chunking import doubling_position
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.handoff import Handoff, read_scales
@@ -62,6 +63,7 @@ class DecoderSession:
             prefix_reuse=in_parts,
             drafts=in_parts,
             separate_prompts=prompts is not steps,
+            doubling_position=doubling_position(artifact.manifest.model) if in_parts else None,
         )
         self.vocab_size = artifact.manifest.model.vocab_size
         self.cache = cache

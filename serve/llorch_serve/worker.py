@@ -83,6 +83,7 @@ class Worker:
             kv_cache=config.kv_cache,
             prefix_cache=config.prefix_cache and able.prefix_reuse,
             strict_reuse=config.strict_reuse,
+            doubling=able.doubling_position,
         )
         self._lookup = config.lookup
         self._engine = Engine(session, scheduler)
