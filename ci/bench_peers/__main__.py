@@ -25,7 +25,7 @@ from bench_peers.results import DECODE, Run, Subject
 from bench_peers.rounds import run_rounds
 from llorch_serve.artifact import load_artifact
 from llorch_serve.bench.workload import text_prompt
-from llorch_serve.errors import LlorchError
+from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.providers import usable_cpus
 from llorch_serve.reference_file import ReferenceFile
@@ -63,6 +63,12 @@ def command(
     rounds: Annotated[
         int, typer.Option(min=3, help="Rounds; every engine has one turn in each. --quick has one.")
     ] = _FULL.rounds,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure this engine or recipe of ours alone; may be repeated. The page names the command."
+        ),
+    ] = None,
 ) -> None:
     """Measure llorch beside its peers and write docs/performance.md, performance.png and performance.json.
 
@@ -72,14 +78,25 @@ def command(
     size.output.mkdir(parents=True, exist_ok=True)
     recipes = ours.all_recipes(_CACHE)
     rivals = peers.all_peers(PeersFolder(peers_folder), gguf)
+    if only:
+        everyone: list[Contestant] = [*recipes, *rivals]
+        known = [one.label for one in everyone]
+        if set(only) - set(known) or ours.DEFAULT not in only:
+            raise UsageError(
+                f"--only takes {', '.join(known)}, with {ours.DEFAULT} among them; found {', '.join(only)}"
+            )
+        recipes = [one for one in recipes if one.label in only]
+        rivals = [one for one in rivals if one.label in only]
     for recipe in recipes:
         say(f"exporting {recipe.label}")
         recipe.export(gguf)
-    run = _measure(size, recipes, rivals, gguf)
+    run = _measure(size, recipes, rivals, gguf, only or [])
     _write(run, size.output)
 
 
-def _measure(size: _Size, recipes: list[ours.Recipe], rivals: list[peers.Peer], gguf: Path) -> Run:
+def _measure(
+    size: _Size, recipes: list[ours.Recipe], rivals: list[peers.Peer], gguf: Path, only: list[str]
+) -> Run:
     machine = this_machine()
     default = next(recipe for recipe in recipes if recipe.label == ours.DEFAULT)
     threads = usable_cpus()
@@ -98,7 +115,7 @@ def _measure(size: _Size, recipes: list[ours.Recipe], rivals: list[peers.Peer], 
     ]
     return Run(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=shlex.join(["ci/bench", *_flags(size)]),
+        command=shlex.join(["ci/bench", *_flags(size), *(f"--only={label}" for label in only)]),
         machine=machine,
         threads=threads,
         prompt_tokens=size.prompt_tokens,
