@@ -24,4 +24,4 @@ def test_head_dim_must_be_a_multiple_of_8(tmp_path: Path, head_dim: int) -> None
 def test_other_sizes_are_taken(tmp_path: Path, head_dim: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(head_dim=head_dim)))
     found = preview(ExportOptions(source=str(tmp_path), output=Path("nowhere")))
-    assert found["kv_bytes_per_token"] == 2 * 2 * 2 * head_dim * 4
+    assert (found["kv_dtype"], found["kv_bytes_per_token"]) == ("int8", 2 * 2 * 2 * head_dim)
