@@ -62,8 +62,10 @@ class Handoff:
         """Make the prompt's cache hold the first ``start`` positions of a slot."""
         if start and (slot, start) != (self._slot, self._length):
             for (layer, kind), scale in self._scales.items():
-                held = self._slots.rows(layer, kind, slot, 1)[0, :, :start]
-                np.multiply(held, scale, out=self.prompt.rows(layer, kind, 0, 1)[0, :, :start])
+                widened = self.prompt.rows(layer, kind, 0, 1)[0, :, :start]
+                # Twice as fast as one product of the two types.
+                np.copyto(widened, self._slots.rows(layer, kind, slot, 1)[0, :, :start])
+                np.multiply(widened, scale, out=widened)
         self._slot, self._length = slot, start
 
     def end(self, stop: int) -> None:
