@@ -1,7 +1,7 @@
 """Graphs beside an artifact's first one: over a KV cache in int8, and with weights of their own for prompts.
 
-The pipeline has written the first graph with its weights and made a manifest; each function here adds files and returns
-the manifest that lists them.
+:func:`prompt_recipe` says what the graph for prompts is. Once the pipeline has written the first graph with its weights
+and made a manifest, the others add files and return the manifest that lists them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,45 @@ from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
 from llorch_export.graph.targets import MIN_ONNXRUNTIME_INT8_CACHE
 from llorch_export.graph.weights import WeightJob, WeightPlan
+from llorch_export.options import ExportOptions, refuse_beyond
+from llorch_export.recipes.resolve import Peaks, with_rules
+from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import CalibrationIds
 from llorch_export.write import ArtifactWriter
 from llorch_serve.artifact import MANIFEST_NAME, load_artifact
-from llorch_serve.manifest import Int8Cache, Manifest, PromptGraph, Recipe, encode_manifest
+from llorch_serve.errors import UsageError
+from llorch_serve.manifest import (
+    Int8Cache,
+    LlamaConfig,
+    Manifest,
+    PromptGraph,
+    Recipe,
+    encode_manifest,
+)
 
 DECODE_FILE: Final = "decode.onnx"
 PROMPTS_FILE: Final = "prompts.onnx"
 PROMPTS_DATA: Final = "prompts.onnx.data"
+
+
+def prompt_recipe(
+    options: ExportOptions, recipe: Recipe, config: LlamaConfig, peaks: Peaks | None = None
+) -> Recipe | None:
+    """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if there is none.
+
+    peaks: see :func:`with_rules`; None: not measured yet.
+    Raises UsageError if the recipe cannot be.
+    """
+    if options.prompts is None:
+        return None
+    found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks or {})
+    refuse_beyond(options.target, found)
+    check_static(found, None)
+    if found.compute_type != recipe.compute_type:
+        raise UsageError(
+            f"--prefill-recipe computes in {found.compute_type} and the other graph in {recipe.compute_type}; they share a cache"
+        )
+    return msgspec.structs.replace(found, calibration=recipe.calibration)
 
 
 def with_prompt_graph(

@@ -21,6 +21,7 @@ import onnx
 
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.gguf_header import GgufTensor, read_header
+from llorch_export.checkpoint.names import parameters
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
@@ -140,7 +141,7 @@ def _artifact_point(
         for piece, expected in windows:
             figures.add(expected, session.prefill(0, piece, 0, range(len(piece))))
         found = figures.result()
-        bits = 8 * weight_bytes(artifact) / _parameters(checkpoint)
+        bits = 8 * weight_bytes(artifact) / parameters(checkpoint.config)
     return Point(label, bits, found.kl, found.top1, OURS)
 
 
@@ -162,7 +163,7 @@ def _peer_point(path: Path, checkpoint: Checkpoint, windows: list[tuple[list[int
 def gguf_bits_per_weight(path: Path, checkpoint: Checkpoint) -> float:
     """Return the stored bits of all tensors of a GGUF file over the parameters of the model it was made from."""
     bits = sum(_stored_bits(tensor) for tensor in read_header(path).tensors.values())
-    return bits / _parameters(checkpoint)
+    return bits / parameters(checkpoint.config)
 
 
 def _stored_bits(tensor: GgufTensor) -> float:
@@ -178,10 +179,6 @@ def weight_bytes(artifact: Artifact) -> int:
         if place and not tensor.name.startswith("rotary."):
             regions[int(place["offset"])] = int(place["length"])
     return sum(regions.values())
-
-
-def _parameters(checkpoint: Checkpoint) -> int:
-    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
 
 
 def token_windows(checkpoint: Checkpoint, text: str) -> list[list[int]]:

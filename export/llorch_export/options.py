@@ -164,6 +164,10 @@ class ExportOptions:
                 f"--interop {self.interop} with --target {self.target}: the graph for another runtime is made for the CPU; "
                 "leave one of them out"
             )
+        if self.prompts is not None and self.target != "cpu":
+            raise UsageError(
+                f"--prefill-recipe with --target {self.target}: a graph for prompts is made for the CPU; leave one of them out"
+            )
         recipe = self._precision_recipe()
         refuse_beyond(self.target, recipe)
         if self.transforms:

@@ -15,7 +15,7 @@ from llorch_export.cache_scales import left_out, with_cache
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.companions import with_int8_cache, with_prompt_graph
+from llorch_export.companions import prompt_recipe, with_int8_cache, with_prompt_graph
 from llorch_export.description import (
     GRAPH_FILE,
     Progress,
@@ -35,10 +35,9 @@ from llorch_export.graph.weights import DATA_FILE, WeightPlan
 from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import SecondMoments
-from llorch_export.recipes.resolve import Peaks, with_rules
+from llorch_export.recipes.resolve import with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
-    Calibration,
     CalibrationIds,
     measured_moments,
     read_calibration,
@@ -113,7 +112,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         return ExportResult(existing, changed=False)
     prepared = prepare(checkpoint, recipe, text, progress, measure=bool(chooses))
     if prepared.calibration is not None:
-        prompts = prompt_recipe(options, recipe, checkpoint.config, input_peaks(prepared.calibration))
+        prompts = prompt_recipe(options, recipe, checkpoint.config, prepared.calibration.peaks())
     with (
         _moments(prepared, recipe, text, progress) as moments,
         ArtifactWriter(options.output, force=replace) as writer,
@@ -182,38 +181,6 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     uncached = left_out(checkpoint.config) if wants_cache and not recipe.int8_cache else None
     notices = tuple(notice for notice in (graph.narrowing.notice(), probed, uncached) if notice is not None)
     return ExportResult(load_artifact(options.output), changed=True, notices=notices)
-
-
-def input_peaks(calibration: Calibration) -> dict[str, float]:
-    """Return by module how far its largest input is above the root mean square of all."""
-    return {
-        name.removesuffix(".weight"): float(seen.absmax.max() / max(seen.mean_square.mean() ** 0.5, 1e-30))
-        for name, seen in calibration.inputs.items()
-    }
-
-
-def prompt_recipe(
-    options: ExportOptions, recipe: Recipe, config: LlamaConfig, peaks: Peaks | None = None
-) -> Recipe | None:
-    """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if there is none.
-
-    peaks: see :func:`with_rules`; None: not measured yet.
-    Raises UsageError if the target has no such graphs, or the recipe cannot be.
-    """
-    if options.prompts is None:
-        return None
-    if TARGETS[options.target].fixed_shapes or options.target != "cpu":
-        raise UsageError(
-            f"--prefill-recipe with --target {options.target}: a graph for prompts is made for the CPU; leave one of them out"
-        )
-    found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks or {})
-    refuse_beyond(options.target, found)
-    check_static(found, None)
-    if found.compute_type != recipe.compute_type:
-        raise UsageError(
-            f"--prefill-recipe computes in {found.compute_type} and the other graph in {recipe.compute_type}; they share a cache"
-        )
-    return msgspec.structs.replace(found, calibration=recipe.calibration)
 
 
 @contextlib.contextmanager

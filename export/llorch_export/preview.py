@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import msgspec
@@ -12,13 +11,13 @@ import numpy.typing as npt
 from llorch_export.cache_scales import with_cache
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.lora import merged_tensors
-from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.checkpoint.names import expected_tensors, parameters
 from llorch_export.checkpoint.source import open_checkpoint, open_config
-from llorch_export.companions import prompt_plan
+from llorch_export.companions import prompt_plan, prompt_recipe
 from llorch_export.formats import uses_static
 from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions, refuse_beyond
-from llorch_export.pipeline import check_source, prompt_recipe, resolve_context
+from llorch_export.pipeline import check_source, resolve_context
 from llorch_export.recipes.resolve import with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
@@ -66,7 +65,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         "config": config,
         "recipe": recipe,
         "context_length": context_length,
-        "parameters": sum(math.prod(shape) for shape in shapes.values()),
+        "parameters": parameters(config),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": prompts,
         "prompt_data_bytes": prompt_bytes,

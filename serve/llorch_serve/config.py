@@ -19,8 +19,7 @@ class SessionConfig:
     max_context: tokens per slot; None takes the artifact's context length, or less if memory is short (said aloud).
     kv_cache_bytes: memory that the KV cache may grow to; None takes a share of what is free.
     kv_dtype: what the KV cache holds; None takes the artifact's own choice.
-    single_graph: over a KV cache in int8, run prompts on the graph that decodes too, which is slow and saves the memory of
-        another.
+    single_graph: run prompts on the graph that decodes too, which is slower and saves the memory of another.
     """
 
     threads: int | None = None

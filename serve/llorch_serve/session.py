@@ -16,7 +16,7 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.bound_graph import BoundGraph, Logits, LogitsBuffer
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.chunking import doubling_position
-from llorch_serve.config import SessionConfig
+from llorch_serve.config import DEFAULT_PREFILL_CHUNK, SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.handoff import Handoff, read_scales
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
@@ -159,7 +159,7 @@ def open_session(
     step_path = artifact.graph_path if int8 is None else artifact.folder / int8.decode_graph
     prompt_path = artifact.graph_path if own is None else artifact.folder / own.graph
     apart = own is not None or (int8 is not None and not config.single_graph)
-    loaded = loaded_bytes(manifest, CPU, weights=2 if apart and own is None else 1, prompts=own)
+    loaded = loaded_bytes(manifest, CPU, weights=1 + apart, prompts=own)
     free = max(psutil.virtual_memory().available - loaded, 0)
     if apart and int8 is not None:  # the prompt under way has a cache of its own
         free -= min(manifest.kv.bytes_per_token * (config.max_context or manifest.context_length), free // 3)
@@ -192,7 +192,8 @@ def open_session(
             prompt_path,
             manifest.recipe if own is None else own.recipe,
             cache if handoff is None else handoff.prompt,
-            plain=4 * manifest.model.num_attention_heads * _CHUNK * capacity.context <= _MOST_SCORES,
+            plain=4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * capacity.context
+            <= _MOST_SCORES,
         )
     return DecoderSession(
         artifact, placement(session, CPU), cache, steps=steps, prompts=prompts, handoff=handoff
@@ -228,7 +229,8 @@ def loaded_bytes(
 ) -> int:
     """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size.
 
-    weights: graphs that are loaded over the first data file; each has them once more, as its kernels arrange them.
+    weights: graphs that are loaded over the first data file; each has them once more, as its kernels arrange them. One for prompts
+        that has others beside them counts whole, which is a little too much.
     prompts: the graph for prompts, if it is loaded too.
     """
     apart = 0 if manifest.prompts is None else _bytes(manifest, manifest.prompts.data)
@@ -260,8 +262,6 @@ _PLAIN_ATTENTION: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 _MOST_SCORES: Final = 2**28
 """Bytes of attention scores that the plain kernel may hold at once; in longer contexts prompts take the one in tiles."""
-
-_CHUNK: Final = 512  # tokens of a chunk of a prompt, at most, as a rule
 
 
 @contextlib.contextmanager

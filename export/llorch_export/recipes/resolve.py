@@ -170,25 +170,14 @@ def _format(rule: Rule, recipe: Recipe, module: str) -> ModuleFormat:
         raise UsageError(f"{rule.label}: precision source is for the whole model; choose fp32, int8 or int4")
     activations = _activations(rule, default, module, precision)
     if activations is not None:
-        for key, given in (
-            ("block_size", rule.block_size),
-            ("quantizer", rule.quantizer),
-            ("scale_type", rule.scale_type),
-        ):
-            if given is not None:
-                raise UsageError(
-                    f"{rule.label}: {key} has no effect with activations {activations}, where a weight's blocks are its "
-                    'whole rows; leave it out, or set activations = "block"'
-                )
+        _refuse_block_settings(
+            rule,
+            f"with activations {activations}, where a weight's blocks are its whole rows; leave it out, or set activations = "
+            '"block"',
+        )
         return ModuleFormat("int8", None, None, "float32", activations)
     if precision not in BITS:
-        for key, value in (
-            ("block_size", rule.block_size),
-            ("quantizer", rule.quantizer),
-            ("scale_type", rule.scale_type),
-        ):
-            if value is not None:
-                raise UsageError(f"{rule.label}: {key} has no effect at precision {precision}; leave it out")
+        _refuse_block_settings(rule, f"at precision {precision}; leave it out")
         return ModuleFormat(precision, None, None, "float32")
     if precision != "int4" and rule.quantizer is not None:
         raise UsageError(
@@ -210,6 +199,16 @@ def _format(rule: Rule, recipe: Recipe, module: str) -> ModuleFormat:
         (rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER) if precision == "int4" else None,
         rule.scale_type or own,
     )
+
+
+def _refuse_block_settings(rule: Rule, why: str) -> None:
+    for key, value in (
+        ("block_size", rule.block_size),
+        ("quantizer", rule.quantizer),
+        ("scale_type", rule.scale_type),
+    ):
+        if value is not None:
+            raise UsageError(f"{rule.label}: {key} has no effect {why}")
 
 
 def _activations(rule: Rule, default: ModuleFormat, module: str, precision: Precision) -> Whole | None:

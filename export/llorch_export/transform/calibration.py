@@ -64,6 +64,15 @@ class Calibration:
     key_norm: npt.NDArray[np.float32]
     value_absmax: npt.NDArray[np.float32]
 
+    def peaks(self) -> dict[str, float]:
+        """Return by module how far its largest input is above the root mean square of all its inputs."""
+        return {
+            name.removesuffix(".weight"): float(
+                seen.absmax.max() / max(seen.mean_square.mean() ** 0.5, 1e-30)
+            )
+            for name, seen in self.inputs.items()
+        }
+
 
 def read_calibration(path: Path, checkpoint: Checkpoint) -> CalibrationIds:
     """Read a UTF-8 text and tokenise its beginning with the checkpoint's tokenizer.

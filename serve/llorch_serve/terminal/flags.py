@@ -66,7 +66,7 @@ SingleGraph = Annotated[
     bool,
     typer.Option(
         "--single-graph",
-        help="With an int8 cache: run prompts on the graph that decodes too, slower, without the memory of a second one.",
+        help="Run prompts on the graph that decodes too: slower, without the memory of a second one.",
     ),
 ]
 NoPrefixCache = Annotated[

@@ -122,7 +122,7 @@ def command(
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
-        cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph or None}
+        cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
         _print_answer(_remote(connect, wait, request), as_json)
         return
