@@ -11,14 +11,40 @@ from llorch_serve.sequence import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function, as an assistant's message holds it; ``arguments`` is JSON text of an object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A call that the model made, or a part of one: texts of the same index (which of the answer's calls) join."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation; ``role`` is one that the model's template knows.
 
-    content: None if the message has none, which a template can tell from an empty text.
+    content: text, or a list of texts for templates that take lists; None if the message has none, which a template
+        can tell from an empty text.
+    tool_call_id: which call a tool's message answers.
+    reasoning_content: what the model thought before it answered.
     """
 
     role: str
-    content: str | None
+    content: str | tuple[str, ...] | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +63,22 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, rendered with the model's own chat template and opened for the assistant's answer."""
+    """A conversation, rendered with the model's own chat template and opened for the assistant's answer.
+
+    tools, documents: JSON text of an object each.
+    template_name: of several templates; None: ``tool_use`` if there are tools and such a template, else ``default``.
+    template_arguments: JSON text of an object: further variables of the template, ``add_generation_prompt`` too.
+    continue_final_message: leave the last message open, so that the answer goes on with it.
+    allow_control_tokens: let special tokens' texts inside the conversation become control tokens.
+    """
 
     messages: tuple[ChatMessage, ...]
+    tools: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    template_name: str | None = None
+    template_arguments: str | None = None
+    continue_final_message: bool = False
+    allow_control_tokens: bool = False
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -102,6 +141,7 @@ class GenerationUpdate:
     token_ids: tokens generated since the last update (a stop token is not among them).
     completion: set on the last update of a request, and only there, unless ``error`` is set.
     error: the request failed; nothing follows.
+    reasoning, tool_calls: parsed from answers to chats, where the model's format is known; ``text`` lacks them then.
     """
 
     request_id: str
@@ -109,6 +149,8 @@ class GenerationUpdate:
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     error: Exception | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
     @property
     def is_last(self) -> bool:

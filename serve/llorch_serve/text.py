@@ -103,6 +103,23 @@ class Tokenizer:
         check_text(text, field)
         return tuple(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    @cached_property
+    def start_ids(self) -> tuple[int, ...]:
+        """What the post-processor puts before a text: BOS, or nothing."""
+        plain = self._inner.encode("a", add_special_tokens=False).ids
+        whole = self._inner.encode("a", add_special_tokens=True).ids
+        places = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return tuple(whole[: next(places, 0)])
+
+    def started(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return ids that begin with :attr:`start_ids` once, whether or not they did."""
+        start = self.start_ids
+        if not start:
+            return ids
+        while ids[: 2 * len(start)] == start * 2:
+            ids = ids[len(start) :]
+        return ids if ids[: len(start)] == start else start + ids
+
     def decode(self, ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Return the text of ids. Raises InvalidRequestError for ids outside the vocabulary."""
         outside = [id_ for id_ in ids if not 0 <= id_ < self.vocab_size]

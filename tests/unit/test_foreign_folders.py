@@ -93,7 +93,7 @@ def test_a_genai_folder_is_described(genai: Path) -> None:
     assert (info.bos_token_id, info.eos_token_id) == (BOS_ID, EOS_ID)
     assert info.stop_token_ids == (EOS_ID, TURN_END_ID)
     assert info.generation == GenerationDefaults(temperature=0.0, repetition_penalty=1.0)
-    assert model.chat_template() == CHAT_TEMPLATE
+    assert model.chat_templates() == {"default": CHAT_TEMPLATE}
     assert model.graph_path == genai / "model.onnx"
 
 
@@ -108,7 +108,7 @@ def test_an_optimum_folder_is_described(optimum: Path) -> None:
     assert (info.bos_token_id, info.eos_token_id) == (BOS_ID, EOS_ID)
     assert info.stop_token_ids == (EOS_ID, TURN_END_ID)
     assert info.generation == GenerationDefaults(temperature=0.6, top_p=0.9)
-    assert model.chat_template() == CHAT_TEMPLATE
+    assert model.chat_templates() == {"default": CHAT_TEMPLATE}
 
 
 def test_sampling_that_genai_recommends_is_taken_over(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_the_default_of_several_chat_templates_counts(optimum: Path) -> None:
     path = optimum / "tokenizer_config.json"
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     path.write_text(json.dumps({"chat_template": named}))
-    assert described(optimum).chat_template() == "b"
+    assert described(optimum).chat_templates() == {"default": "b", **OTHERS}
     path.write_text(json.dumps({"chat_template": named[:1]}))
     with pytest.raises(ArtifactError, match="tool_use"):
         load_model(optimum)
     path.unlink()
-    assert described(optimum).chat_template() is None
+    assert described(optimum).chat_templates() == {}
 
 
 def test_the_fingerprint_follows_every_file(optimum: Path) -> None:

@@ -115,7 +115,7 @@ def test_text_side_lands_in_the_manifest(tmp_path: Path) -> None:
     assert manifest.stop_token_ids == (EOS_ID, TURN_END_ID)
     assert manifest.bos_token_id == BOS_ID
     assert manifest.generation == GenerationDefaults(temperature=0.6, top_p=0.9)
-    assert artifact.chat_template() == CHAT_TEMPLATE
+    assert artifact.chat_templates() == {"default": CHAT_TEMPLATE}
     assert manifest.context_length == 64
     assert manifest.model.max_position_embeddings == 128
     assert manifest.recipe == ExportOptions(source="", output=Path()).recipe()

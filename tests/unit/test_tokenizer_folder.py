@@ -54,7 +54,7 @@ def test_tokenizer_json_is_taken_as_it_is(tmp_path: Path) -> None:
     assert assets.bos_token_id == BOS_ID
     assert assets.eos_token_id == EOS_ID
     assert assets.stop_token_ids == (EOS_ID,)
-    assert assets.chat_template == CHAT_TEMPLATE
+    assert assets.chat_templates == {"default": CHAT_TEMPLATE}
     assert assets.generation == GenerationDefaults()
 
 

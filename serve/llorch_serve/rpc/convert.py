@@ -26,6 +26,7 @@ from llorch_serve.requests import (
     TextPrompt,
     Timings,
     TokenPrompt,
+    ToolCall,
 )
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling import SamplingParams
@@ -42,6 +43,7 @@ _SCALARS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty
 _REASON_TO_WIRE: Final = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: pb.FINISH_REASON_TOOL_CALLS,
 }
 _REASON_FROM_WIRE: Final = {wire: reason for reason, wire in _REASON_TO_WIRE.items()}
 
@@ -127,7 +129,42 @@ def _read_chat(message: pb.ChatInput, bad: list[FieldViolation]) -> ChatPrompt |
                     f"input.chat.messages[{index}].role", "found an empty role, expected one like user"
                 )
             )
-    return ChatPrompt(tuple(ChatMessage(item.role, item.content) for item in message.messages))
+        if item.HasField("content") and item.content_parts:
+            bad.append(
+                FieldViolation(
+                    f"input.chat.messages[{index}].content_parts",
+                    "found beside content, expected one of the two",
+                )
+            )
+    tools_fit = _check_count("input.chat.tools", len(message.tools), MAX_ITEMS, bad)
+    documents_fit = _check_count("input.chat.documents", len(message.documents), MAX_ITEMS, bad)
+    if not (tools_fit and documents_fit):
+        return None
+    return ChatPrompt(
+        tuple(_read_message(item) for item in message.messages),
+        tools=tuple(message.tools),
+        documents=tuple(message.documents),
+        template_name=_optional(message, "template_name"),
+        template_arguments=_optional(message, "template_arguments"),
+        continue_final_message=message.continue_final_message,
+        allow_control_tokens=message.allow_control_tokens,
+    )
+
+
+def _read_message(item: pb.ChatMessage) -> ChatMessage:
+    return ChatMessage(
+        item.role,
+        tuple(item.content_parts) or _optional(item, "content"),
+        name=_optional(item, "name"),
+        tool_calls=tuple(ToolCall(call.name, call.arguments, call.id) for call in item.tool_calls),
+        tool_call_id=_optional(item, "tool_call_id"),
+        reasoning_content=_optional(item, "reasoning_content"),
+    )
+
+
+def _optional(message: Message, name: str) -> str | None:
+    value: str | None = getattr(message, name) if message.HasField(name) else None
+    return value
 
 
 def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingParams:
@@ -201,15 +238,37 @@ def _fill_input(message: pb.Input, prompt: Prompt, bad: list[FieldViolation]) ->
         case TokenPrompt(ids):
             message.tokens.SetInParent()
             _extend(message.tokens.ids, ids, "input.tokens.ids", bad)
-        case ChatPrompt(messages):
-            message.chat.SetInParent()
-            for index, item in enumerate(messages):
-                wire = message.chat.messages.add()
-                _set(wire, "role", item.role, f"input.chat.messages[{index}].role", bad)
-                _set(wire, "content", item.content, f"input.chat.messages[{index}].content", bad)
+        case ChatPrompt():
+            _fill_chat(message.chat, prompt, bad)
+
+
+def _fill_chat(message: pb.ChatInput, prompt: ChatPrompt, bad: list[FieldViolation]) -> None:
+    message.SetInParent()
+    for index, item in enumerate(prompt.messages):
+        _fill_message(message.messages.add(), item, f"input.chat.messages[{index}]", bad)
+    _extend(message.tools, prompt.tools, "input.chat.tools", bad)
+    _extend(message.documents, prompt.documents, "input.chat.documents", bad)
+    for name in ("template_name", "template_arguments", "continue_final_message", "allow_control_tokens"):
+        _set(message, name, getattr(prompt, name), f"input.chat.{name}", bad)
+
+
+def _fill_message(wire: pb.ChatMessage, item: ChatMessage, path: str, bad: list[FieldViolation]) -> None:
+    if isinstance(item.content, tuple):
+        _extend(wire.content_parts, item.content, f"{path}.content_parts", bad)
+    else:
+        _set(wire, "content", item.content, f"{path}.content", bad)
+    for name in ("role", "name", "tool_call_id", "reasoning_content"):
+        _set(wire, name, getattr(item, name), f"{path}.{name}", bad)
+    for index, call in enumerate(item.tool_calls):
+        made = wire.tool_calls.add()
+        for name in ("id", "name", "arguments"):
+            _set(made, name, getattr(call, name), f"{path}.tool_calls[{index}].{name}", bad)
 
 
 def _set(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
+    """Set a field; None leaves it absent."""
+    if value is None:
+        return
     try:
         setattr(message, name, value)
     except ValueError as error:  # out of the wire type's range, or text that UTF-8 cannot encode
