@@ -127,12 +127,30 @@ def test_the_default_of_several_chat_templates_counts(optimum: Path) -> None:
     path = optimum / "tokenizer_config.json"
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     path.write_text(json.dumps({"chat_template": named}))
-    assert described(optimum).chat_templates() == {"default": "b", **OTHERS}
+    assert described(optimum).chat_templates() == {"tool_use": "a", "default": "b"}
     path.write_text(json.dumps({"chat_template": named[:1]}))
     with pytest.raises(ArtifactError, match="tool_use"):
         load_model(optimum)
     path.unlink()
     assert described(optimum).chat_templates() == {}
+
+
+def test_template_files_come_before_the_setting(optimum: Path) -> None:
+    named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+    (optimum / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    (optimum / "chat_template.jinja").write_text("c")
+    (optimum / "additional_chat_templates").mkdir()
+    (optimum / "additional_chat_templates" / "rag.jinja").write_text("d")
+    (optimum / "additional_chat_templates" / "notes.txt").write_text("e")
+    assert described(optimum).chat_templates() == {"tool_use": "a", "default": "c", "rag": "d"}
+
+
+def test_a_link_to_templates_outside_the_folder_is_refused(optimum: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.jinja").write_text("x")
+    (optimum / "additional_chat_templates").mkdir()
+    (optimum / "additional_chat_templates" / "rag.jinja").symlink_to(tmp_path / "outside.jinja")
+    with pytest.raises(ArtifactError, match="outside the model's folder"):
+        load_model(optimum)
 
 
 def test_the_fingerprint_follows_every_file(optimum: Path) -> None:
