@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.parsing.answer import AnswerParser, parser_for
+from llorch_serve.parsing.registry import AUTO, choose_formats
 from llorch_serve.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from llorch_serve.served import ServedModel
 from llorch_serve.text import Tokenizer
 
 
 class PromptEncoder:
-    """Encodes prompts for one model. Safe to use from many threads."""
+    """Encodes prompts for one model, and knows how it answers chats. Safe to use from many threads.
 
-    def __init__(self, artifact: ServedModel, tokenizer: Tokenizer) -> None:
+    tool_format, reasoning_format: see :class:`llorch_serve.config.EngineConfig`.
+    Raises ArtifactError for a broken template, UsageError for a format that does not exist.
+    """
+
+    def __init__(
+        self,
+        artifact: ServedModel,
+        tokenizer: Tokenizer,
+        *,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+    ) -> None:
         manifest = artifact.manifest
         self.tokenizer = tokenizer
         self._model_id = manifest.model_id
         self._vocab_size = manifest.model.vocab_size
-        self._templates = _load_templates(artifact, tokenizer)
+        sources = artifact.chat_templates()
+        self._templates = _compiled(sources, artifact, tokenizer)
+        self._formats = {
+            name: choose_formats(source, tools=tool_format, reasoning=reasoning_format)
+            for name, source in sources.items()
+        }
 
     @property
     def has_template(self) -> bool:
@@ -49,6 +69,22 @@ class PromptEncoder:
             raise InvalidRequestError([FieldViolation("input.chat.template_name", found)])
         return prompt.template_name
 
+    def parser(self, prompt: Prompt, rendered: str, *, key: str) -> AnswerParser | None:
+        """Return what reads calls and thoughts out of the answer to a prompt; None: nothing does.
+
+        rendered: the prompt as text. key: what the ids of calls are made from.
+        """
+        if not isinstance(prompt, ChatPrompt):
+            return None
+        return parser_for(self._formats[self.template_name(prompt)], prompt, rendered, key=key)
+
+    def kept_tokens(self, prompt: Prompt) -> frozenset[int]:
+        """Return the special tokens that are markers of the formats in which a prompt is answered."""
+        if not isinstance(prompt, ChatPrompt):
+            return frozenset()
+        markers = self._formats[self.template_name(prompt)].markers(calls=bool(prompt.tools))
+        return frozenset(id_ for id_, text in self.tokenizer.special_tokens.items() if text in markers)
+
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:
         """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is well."""
         if not ids:
@@ -72,14 +108,13 @@ class PromptEncoder:
         return self.tokenizer.decode(known, keep_special_tokens=True)
 
 
-def _load_templates(artifact: ServedModel, tokenizer: Tokenizer) -> dict[str, ChatTemplate]:
+def _compiled(
+    sources: Mapping[str, str], artifact: ServedModel, tokenizer: Tokenizer
+) -> dict[str, ChatTemplate]:
     manifest = artifact.manifest
 
     def written(token_id: int | None) -> str | None:
         return None if token_id is None else tokenizer.token_text(token_id)
 
     bos, eos = written(manifest.bos_token_id), written(manifest.eos_token_id)
-    return {
-        name: ChatTemplate(source, bos_token=bos, eos_token=eos)
-        for name, source in artifact.chat_templates().items()
-    }
+    return {name: ChatTemplate(source, bos_token=bos, eos_token=eos) for name, source in sources.items()}

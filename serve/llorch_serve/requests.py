@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol
 
 from llorch_serve.load import Load
@@ -156,6 +158,22 @@ class GenerationUpdate:
     def is_last(self) -> bool:
         """Whether this update ends its request."""
         return self.completion is not None or self.error is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it yet."""
+        return not (self.text or self.token_ids or self.reasoning or self.tool_calls or self.is_last)
+
+
+def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
+    """Return successive updates of one request, at least one, as one."""
+    return replace(
+        updates[-1],
+        text="".join(update.text for update in updates),
+        token_ids=tuple(chain.from_iterable(update.token_ids for update in updates)),
+        reasoning="".join(update.reasoning for update in updates),
+        tool_calls=tuple(chain.from_iterable(update.tool_calls for update in updates)),
+    )
 
 
 class UpdateSink(Protocol):

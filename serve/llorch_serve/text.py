@@ -175,13 +175,19 @@ class TextStream:
     what may yet become a stop string.
 
     stop_strings: each ends the stream; none is empty.
+    kept: special tokens that are part of the text although others are not.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Iterable[str] = (), *, keep_special_tokens: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Iterable[str] = (),
+        *,
+        keep_special_tokens: bool = False,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._keep_special_tokens = keep_special_tokens
+        self._hidden = frozenset() if keep_special_tokens else tokenizer.special_tokens.keys() - kept
         self._stops = StopMatcher(tuple(stop_strings))
         self._has_stops = bool(self._stops.stop_strings)
         # The last decoded tokens, and how many characters of their text are not news any more. The first token is
@@ -194,8 +200,7 @@ class TextStream:
 
         After a match nothing more may be pushed.
         """
-        hidden = not self._keep_special_tokens and token_id in self._tokenizer.special_tokens
-        if hidden or not self._tokenizer.has_text(token_id):
+        if token_id in self._hidden or not self._tokenizer.has_text(token_id):
             return "", None
         self._window.append(token_id)
         if token_id in self._tokenizer.byte_ids:
@@ -232,4 +237,4 @@ class TextStream:
             self._told = len(self._decode(self._window)) - unfinished
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, self._keep_special_tokens)
+        return self._tokenizer.decode(ids, keep_special_tokens=True)  # what is hidden is not among them

@@ -24,6 +24,7 @@ from llorch_serve.load import Load
 from llorch_serve.local import stream
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.loop import EngineLoop
+from llorch_serve.parsing.answer import AnswerParser
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
     Completion,
@@ -53,6 +54,7 @@ class _Live:
     sink: UpdateSink
     stream: TextStream
     seed: int
+    parser: AnswerParser | None
 
 
 class Worker:
@@ -106,7 +108,12 @@ class Worker:
         """
         artifact = load_model(folder)
         check_defaults(artifact.manifest.generation)
-        prompts = PromptEncoder(artifact, Tokenizer.load(tokenizer or artifact.tokenizer_path))
+        prompts = PromptEncoder(
+            artifact,
+            Tokenizer.load(tokenizer or artifact.tokenizer_path),
+            tool_format=config.tool_format,
+            reasoning_format=config.reasoning_format,
+        )
         session = open_model(artifact, config.session, report)
         _check_able(config, session.capabilities, folder)
         return cls(artifact, session, prompts, config)
@@ -134,8 +141,9 @@ class Worker:
         info = self.artifact.manifest
         bad = request.sampling.violations(vocab_size=info.model.vocab_size)
         ids: tuple[int, ...] = ()
+        rendered = ""
         try:
-            ids, _ = self._prompts.encode(request.prompt)
+            ids, rendered = self._prompts.encode(request.prompt)
         except InvalidRequestError as error:
             bad += error.violations
         else:
@@ -158,8 +166,10 @@ class Worker:
             lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
             submitted_at=time.perf_counter(),
         )
-        text = TextStream(self._tokenizer, request.sampling.stop)
-        live = _Live(request, sequence, sink, text, resolved.seed)
+        kept = self._prompts.kept_tokens(request.prompt)
+        text = TextStream(self._tokenizer, request.sampling.stop, kept=kept)
+        parser = self._prompts.parser(request.prompt, rendered, key=request.request_id)
+        live = _Live(request, sequence, sink, text, resolved.seed, parser)
         if wanted == 0:
             self._check_open()
             # Nothing for the engine to do: the one update comes on the caller's own thread.
@@ -306,4 +316,5 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
 
 
 def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:
-    return GenerationUpdate(live.request.request_id, text, ids, completion)
+    update = GenerationUpdate(live.request.request_id, text, ids, completion)
+    return update if live.parser is None else live.parser.parsed(update)

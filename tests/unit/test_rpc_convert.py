@@ -17,6 +17,8 @@ from llorch_serve.requests import (
     TextPrompt,
     Timings,
     TokenPrompt,
+    ToolCall,
+    ToolCallDelta,
 )
 from llorch_serve.rpc import convert
 from llorch_serve.rpc import worker_pb2 as pb
@@ -29,6 +31,24 @@ PROMPTS = [
     TokenPrompt((0, 1, 2**32 - 1)),
     TokenPrompt(()),
     ChatPrompt((ChatMessage("system", ""), ChatMessage("user", "Hi"))),
+    ChatPrompt(
+        (
+            ChatMessage("user", ("a", ""), name="bob"),
+            ChatMessage(
+                "assistant",
+                None,
+                tool_calls=(ToolCall("f", '{"a": 1}', "call00001"), ToolCall("g", "")),
+                reasoning_content="",
+            ),
+            ChatMessage("tool", "", tool_call_id="call00001"),
+        ),
+        tools=('{"name": "f"}', "{}"),
+        documents=('{"text": "d"}',),
+        template_name="tool_use",
+        template_arguments='{"enable_thinking": false}',
+        continue_final_message=True,
+        allow_control_tokens=True,
+    ),
 ]
 SAMPLINGS = [
     SamplingParams(),
@@ -152,23 +172,30 @@ def test_nan_reaches_the_range_check():
     assert [v.field for v in sampling.violations(vocab_size=10)] == ["sampling.temperature", "sampling.min_p"]
 
 
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS])
 @pytest.mark.parametrize("matched", [None, "", "END"])
 def test_a_completion_survives_the_wire(reason, matched):
     timings = Timings(0.125, 0.1, 3.7)
     completion = Completion(
         reason, matched, 3, 4, 2**63 - 1, timings, cached_tokens=5, drafted_tokens=6, accepted_tokens=7
     )
-    message = over_the_wire(convert.write_update("", "txt", [5, 6], completion))
-    assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5, 6), completion)
-    answer = over_the_wire(convert.write_answer("id", "txt", [5, 6], completion))
+    calls = (ToolCallDelta(0, "call00001", "f", '{"é": 1}'), ToolCallDelta(1, arguments="}"))
+    update = GenerationUpdate("id", "txt", (5, 6), completion, reasoning="hm", tool_calls=calls)
+    message = over_the_wire(convert.write_update(update, first=False))
+    assert message.request_id == ""
+    assert convert.read_update("id", message) == update
+    answer = over_the_wire(convert.write_answer(update))
     assert (answer.request_id, answer.text, list(answer.token_ids)) == ("id", "txt", [5, 6])
+    assert answer.reasoning_text == "hm"
+    assert list(answer.tool_calls) == list(message.tool_calls)
     assert answer.completion == message.completion
 
 
 def test_a_delta_has_no_completion():
-    message = over_the_wire(convert.write_update("id", "txt", [5], None))
-    assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5,))
+    update = GenerationUpdate("id", "txt", (5,))
+    message = over_the_wire(convert.write_update(update, first=True))
+    assert message.request_id == "id"
+    assert convert.read_update("id", message) == update
 
 
 def test_a_request_without_client_is_its_connections():

@@ -27,6 +27,7 @@ from llorch_serve.requests import (
     Timings,
     TokenPrompt,
     ToolCall,
+    ToolCallDelta,
 )
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling import SamplingParams
@@ -285,29 +286,52 @@ def _extend(target: MutableSequence[T], values: Sequence[T], path: str, bad: lis
 # Answers.
 
 
-def write_update(
-    request_id: str, text: str, token_ids: list[int], completion: Completion | None
-) -> pb.GenerateStreamResponse:
-    """Return one message of a stream; ``request_id`` is empty on all but the first."""
-    message = pb.GenerateStreamResponse(request_id=request_id, text=text, token_ids=token_ids)
-    if completion is not None:
-        message.completion.CopyFrom(_write_completion(completion))
+def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamResponse:
+    """Return one message of a stream; only the first carries the request_id."""
+    message = pb.GenerateStreamResponse(
+        request_id=update.request_id if first else "",
+        text=update.text,
+        token_ids=update.token_ids,
+        reasoning_text=update.reasoning,
+        tool_calls=_write_calls(update.tool_calls),
+    )
+    if update.completion is not None:
+        message.completion.CopyFrom(_write_completion(update.completion))
     return message
 
 
 def read_update(request_id: str, message: pb.GenerateStreamResponse) -> GenerationUpdate:
     """Return the update that one message of a stream stands for."""
-    completion = _read_completion(message.completion) if message.HasField("completion") else None
-    return GenerationUpdate(request_id, message.text, tuple(message.token_ids), completion)
-
-
-def write_answer(
-    request_id: str, text: str, token_ids: list[int], completion: Completion
-) -> pb.GenerateResponse:
-    """Return a whole answer."""
-    return pb.GenerateResponse(
-        request_id=request_id, text=text, token_ids=token_ids, completion=_write_completion(completion)
+    return GenerationUpdate(
+        request_id,
+        message.text,
+        tuple(message.token_ids),
+        _read_completion(message.completion) if message.HasField("completion") else None,
+        reasoning=message.reasoning_text,
+        tool_calls=tuple(
+            ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in message.tool_calls
+        ),
     )
+
+
+def write_answer(answer: GenerationUpdate) -> pb.GenerateResponse:
+    """Return a whole answer, which has its completion."""
+    assert answer.completion is not None
+    return pb.GenerateResponse(
+        request_id=answer.request_id,
+        text=answer.text,
+        token_ids=answer.token_ids,
+        completion=_write_completion(answer.completion),
+        reasoning_text=answer.reasoning,
+        tool_calls=_write_calls(answer.tool_calls),
+    )
+
+
+def _write_calls(calls: Iterable[ToolCallDelta]) -> list[pb.ToolCallDelta]:
+    return [
+        pb.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+        for call in calls
+    ]
 
 
 _USAGE_FIELDS: Final = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
