@@ -71,7 +71,9 @@ def unigram() -> tokenizers.Tokenizer:
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words = [*WORDS, *(f"\u2581{word}" for word in WORDS)]
     names += ["\u2581", *"abcdefghijklmnopqrstuvwxyz<>/|_[]", "\u4f60", "\ufffd", "\u2581\u2581", *words]
-    vocab = [(name, 0.0 if index < 3 else -10.0 + len(name)) for index, name in enumerate(dict.fromkeys(names))]
+    vocab = [
+        (name, 0.0 if index < 3 else -10.0 + len(name)) for index, name in enumerate(dict.fromkeys(names))
+    ]
     inner = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     inner.decoder = decoders.Sequence(

@@ -11,6 +11,7 @@ import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import LlorchError, UsageError
+from llorch_serve.parsing.registry import AUTO
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -22,7 +23,7 @@ from llorch_serve.requests import (
     TokenPrompt,
 )
 from llorch_serve.sampling import SamplingParams
-from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.terminal.console import say, write, write_aside, write_json
 from llorch_serve.terminal.flags import (
     Connect,
     KvCacheDtype,
@@ -30,6 +31,7 @@ from llorch_serve.terminal.flags import (
     MaxContext,
     Model,
     ModelDir,
+    ReasoningFormat,
     SingleGraph,
     Threads,
     Wait,
@@ -90,6 +92,7 @@ def command(
         ),
     ] = False,
     lookup: Lookup = 0,
+    reasoning_format: ReasoningFormat = AUTO,
     max_context: MaxContext = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
@@ -123,6 +126,7 @@ def command(
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
+        local["--reasoning-format"] = None if reasoning_format == AUTO else reasoning_format
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
         _print_answer(_remote(connect, wait, request), as_json)
         return
@@ -133,7 +137,9 @@ def command(
     )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
-    config = EngineConfig(session=session, kv_cache=not no_kv_cache, lookup=lookup)
+    config = EngineConfig(
+        session=session, kv_cache=not no_kv_cache, lookup=lookup, reasoning_format=reasoning_format
+    )
     _print_answer(_local(target, config, request), as_json)
 
 
@@ -183,18 +189,21 @@ def _remote(address: str, wait: float | None, request: GenerationRequest) -> Ite
 
 def _print_answer(updates: Iterator[GenerationUpdate], as_json: bool) -> None:
     text: list[str] = []
+    reasoning: list[str] = []
     ids: list[int] = []
     completion: Completion | None = None
     for update in updates:
         text.append(update.text)
+        reasoning.append(update.reasoning)
         ids.extend(update.token_ids)
         completion = update.completion
         if not as_json:
+            write_aside(update.reasoning)
             write(update.text)
     if completion is None:
         raise LlorchError("the answer ended without a completion; please report this")
     if as_json:
-        write_json(_document("".join(text), ids, completion))
+        write_json({"text": "".join(text), "reasoning": "".join(reasoning), **_document(ids, completion)})
         return
     write("\n")
     if completion.reason.value == "length":
@@ -203,9 +212,8 @@ def _print_answer(updates: Iterator[GenerationUpdate], as_json: bool) -> None:
         )
 
 
-def _document(text: str, ids: list[int], completion: Completion) -> dict[str, object]:
+def _document(ids: list[int], completion: Completion) -> dict[str, object]:
     return {
-        "text": text,
         "token_ids": ids,
         "finish_reason": completion.reason.value,
         "stop_matched": completion.stop_matched,
