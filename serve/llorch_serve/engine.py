@@ -25,10 +25,10 @@ class Engine:
         self._clock = clock
         self._rows: dict[Sequence, SamplingRow] = {}
 
-    def add(self, sequence: Sequence, row: SamplingRow) -> None:
-        """Queue a sequence and its sampling state. Raises QueueFullError."""
-        self._scheduler.add(sequence)
-        self._rows[sequence] = row
+    def add(self, *entries: tuple[Sequence, SamplingRow]) -> None:
+        """Queue sequences, each with its sampling state, all or none. Raises QueueFullError."""
+        self._scheduler.add(*(sequence for sequence, _ in entries))
+        self._rows.update(entries)
 
     def abort(self, sequence: Sequence) -> None:
         """Forget a sequence; its slot is free for the next step. Does nothing if it has ended."""
@@ -78,8 +78,9 @@ class Engine:
         return results
 
     def _stamp_start(self, plan: StepPlan) -> None:
-        if plan.prefill is not None and plan.prefill.sequence.started_at is None:
-            plan.prefill.sequence.started_at = self._clock()
+        begun = plan.prefill or plan.start
+        if begun is not None and begun.sequence.started_at is None:
+            begun.sequence.started_at = self._clock()
 
     def _fail(self, plan: StepPlan, error: ProviderError) -> list[TokenEvent]:
         failed = plan.computed()

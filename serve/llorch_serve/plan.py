@@ -51,6 +51,14 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedStart:
+    """Let a sequence take its first token from the logits of a prompt that it shares; its slot holds the prompt already."""
+
+    sequence: Sequence
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyChunk:
     """Run a sequence's last token and a guess of what follows, at positions ``start`` and on, with logits for each."""
 
@@ -76,14 +84,15 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: the edits in their order, then one call of the model.
+    """One step: the edits in their order, then at most one call of the model.
 
     The call is a chunk of one prompt, or the check of one sequence's draft, or one token of each running sequence
-    (row i runs in slot i).
+    (row i runs in slot i). A shared start needs none.
     """
 
     edits: tuple[SlotEdit, ...] = ()
     prefill: PrefillChunk | None = None
+    start: SharedStart | None = None
     verify: VerifyChunk | None = None
     decode: tuple[DecodeRow, ...] = ()
 
@@ -91,6 +100,8 @@ class StepPlan:
         """Return the sequences that get tokens in this step, in the order of the logits."""
         if self.prefill is not None:
             return [self.prefill.sequence] if self.prefill.samples else []
+        if self.start is not None:
+            return [self.start.sequence]
         if self.verify is not None:
             return [self.verify.sequence]
         return [row.sequence for row in self.decode]

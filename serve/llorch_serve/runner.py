@@ -54,7 +54,16 @@ def run(session: Session, plan: StepPlan) -> Logits:
             session.release_slot(edit.slot, edit.keep)
     if plan.prefill is not None:
         chunk = plan.prefill
-        return session.prefill(chunk.slot, chunk.token_ids, chunk.start, None if chunk.samples else ())
+        logits = session.prefill(chunk.slot, chunk.token_ids, chunk.start, None if chunk.samples else ())
+        shared = chunk.sequence.shared
+        if chunk.samples and shared is not None and not shared.computed:
+            shared.logits = logits[-1].copy()
+        return logits
+    if plan.start is not None:
+        shared = plan.start.sequence.shared
+        assert shared is not None
+        assert shared.logits is not None
+        return shared.logits[None]
     if plan.verify is not None:
         return session.verify(plan.verify.slot, plan.verify.token_ids, plan.verify.start)
     if not session.capabilities.batched_decode:  # a call for each row

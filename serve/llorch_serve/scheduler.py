@@ -13,7 +13,7 @@ from typing import Final
 
 from llorch_serve.chunking import shortened
 from llorch_serve.load import Load
-from llorch_serve.plan import DecodeRow, PrefillChunk, SlotEdit, StepPlan, VerifyChunk
+from llorch_serve.plan import DecodeRow, PrefillChunk, SharedStart, SlotEdit, StepPlan, VerifyChunk
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.slots import SHORTEST_REUSE, SlotTable
 from llorch_serve.waiting import WaitingQueue
@@ -74,10 +74,10 @@ class Scheduler:
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._drafted_tokens = self._accepted_tokens = 0
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFullError."""
-        assert sequence.most_tokens <= self._budget
-        self._waiting.add(sequence)
+    def add(self, *sequences: Sequence) -> None:
+        """Queue sequences, all or none. Raises QueueFullError."""
+        assert all(sequence.most_tokens <= self._budget for sequence in sequences)
+        self._waiting.add(*sequences)
 
     def remove(self, sequence: Sequence, *, keep_cache: bool = True) -> None:
         """Forget a sequence, wherever it is; its slot is free at once.
@@ -130,6 +130,9 @@ class Scheduler:
             prefilling = self._prefilling(edits)
             if prefilling is not None:
                 self._prefilled_last = True
+                if prefilling.pending == 0:
+                    assert prefilling.slot is not None
+                    return StepPlan(edits=tuple(edits), start=SharedStart(prefilling, prefilling.slot))
                 return StepPlan(edits=tuple(edits), prefill=self._chunk(prefilling, shared=bool(decoding)))
         if not decoding:
             self._prefilled_last = False
@@ -217,8 +220,12 @@ class Scheduler:
         if following is None or not self._table.has_room(following):
             return None
         self._waiting.take(following)
-        edits += self._table.give(following)
+        # Answers that share a prompt stand in one line behind the one that computes it, and one prompt is under way at a time.
+        shared = self._kv_cache and following.shared is not None and following.shared.computed
+        edits += self._table.give(following, whole_prompt=shared)
         following.status = SequenceStatus.PREFILL
+        if following.pending == 0:
+            return following  # the prompt has been counted
         self._prompt_tokens += following.prompt_length
         self._cached_tokens += following.cached_tokens
         return following

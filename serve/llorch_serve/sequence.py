@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from llorch_serve.lookup import PromptLookup
+from llorch_serve.shared_prompt import SharedPrompt
 
 
 class FinishReason(enum.Enum):
@@ -35,6 +36,7 @@ class Sequence:
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
     lookup: guesses of what follows; None: no guessing.
+    shared: the prompt, where other sequences have the same one and only the first computes it.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
     written: positions that calls have written, those of wrong guesses included.
@@ -51,6 +53,7 @@ class Sequence:
     stop_ids: frozenset[int]
     client: str = ""
     lookup: PromptLookup | None = None
+    shared: SharedPrompt | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0
