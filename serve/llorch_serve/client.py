@@ -100,15 +100,26 @@ class WorkerClient:
         """
         message = pb.GenerateStreamRequest(request=convert.write_generation_request(request))
         self._check_size(message)
-        return self._updates(request.request_id, message, timeout_s)
+        return self._updates(request, message, timeout_s)
+
+    def complete(self, request: GenerationRequest, *, timeout_s: float | None = None) -> list[GenerationUpdate]:
+        """Return the whole answers of a request in the order of their index, each as one update with its completion.
+
+        ``timeout_s`` bounds all of them together, in seconds.
+        """
+        message = convert.write_generation_request(request)
+        return convert.read_answers(self._call(self._service.Generate, message, timeout_s))
 
     def _updates(
-        self, request_id: str, message: pb.GenerateStreamRequest, timeout_s: float | None
+        self, request: GenerationRequest, message: pb.GenerateStreamRequest, timeout_s: float | None
     ) -> Iterator[GenerationUpdate]:
         stream = self._service.GenerateStream(message, timeout=timeout_s)
+        open_answers = request.sampling.n
         try:
             for response in stream:
-                yield convert.read_update(request_id, response)
+                update = convert.read_update(request.request_id, response, open_answers=open_answers)
+                open_answers = update.open_answers
+                yield update
         except grpc.RpcError as error:
             raise read_status(error, address=self.address) from error
         finally:
@@ -134,10 +145,10 @@ class WorkerClient:
         """Return how busy the worker is."""
         return convert.read_load(self._call(self._service.GetLoad, pb.GetLoadRequest()))
 
-    def _call(self, method: Callable[[Message], R], message: Message) -> R:
+    def _call(self, method: Callable[..., R], message: Message, timeout_s: float | None = None) -> R:
         self._check_size(message)
         try:
-            return method(message)
+            return method(message, timeout=timeout_s)
         except grpc.RpcError as error:
             raise read_status(error, address=self.address) from error
 

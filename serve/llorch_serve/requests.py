@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from llorch_serve.load import Load
@@ -75,8 +76,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a request ended.
+    """How an answer ended.
 
+    prompt_tokens, cached_tokens: 0 but for the first answer of a request, so that a sum over answers is right.
     stop_matched: the stop string, or the text of the stop token, that ended it (reason STOP only).
     seed: the seed that sampling used; sending it again gives the same tokens.
     cached_tokens: tokens of the prompt whose keys and values were in the cache already.
@@ -96,12 +98,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class GenerationUpdate:
-    """Progress of one request after one engine step.
+    """Progress of one answer to a request after one engine step.
 
     text: new text; may be empty while bytes of a character or the start of a possible stop string are held back.
     token_ids: tokens generated since the last update (a stop token is not among them).
-    completion: set on the last update of a request, and only there, unless ``error`` is set.
+    completion: set on the last update of an answer, and only there, unless ``error`` is set.
     error: the request failed; nothing follows.
+    index: which of the request's answers it is.
+    open_answers: answers that still go on after this update.
     """
 
     request_id: str
@@ -109,11 +113,24 @@ class GenerationUpdate:
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     error: Exception | None = None
+    index: int = 0
+    open_answers: int = 0
 
     @property
     def is_last(self) -> bool:
         """Whether this update ends its request."""
-        return self.completion is not None or self.error is not None
+        return self.error is not None or (self.completion is not None and self.open_answers == 0)
+
+
+def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
+    """Return successive updates of one answer, at least one, as one."""
+    if len(updates) == 1:
+        return updates[0]
+    return replace(
+        updates[-1],
+        text="".join(update.text for update in updates),
+        token_ids=tuple(token for update in updates for token in update.token_ids),
+    )
 
 
 class UpdateSink(Protocol):

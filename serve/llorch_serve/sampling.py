@@ -15,6 +15,7 @@ from llorch_serve.manifest import GenerationDefaults
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_SEED = 2**63 - 1
+MAX_ANSWERS = 16
 MAX_LISTED_IDS = 16  # bad stop_token_ids that are named one by one; a status message has room for few
 
 Number = TypeVar("Number", int, float)
@@ -36,6 +37,8 @@ class SamplingParams:
     stop: strings that end generation and are not part of the text.
     stop_token_ids: further tokens that end generation.
     ignore_eos: the model's own stop tokens do not end generation.
+    n: answers, 1..16, each with a seed of its own.
+    best_of: n..16: generate so many, and return the n of the highest mean log-probability.
     """
 
     temperature: float | None = None
@@ -49,6 +52,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1
+    best_of: int | None = None
+
+    @property
+    def answers(self) -> int:
+        """How many answers are generated."""
+        return self.n if self.best_of is None else self.best_of
 
     def violations(self, *, vocab_size: int, prefix: str = "sampling") -> list[FieldViolation]:
         """Return every field that is out of range; empty if all is well."""
@@ -86,6 +96,14 @@ class SamplingParams:
         check("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer of at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens >= 0:
             check("min_tokens", self.min_tokens, False, f"at most max_tokens ({self.max_tokens})")
+        check("n", self.n, 1 <= self.n <= MAX_ANSWERS, f"an integer from 1 to {MAX_ANSWERS}")
+        check("n", self.n, self.n <= 1 or self.max_tokens != 0, "1 where max_tokens is 0")
+        check(
+            "best_of",
+            self.best_of,
+            self.best_of is None or self.n <= self.best_of <= MAX_ANSWERS,
+            f"an integer from n ({self.n}) to {MAX_ANSWERS}",
+        )
         check(
             "stop",
             f"{len(self.stop)} strings",

@@ -12,9 +12,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llorch_serve.answers import Answers, answer_seed
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
@@ -36,21 +37,22 @@ from llorch_serve.requests import (
     UpdateSink,
 )
 from llorch_serve.sampler import SamplingRow
-from llorch_serve.sampling import SamplingParams, check_defaults, resolve
+from llorch_serve.sampling import MAX_ANSWERS, SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
-from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
+from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
+from llorch_serve.shared_prompt import SharedPrompt
 from llorch_serve.text import TextStream, Tokenizer
 
 
 @dataclass(slots=True)
 class _Live:
-    """A request between submission and its last update."""
+    """One answer to a request, between submission and its last update."""
 
-    request: GenerationRequest
+    answers: Answers
+    index: int
     sequence: Sequence
-    sink: UpdateSink
     stream: TextStream
     seed: int
 
@@ -70,7 +72,7 @@ class Worker:
         self._prompts = prompts
         self._tokenizer = prompts.tokenizer
         self._live: dict[Sequence, _Live] = {}
-        self._by_id: dict[str, Sequence] = {}
+        self._by_id: dict[str, Answers] = {}
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
@@ -86,6 +88,9 @@ class Worker:
             doubling=able.doubling_position,
         )
         self._lookup = config.lookup
+        # Copying a slot's beginning needs what reusing it needs.
+        self._shares_prompts = able.prefix_reuse
+        self._most_answers = max(1, min(MAX_ANSWERS, config.max_waiting))
         self._engine = Engine(session, scheduler)
         self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
@@ -133,6 +138,10 @@ class Worker:
         """
         info = self.artifact.manifest
         bad = request.sampling.violations(vocab_size=info.model.vocab_size)
+        if not bad and request.sampling.answers > self._most_answers:
+            field = "n" if request.sampling.best_of is None else "best_of"
+            found = f"found {request.sampling.answers}; this worker queues {self._most_answers}, the most it can take"
+            bad.append(FieldViolation(f"sampling.{field}", found))
         ids: tuple[int, ...] = ()
         try:
             ids, _ = self._prompts.encode(request.prompt)
@@ -148,39 +157,57 @@ class Worker:
             stop_ids.update(info.stop_token_ids)
         room = self._session.capacity.context - len(ids)
         wanted = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
-        sequence = Sequence(
-            request_id=request.request_id,
-            token_ids=list(ids),
-            prompt_length=len(ids),
-            max_new_tokens=wanted,
-            stop_ids=frozenset(stop_ids),
-            client=request.client_id,
-            lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
-            submitted_at=time.perf_counter(),
-        )
-        text = TextStream(self._tokenizer, request.sampling.stop)
-        live = _Live(request, sequence, sink, text, resolved.seed)
+        count = request.sampling.answers
+        shared = SharedPrompt() if count > 1 and self._shares_prompts else None
+        sequences = [
+            Sequence(
+                request_id=request.request_id,
+                token_ids=list(ids),
+                prompt_length=len(ids),
+                max_new_tokens=wanted,
+                stop_ids=frozenset(stop_ids),
+                client=request.client_id,
+                lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+                shared=shared,
+                submitted_at=time.perf_counter(),
+            )
+            for _ in range(count)
+        ]
+        answers = Answers(request, sink, sequences, open=count)
+        seeds = [answer_seed(resolved.seed, index) for index in range(count)]
+        lives = [
+            _Live(answers, index, sequence, TextStream(self._tokenizer, request.sampling.stop), seed)
+            for index, (sequence, seed) in enumerate(zip(sequences, seeds, strict=True))
+        ]
         if wanted == 0:
             self._check_open()
             # Nothing for the engine to do: the one update comes on the caller's own thread.
-            sink.deliver([_update(live, "", (), self._completion(live, FinishReason.LENGTH, None))])
+            sink.deliver([_update(lives[0], "", (), self._completion(lives[0], FinishReason.LENGTH, None))])
             return
-        row = SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=stop_ids, vocab_size=info.model.vocab_size)
+        rows = [
+            SamplingRow.begin(
+                replace(resolved, seed=seed),
+                prompt_ids=ids,
+                stop_ids=stop_ids,
+                vocab_size=info.model.vocab_size,
+            )
+            for seed in seeds
+        ]
         with self._lock:
             self._check_open()
             if request.request_id in self._by_id:
                 found = f"found {request.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
-            self._live[sequence] = live
-            self._by_id[request.request_id] = sequence
+            self._live.update(zip(sequences, lives, strict=True))
+            self._by_id[request.request_id] = answers
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
-            self._loop.add(sequence, row)
+            self._loop.add(*zip(sequences, rows, strict=True))
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
-            sequence = self._by_id.get(request_id)
-        if sequence is not None:
+            answers = self._by_id.get(request_id)
+        for sequence in answers.sequences if answers is not None else ():
             self._loop.abort(sequence)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
@@ -234,21 +261,32 @@ class Worker:
             if live is None:
                 continue
             update, stopped = self._translate(live, event)
+            update = live.answers.take(update)
             if stopped and event.finish is None:
                 ended_early.append(event.sequence)
             if update.is_last:
+                ended_early += self._end(live.answers)
+            elif update.completion is not None:
                 with self._lock:
                     del self._live[event.sequence]
-                    del self._by_id[live.request.request_id]
-            by_sink.setdefault(id(live.sink), (live.sink, []))[1].append(update)
+            sink = live.answers.sink
+            by_sink.setdefault(id(sink), (sink, []))[1].append(update)
         for sink, updates in by_sink.values():
             sink.deliver(updates)
         return ended_early
 
+    def _end(self, answers: Answers) -> list[Sequence]:
+        """Forget a request; return those of its sequences that have not ended, since another one's error ends all."""
+        with self._lock:
+            del self._by_id[answers.request.request_id]
+            for sequence in answers.sequences:
+                self._live.pop(sequence, None)
+        return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
+
     def _translate(self, live: _Live, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
         """Return the update of one event, and whether a stop string ended the answer."""
         if event.error is not None:
-            return GenerationUpdate(live.request.request_id, "", (), error=event.error), False
+            return _update(live, "", (), None, error=event.error), False
         text, matched = "", None
         ids: tuple[int, ...] = ()
         if event.token_id is not None and not event.is_stop_token:
@@ -272,9 +310,9 @@ class Worker:
         return Completion(
             reason=reason,
             stop_matched=stop_matched,
-            prompt_tokens=s.prompt_length,
+            prompt_tokens=s.prompt_length if live.index == 0 else 0,
             generated_tokens=s.generated,
-            cached_tokens=s.cached_tokens,
+            cached_tokens=s.cached_tokens if live.index == 0 else 0,
             drafted_tokens=s.drafted,
             accepted_tokens=s.accepted,
             seed=live.seed,
@@ -287,10 +325,10 @@ class Worker:
         """Tell every caller that the engine is gone; nothing is answered after this."""
         with self._lock:
             self._failure = error
-            live, self._live, self._by_id = list(self._live.values()), {}, {}
+            live, self._live, self._by_id = list(self._by_id.values()), {}, {}
         failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
-        for entry in live:
-            entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
+        for answers in live:
+            answers.sink.deliver([GenerationUpdate(answers.request.request_id, "", (), error=failure)])
 
 
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
@@ -305,5 +343,12 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
             )
 
 
-def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:
-    return GenerationUpdate(live.request.request_id, text, ids, completion)
+def _update(
+    live: _Live,
+    text: str,
+    ids: tuple[int, ...],
+    completion: Completion | None,
+    error: Exception | None = None,
+) -> GenerationUpdate:
+    request_id = live.answers.request.request_id
+    return GenerationUpdate(request_id, text, ids, completion, error, index=live.index)

@@ -37,7 +37,7 @@ MAX_TOKEN_IDS: Final = (
 )  # beyond any context; keeps a hostile 16 MiB message from becoming a gigabyte of ints
 MAX_ITEMS: Final = 2**14  # likewise for messages, stop strings and stop token ids
 
-_SCALARS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
+_SCALARS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens", "best_of")
 
 _REASON_TO_WIRE: Final = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -140,6 +140,7 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         stop=tuple(message.stop) if stop_fits else (),
         stop_token_ids=tuple(message.stop_token_ids) if ids_fit else (),
         ignore_eos=message.ignore_eos,
+        n=message.n if message.HasField("n") else 1,
     )
 
 
@@ -161,7 +162,7 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     if request.client_id:
         _set(message, "client_id", request.client_id, "client_id", bad)
     _fill_input(message.input, request.prompt, bad)
-    for name in (*_SCALARS, "min_tokens", "ignore_eos"):
+    for name in (*_SCALARS, "min_tokens", "ignore_eos", "n"):
         value = getattr(sampling, name)
         if value is not None:
             _set(message.sampling, name, value, f"sampling.{name}", bad)
@@ -226,29 +227,57 @@ def _extend(target: MutableSequence[T], values: Sequence[T], path: str, bad: lis
 # Answers.
 
 
-def write_update(
-    request_id: str, text: str, token_ids: list[int], completion: Completion | None
-) -> pb.GenerateStreamResponse:
-    """Return one message of a stream; ``request_id`` is empty on all but the first."""
-    message = pb.GenerateStreamResponse(request_id=request_id, text=text, token_ids=token_ids)
-    if completion is not None:
-        message.completion.CopyFrom(_write_completion(completion))
+def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamResponse:
+    """Return one message of a stream; only the first one carries the request's id."""
+    message = pb.GenerateStreamResponse(text=update.text, token_ids=update.token_ids, index=update.index)
+    if first:
+        message.request_id = update.request_id
+    if update.completion is not None:
+        message.completion.CopyFrom(_write_completion(update.completion))
     return message
 
 
-def read_update(request_id: str, message: pb.GenerateStreamResponse) -> GenerationUpdate:
-    """Return the update that one message of a stream stands for."""
+def read_update(
+    request_id: str, message: pb.GenerateStreamResponse, *, open_answers: int = 1
+) -> GenerationUpdate:
+    """Return the update that one message of a stream stands for; open_answers: those that went on before it."""
     completion = _read_completion(message.completion) if message.HasField("completion") else None
-    return GenerationUpdate(request_id, message.text, tuple(message.token_ids), completion)
-
-
-def write_answer(
-    request_id: str, text: str, token_ids: list[int], completion: Completion
-) -> pb.GenerateResponse:
-    """Return a whole answer."""
-    return pb.GenerateResponse(
-        request_id=request_id, text=text, token_ids=token_ids, completion=_write_completion(completion)
+    left = open_answers - (completion is not None)
+    return GenerationUpdate(
+        request_id, message.text, tuple(message.token_ids), completion, index=message.index, open_answers=left
     )
+
+
+def write_answers(request_id: str, answers: Sequence[GenerationUpdate]) -> pb.GenerateResponse:
+    """Return whole answers, each as one update with its completion."""
+    in_order = sorted(answers, key=lambda answer: answer.index)
+    return pb.GenerateResponse(request_id=request_id, choices=[_write_choice(answer) for answer in in_order])
+
+
+def _write_choice(answer: GenerationUpdate) -> pb.Choice:
+    assert answer.completion is not None
+    return pb.Choice(
+        index=answer.index,
+        text=answer.text,
+        token_ids=answer.token_ids,
+        completion=_write_completion(answer.completion),
+    )
+
+
+def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:
+    """Return whole answers, each as one update with its completion."""
+    left = len(message.choices)
+    return [
+        GenerationUpdate(
+            message.request_id,
+            choice.text,
+            tuple(choice.token_ids),
+            _read_completion(choice.completion),
+            index=choice.index,
+            open_answers=left - place,
+        )
+        for place, choice in enumerate(message.choices, 1)
+    ]
 
 
 _USAGE_FIELDS: Final = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)

@@ -27,7 +27,7 @@ from llorch_serve.errors import (
     QueueFullError,
     UnavailableError,
 )
-from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextGenerator
+from llorch_serve.requests import GenerationRequest, GenerationUpdate, ModelInfo, TextGenerator
 from llorch_serve.rpc import convert
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
@@ -125,27 +125,30 @@ class GenerationServicer:
 
     async def _generate(self, raw: bytes, context: Context) -> pb.GenerateResponse:
         async def collect(call: LiveCall) -> pb.GenerateResponse:
-            text, token_ids, completion = await call.take()
-            assert completion is not None
-            return convert.write_answer(call.request_id, text, token_ids, _completed(completion))
+            answers = await call.take()
+            for answer in answers:
+                _check_completed(answer)
+            return convert.write_answers(call.request_id, answers)
 
         parse = functools.partial(_parse, pb.GenerateRequest, raw)
         return await self._run(parse, len(raw), context.peer(), collect, whole=True)
 
     async def _generate_stream(self, raw: bytes, context: Context) -> None:
         async def forward(call: LiveCall) -> None:
-            request_id, completion = call.request_id, None
-            while completion is None:
-                text, token_ids, completion = await call.take()
-                if completion is not None:
-                    _completed(completion)
-                await context.write(convert.write_update(request_id, text, token_ids, completion))
-                request_id = ""
+            first, ended = True, False
+            while not ended:
+                for update in await call.take():
+                    _check_completed(update)
+                    await context.write(convert.write_update(update, first=first))
+                    first, ended = False, update.is_last
 
         def parse() -> pb.GenerateRequest:
             message = _parse(pb.GenerateStreamRequest, raw)
             if not message.HasField("request"):
                 raise InvalidRequestError([FieldViolation("request", "not set, expected a GenerateRequest")])
+            if message.request.sampling.HasField("best_of"):
+                found = "found with GenerateStream, which cannot know yet which answers are best; expected none, or Generate"
+                raise InvalidRequestError([FieldViolation("sampling.best_of", found)])
             return message.request
 
         await self._run(parse, len(raw), context.peer(), forward, whole=False)
@@ -252,8 +255,8 @@ def _parse(kind: type[M], raw: bytes) -> M:
         raise InvalidRequestError([FieldViolation("request", found)]) from error
 
 
-def _completed(completion: Completion) -> Completion:
-    """Return the completion. Raises CancelledError where the request did not run to its end."""
-    if completion.reason is FinishReason.CANCELLED:
+def _check_completed(update: GenerationUpdate) -> None:
+    """Raise CancelledError where an answer ends with this update without having run to its end."""
+    completion = update.completion
+    if completion is not None and completion.reason is FinishReason.CANCELLED:
         raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")
-    return completion
