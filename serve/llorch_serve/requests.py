@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from llorch_serve.load import Load
+from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -102,6 +103,7 @@ class GenerationUpdate:
     token_ids: tokens generated since the last update (a stop token is not among them).
     completion: set on the last update of a request, and only there, unless ``error`` is set.
     error: the request failed; nothing follows.
+    logprobs: one for each of ``token_ids`` if the request asked for them, else none.
     """
 
     request_id: str
@@ -109,6 +111,7 @@ class GenerationUpdate:
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     error: Exception | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def is_last(self) -> bool:

@@ -12,12 +12,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.requests import Completion, GenerationUpdate
 
 MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tokenisation
+
+
+class Delta(NamedTuple):
+    """What has come of a request since its handler last looked; ``completion`` is None unless it has ended."""
+
+    text: str
+    token_ids: list[int]
+    completion: Completion | None
+    logprobs: list[TokenLogprobs]
 
 
 class LiveCall:
@@ -30,6 +40,7 @@ class LiveCall:
     """
 
     __slots__ = (
+        "_logprobs",
         "_text",
         "_token_ids",
         "_waiter",
@@ -52,10 +63,11 @@ class LiveCall:
         self.error: Exception | None = None
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    async def take(self) -> tuple[str, list[int], Completion | None]:
-        """Wait for something new, and return all of it: text, token ids, and the completion at the end.
+    async def take(self) -> Delta:
+        """Wait for something new, and return all of it.
 
         Raises the error that ended the request.
         """
@@ -64,15 +76,16 @@ class LiveCall:
             await self._waiter
         if self.error is not None:
             raise self.error
-        text, token_ids = "".join(self._text), self._token_ids
-        self._text, self._token_ids = [], []
-        return text, token_ids, self.completion
+        delta = Delta("".join(self._text), self._token_ids, self.completion, self._logprobs)
+        self._text, self._token_ids, self._logprobs = [], [], []
+        return delta
 
     def add(self, update: GenerationUpdate) -> None:
         """Take one update and wake the handler if it waits for it."""
         if update.text:
             self._text.append(update.text)
         self._token_ids += update.token_ids
+        self._logprobs += update.logprobs
         self.completion = update.completion
         self.error = self.error or update.error
         self.ended = update.is_last

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.load import Load
+from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -28,6 +29,7 @@ from llorch_serve.requests import (
     TokenPrompt,
 )
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -227,10 +229,16 @@ def _extend(target: MutableSequence[T], values: Sequence[T], path: str, bad: lis
 
 
 def write_update(
-    request_id: str, text: str, token_ids: list[int], completion: Completion | None
+    request_id: str,
+    text: str,
+    token_ids: list[int],
+    completion: Completion | None,
+    logprobs: Sequence[TokenLogprobs] = (),
 ) -> pb.GenerateStreamResponse:
     """Return one message of a stream; ``request_id`` is empty on all but the first."""
-    message = pb.GenerateStreamResponse(request_id=request_id, text=text, token_ids=token_ids)
+    message = pb.GenerateStreamResponse(
+        request_id=request_id, text=text, token_ids=token_ids, logprobs=write_logprobs(logprobs)
+    )
     if completion is not None:
         message.completion.CopyFrom(_write_completion(completion))
     return message
@@ -239,15 +247,24 @@ def write_update(
 def read_update(request_id: str, message: pb.GenerateStreamResponse) -> GenerationUpdate:
     """Return the update that one message of a stream stands for."""
     completion = _read_completion(message.completion) if message.HasField("completion") else None
-    return GenerationUpdate(request_id, message.text, tuple(message.token_ids), completion)
+    logprobs = read_logprobs(message.logprobs)
+    return GenerationUpdate(request_id, message.text, tuple(message.token_ids), completion, logprobs=logprobs)
 
 
 def write_answer(
-    request_id: str, text: str, token_ids: list[int], completion: Completion
+    request_id: str,
+    text: str,
+    token_ids: list[int],
+    completion: Completion,
+    logprobs: Sequence[TokenLogprobs] = (),
 ) -> pb.GenerateResponse:
     """Return a whole answer."""
     return pb.GenerateResponse(
-        request_id=request_id, text=text, token_ids=token_ids, completion=_write_completion(completion)
+        request_id=request_id,
+        text=text,
+        token_ids=token_ids,
+        completion=_write_completion(completion),
+        logprobs=write_logprobs(logprobs),
     )
 
 

@@ -125,9 +125,9 @@ class GenerationServicer:
 
     async def _generate(self, raw: bytes, context: Context) -> pb.GenerateResponse:
         async def collect(call: LiveCall) -> pb.GenerateResponse:
-            text, token_ids, completion = await call.take()
+            text, token_ids, completion, logprobs = await call.take()
             assert completion is not None
-            return convert.write_answer(call.request_id, text, token_ids, _completed(completion))
+            return convert.write_answer(call.request_id, text, token_ids, _completed(completion), logprobs)
 
         parse = functools.partial(_parse, pb.GenerateRequest, raw)
         return await self._run(parse, len(raw), context.peer(), collect, whole=True)
@@ -136,10 +136,11 @@ class GenerationServicer:
         async def forward(call: LiveCall) -> None:
             request_id, completion = call.request_id, None
             while completion is None:
-                text, token_ids, completion = await call.take()
+                text, token_ids, completion, logprobs = await call.take()
                 if completion is not None:
                     _completed(completion)
-                await context.write(convert.write_update(request_id, text, token_ids, completion))
+                message = convert.write_update(request_id, text, token_ids, completion, logprobs)
+                await context.write(message)
                 request_id = ""
 
         def parse() -> pb.GenerateRequest:
