@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from llorch_serve.load import Load
+from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -104,6 +105,7 @@ class GenerationUpdate:
     token_ids: tokens generated since the last update (a stop token is not among them).
     completion: set on the last update of an answer, and only there, unless ``error`` is set.
     error: the request failed; nothing follows.
+    logprobs: one for each of ``token_ids`` if the request asked for them, else none.
     index: which of the request's answers it is.
     open_answers: answers that still go on after this update.
     """
@@ -113,6 +115,7 @@ class GenerationUpdate:
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     error: Exception | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
     index: int = 0
     open_answers: int = 0
 
@@ -130,6 +133,7 @@ def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
         updates[-1],
         text="".join(update.text for update in updates),
         token_ids=tuple(token for update in updates for token in update.token_ids),
+        logprobs=tuple(place for update in updates for place in update.logprobs),
     )
 
 

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.load import Load
+from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -28,6 +29,7 @@ from llorch_serve.requests import (
     TokenPrompt,
 )
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -229,7 +231,12 @@ def _extend(target: MutableSequence[T], values: Sequence[T], path: str, bad: lis
 
 def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamResponse:
     """Return one message of a stream; only the first one carries the request's id."""
-    message = pb.GenerateStreamResponse(text=update.text, token_ids=update.token_ids, index=update.index)
+    message = pb.GenerateStreamResponse(
+        text=update.text,
+        token_ids=update.token_ids,
+        index=update.index,
+        logprobs=write_logprobs(update.logprobs),
+    )
     if first:
         message.request_id = update.request_id
     if update.completion is not None:
@@ -244,7 +251,13 @@ def read_update(
     completion = _read_completion(message.completion) if message.HasField("completion") else None
     left = open_answers - (completion is not None)
     return GenerationUpdate(
-        request_id, message.text, tuple(message.token_ids), completion, index=message.index, open_answers=left
+        request_id,
+        message.text,
+        tuple(message.token_ids),
+        completion,
+        logprobs=read_logprobs(message.logprobs),
+        index=message.index,
+        open_answers=left,
     )
 
 
@@ -261,6 +274,7 @@ def _write_choice(answer: GenerationUpdate) -> pb.Choice:
         text=answer.text,
         token_ids=answer.token_ids,
         completion=_write_completion(answer.completion),
+        logprobs=write_logprobs(answer.logprobs),
     )
 
 
@@ -273,6 +287,7 @@ def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:
             choice.text,
             tuple(choice.token_ids),
             _read_completion(choice.completion),
+            logprobs=read_logprobs(choice.logprobs),
             index=choice.index,
             open_answers=left - place,
         )
