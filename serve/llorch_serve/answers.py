@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Final
 
-from llorch_serve.requests import GenerationRequest, GenerationUpdate, UpdateSink
+from llorch_serve.requests import GenerationUpdate, UpdateSink
 from llorch_serve.sampling import MAX_SEED
 from llorch_serve.sequence import Sequence
 
@@ -25,12 +25,12 @@ def answer_seed(seed: int, index: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Answers:
-    """What the answers to one request have in common.
+    """What the answers to one request, or the scores of one, have in common.
 
     sequences: theirs, in the order of their index. open: how many of them go on.
     """
 
-    request: GenerationRequest
+    request_id: str
     sink: UpdateSink
     sequences: Seq[Sequence]
     open: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from llorch_serve.errors import ProviderError
+from llorch_serve.errors import NonFiniteLogitsError, ProviderError
 from llorch_serve.load import Load
 from llorch_serve.plan import StepPlan
 from llorch_serve.runner import Logits, Session, run
@@ -38,7 +38,7 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one model call and return its tokens; an empty list if nothing was due or no token resulted.
 
-        A failure of the runtime ends the sequences of this step with that error, and no others.
+        A failure of the runtime, or a prompt that cannot be scored, ends the sequences of this step with that error, and no others.
         """
         plan = self._scheduler.schedule()
         if plan is None:
@@ -46,7 +46,7 @@ class Engine:
         self._stamp_start(plan)
         try:
             logits = run(self._session, plan)
-        except ProviderError as error:
+        except (ProviderError, NonFiniteLogitsError) as error:
             return self._fail(plan, error)
         events = self._scheduler.update(plan, self._sample(plan, logits))
         now = self._clock()
@@ -82,7 +82,7 @@ class Engine:
         if begun is not None and begun.sequence.started_at is None:
             begun.sequence.started_at = self._clock()
 
-    def _fail(self, plan: StepPlan, error: ProviderError) -> list[TokenEvent]:
+    def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         failed = plan.computed()
         for sequence in failed:
             del self._rows[sequence]

@@ -41,13 +41,18 @@ SlotEdit = SlotCopy | SlotSwap | SlotRelease
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Run ``token_ids`` at positions ``start`` and on; samples: whether the next token follows from the last one."""
+    """Run ``token_ids`` at positions ``start`` and on.
+
+    samples: whether the next token follows from the last one. scored: indices into ``token_ids`` of those whose logits go to
+    the sequence's scores.
+    """
 
     sequence: Sequence
     slot: int
     token_ids: tuple[int, ...]
     start: int
     samples: bool
+    scored: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,40 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A request for the log-likelihoods of continuations, each one right behind the same context.
+
+    context: without tokens it stands for the token that begins a text (BOS, else EOS).
+    logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only sums.
+    """
+
+    request_id: str
+    context: Prompt
+    continuations: tuple[TextPrompt | TokenPrompt, ...]
+    logprobs: int | None = None
+    client_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationScore:
+    """How likely a continuation is.
+
+    logprob: sum of the natural log-probabilities of its tokens, each given all before it.
+    is_greedy: whether each token is the likeliest one at its place, so that greedy decoding would have said the same.
+    token_count, context_tokens: tokens of the continuation, and of the context before it.
+    cached_tokens: how many of the context's the KV cache already held.
+    logprobs: one for each of its tokens if the request asked for them, else none.
+    """
+
+    logprob: float
+    is_greedy: bool
+    token_count: int
+    context_tokens: int
+    cached_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Durations of one request in seconds.
 
@@ -108,6 +142,9 @@ class GenerationUpdate:
     logprobs: one for each of ``token_ids`` if the request asked for them, else none.
     index: which of the request's answers it is.
     open_answers: answers that still go on after this update.
+    prompt_logprobs: one for each token of the prompt but the first, if the request asked for them: with the first update of
+        answer 0, and only there.
+    score: of a continuation, with its only update; ``index`` says which.
     """
 
     request_id: str
@@ -118,6 +155,8 @@ class GenerationUpdate:
     logprobs: tuple[TokenLogprobs, ...] = ()
     index: int = 0
     open_answers: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    score: ContinuationScore | None = None
 
     @property
     def is_last(self) -> bool:
@@ -134,6 +173,7 @@ def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
         text="".join(update.text for update in updates),
         token_ids=tuple(token for update in updates for token in update.token_ids),
         logprobs=tuple(place for update in updates for place in update.logprobs),
+        prompt_logprobs=tuple(place for update in updates for place in update.prompt_logprobs),
     )
 
 
@@ -181,6 +221,12 @@ class TextGenerator(Protocol):
 
         Raises InvalidRequestError (every bad field), QueueFullError or UnavailableError; after a normal return
         the sink gets updates until one with ``is_last``.
+        """
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Check, tokenise and queue the continuations of a request; each ends with one update that has its score.
+
+        Raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot score.
         """
 
     def abort(self, request_id: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from llorch_serve.errors import ArtifactError, FieldViolation
+from llorch_serve.logprobs import MAX_LOGPROBS
 from llorch_serve.manifest import GenerationDefaults
 
 MAX_STOP_STRINGS = 16
@@ -39,6 +40,8 @@ class SamplingParams:
     ignore_eos: the model's own stop tokens do not end generation.
     n: answers, 1..16, each with a seed of its own.
     best_of: n..16: generate so many, and return the n of the highest mean log-probability.
+    prompt_logprobs: 0..20: list the log-probability of each token of the prompt, and so many of the likeliest ones.
+    echo: the prompt's text comes before the answer's.
     """
 
     temperature: float | None = None
@@ -54,6 +57,8 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     best_of: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
 
     @property
     def answers(self) -> int:
@@ -96,6 +101,12 @@ class SamplingParams:
         check("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer of at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens >= 0:
             check("min_tokens", self.min_tokens, False, f"at most max_tokens ({self.max_tokens})")
+        check(
+            "prompt_logprobs",
+            self.prompt_logprobs,
+            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+            f"an integer from 0 to {MAX_LOGPROBS}",
+        )
         check("n", self.n, 1 <= self.n <= MAX_ANSWERS, f"an integer from 1 to {MAX_ANSWERS}")
         check("n", self.n, self.n <= 1 or self.max_tokens != 0, "1 where max_tokens is 0")
         check(

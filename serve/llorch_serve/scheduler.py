@@ -161,11 +161,20 @@ class Scheduler:
             end = plan.verify.start + len(plan.verify.token_ids)
             plan.verify.sequence.written = max(plan.verify.sequence.written, end)
         events = []
+        if plan.prefill is not None and plan.prefill.sequence.max_new_tokens == 0:
+            events += self._end_of_prompt(plan.prefill.sequence)
         for sequence, result in zip(plan.sampled(), results, strict=True):
             if plan.verify is not None and not isinstance(result, Exception):
                 self._learn(plan.verify, len(result))
             events += self._advance(sequence, result)
         return events
+
+    def _end_of_prompt(self, sequence: Sequence) -> list[TokenEvent]:
+        """End a sequence of which only the prompt is wanted, if that is done."""
+        if sequence.pending:
+            return []
+        self.remove(sequence)
+        return [TokenEvent(sequence, None, FinishReason.LENGTH)]
 
     def _learn(self, check: VerifyChunk, tokens: int) -> None:
         """Count a checked draft: of ``tokens`` that came of it, all but the last were guessed."""
@@ -240,6 +249,8 @@ class Scheduler:
         if shared and self._doubling is not None:
             most = shortened(most, sequence.computed, self._doubling)
         count = min(most, rest) if rest > 0 else 1
+        if sequence.scores is not None:
+            count = sequence.scores.limit(sequence.computed, count)
         # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows in blocks
         # of a multiple of _ROW_BLOCK.
         while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
@@ -250,7 +261,8 @@ class Scheduler:
             slot=sequence.slot,
             token_ids=tuple(sequence.token_ids[start : start + count]),
             start=start,
-            samples=count == sequence.pending,
+            samples=count == sequence.pending and sequence.max_new_tokens > 0,
+            scored=range(0) if sequence.scores is None else sequence.scores.wanted(start, count),
         )
 
     def _check(self, decoding: list[Sequence]) -> VerifyChunk | None:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from llorch_serve.lookup import PromptLookup
+from llorch_serve.prompt_scores import PromptScores
 from llorch_serve.shared_prompt import SharedPrompt
 
 
@@ -32,11 +33,12 @@ class Sequence:
 
     token_ids: the prompt (at least one token), then what was generated.
     prompt_length: tokens of the prompt.
-    max_new_tokens: tokens that may be generated, at least 1, already bounded by the context length.
+    max_new_tokens: tokens that may be generated, already bounded by the context length; 0: it ends with its prompt.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
     lookup: guesses of what follows; None: no guessing.
     shared: the prompt, where other sequences have the same one and only the first computes it.
+    scores: takes the log-probabilities of the prompt's own tokens; None: nobody asked.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
     written: positions that calls have written, those of wrong guesses included.
@@ -54,6 +56,7 @@ class Sequence:
     client: str = ""
     lookup: PromptLookup | None = None
     shared: SharedPrompt | None = None
+    scores: PromptScores | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0
@@ -71,6 +74,11 @@ class Sequence:
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def reusable(self) -> int:
+        """Tokens of the prompt whose keys and values may come from the cache, since nothing else is wanted of them."""
+        return self.prompt_length if self.scores is None else min(self.prompt_length, self.scores.first - 1)
 
     @property
     def most_tokens(self) -> int:

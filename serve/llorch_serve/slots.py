@@ -189,7 +189,7 @@ class SlotTable:
         if not self._prefix_cache:
             return None, 0
         best, longest = None, self._shortest_reuse - 1
-        wanted = sequence.token_ids[: max(sequence.prompt_length - ROWS_LEFT, 0)]
+        wanted = sequence.token_ids[: min(max(sequence.prompt_length - ROWS_LEFT, 0), sequence.reusable)]
         for index, slot in enumerate(self._slots):
             length = common_prefix(wanted, self._held_tokens(slot))
             if self._strict_reuse:

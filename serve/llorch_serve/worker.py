@@ -19,12 +19,20 @@ from llorch_serve.answers import Answers, answer_seed
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
-from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError, UsageError
+from llorch_serve.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    LlorchError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
 from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.load import Load
 from llorch_serve.local import stream
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.loop import EngineLoop
+from llorch_serve.prompt_scores import PromptScores, most_rows
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
     Completion,
@@ -32,13 +40,15 @@ from llorch_serve.requests import (
     GenerationUpdate,
     ModelInfo,
     Prompt,
+    ScoreRequest,
     Timings,
     TokenPrompt,
     UpdateSink,
 )
 from llorch_serve.sampler import SamplingRow
-from llorch_serve.sampling import MAX_ANSWERS, SamplingParams, check_defaults, resolve
+from llorch_serve.sampling import SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
+from llorch_serve.scoring import PromptLogprobs, ScoredContinuation, encode_pairs, place_violations
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
@@ -55,6 +65,8 @@ class _Live:
     sequence: Sequence
     stream: TextStream
     seed: int
+    opening: str = ""  # text that comes before its own
+    asked: PromptLogprobs | ScoredContinuation | None = None  # what its prompt's scores are for
 
 
 class Worker:
@@ -90,7 +102,9 @@ class Worker:
         self._lookup = config.lookup
         # Copying a slot's beginning needs what reusing it needs.
         self._shares_prompts = able.prefix_reuse
-        self._most_answers = max(1, min(MAX_ANSWERS, config.max_waiting))
+        self._most_waiting = max(1, config.max_waiting)
+        vocab_size = artifact.manifest.model.vocab_size
+        self._scored_rows = most_rows(vocab_size) if able.chunked_prefill else None
         self._engine = Engine(session, scheduler)
         self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
@@ -138,19 +152,25 @@ class Worker:
         """
         info = self.artifact.manifest
         bad = request.sampling.violations(vocab_size=info.model.vocab_size)
-        if not bad and request.sampling.answers > self._most_answers:
+        if not bad and request.sampling.answers > self._most_waiting:
             field = "n" if request.sampling.best_of is None else "best_of"
-            found = f"found {request.sampling.answers}; this worker queues {self._most_answers}, the most it can take"
+            found = f"found {request.sampling.answers}; this worker queues {self._most_waiting}, the most it can take"
             bad.append(FieldViolation(f"sampling.{field}", found))
         ids: tuple[int, ...] = ()
+        prompt_text = ""
         try:
-            ids, _ = self._prompts.encode(request.prompt)
+            ids, prompt_text = self._prompts.encode(request.prompt)
         except InvalidRequestError as error:
             bad += error.violations
         else:
             bad += self._prompts.violations(ids, context=self._session.capacity.context)
+        top = request.sampling.prompt_logprobs
+        if top is not None and not bad:
+            bad += place_violations(len(ids) - 1, top, "sampling.prompt_logprobs")
         if bad:
             raise InvalidRequestError(bad)
+        if top is not None:
+            self._check_scores_prompts()
         resolved = resolve(request.sampling, info.generation, lambda: secrets.randbits(63))
         stop_ids = set(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
@@ -173,16 +193,24 @@ class Worker:
             )
             for _ in range(count)
         ]
-        answers = Answers(request, sink, sequences, open=count)
+        answers = Answers(request.request_id, sink, sequences, open=count)
         seeds = [answer_seed(resolved.seed, index) for index in range(count)]
         lives = [
             _Live(answers, index, sequence, TextStream(self._tokenizer, request.sampling.stop), seed)
             for index, (sequence, seed) in enumerate(zip(sequences, seeds, strict=True))
         ]
-        if wanted == 0:
+        if request.sampling.echo:
+            for live in lives:
+                live.opening = prompt_text
+        if top is not None:
+            sequences[0].scores = PromptScores(ids, 1, top, self._scored_rows)
+            lives[0].asked = PromptLogprobs()
+        if wanted == 0 and top is None:
             self._check_open()
             # Nothing for the engine to do: the one update comes on the caller's own thread.
-            sink.deliver([_update(lives[0], "", (), self._completion(lives[0], FinishReason.LENGTH, None))])
+            sink.deliver(
+                [self._update(lives[0], "", (), self._completion(lives[0], FinishReason.LENGTH, None))]
+            )
             return
         rows = [
             SamplingRow.begin(
@@ -193,15 +221,62 @@ class Worker:
             )
             for seed in seeds
         ]
+        self._enter(answers, lives, rows)
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Check, tokenise and queue the continuations of a request.
+
+        Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or UnavailableError.
+        """
+        info, context = self.artifact.manifest, self._session.capacity.context
+        prefix = info.eos_token_id if info.bos_token_id is None else info.bos_token_id
+        vocab_size = info.model.vocab_size
+        pairs = encode_pairs(request, self._prompts, prefix_id=prefix, vocab_size=vocab_size, context=context)
+        if len(pairs) > self._most_waiting:
+            found = f"found {len(pairs)}; this worker queues {self._most_waiting}, the most it can take"
+            raise InvalidRequestError([FieldViolation("continuations", found)])
+        self._check_scores_prompts()
+        greedy = resolve(SamplingParams(temperature=0, repetition_penalty=1), info.generation, lambda: 0)
+        row = SamplingRow.begin(greedy, prompt_ids=(), stop_ids=(), vocab_size=vocab_size)
+        sequences: list[Sequence] = []
+        answers = Answers(request.request_id, sink, sequences, open=len(pairs))
+        lives = []
+        for index, pair in enumerate(pairs):
+            ids = pair.token_ids
+            scores = PromptScores(ids, len(pair.context), max(1, request.logprobs or 0), self._scored_rows)
+            sequence = Sequence(
+                request_id=request.request_id,
+                token_ids=list(ids[:-1]),  # what follows the last token is not asked
+                prompt_length=len(ids) - 1,
+                max_new_tokens=0,
+                stop_ids=frozenset(),
+                client=request.client_id,
+                scores=scores,
+                submitted_at=time.perf_counter(),
+            )
+            sequences.append(sequence)
+            asked = ScoredContinuation(pair, request.logprobs)
+            lives.append(_Live(answers, index, sequence, TextStream(self._tokenizer), 0, asked=asked))
+        self._enter(answers, lives, [row] * len(lives))
+
+    def _enter(self, answers: Answers, lives: list[_Live], rows: list[SamplingRow]) -> None:
+        """Make a request live and hand its sequences to the loop. Raises InvalidRequestError or UnavailableError."""
         with self._lock:
             self._check_open()
-            if request.request_id in self._by_id:
-                found = f"found {request.request_id!r}, which a live request already has; expected a new one"
+            if answers.request_id in self._by_id:
+                found = f"found {answers.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
-            self._live.update(zip(sequences, lives, strict=True))
-            self._by_id[request.request_id] = answers
+            self._live.update(zip(answers.sequences, lives, strict=True))
+            self._by_id[answers.request_id] = answers
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
-            self._loop.add(*zip(sequences, rows, strict=True))
+            self._loop.add(*zip(answers.sequences, rows, strict=True))
+
+    def _check_scores_prompts(self) -> None:
+        if not self._session.capabilities.prompt_logits:
+            raise UnsupportedError(
+                f"the graph of {self.artifact.manifest.model_id} gives logits for the last token of a call only, so no "
+                "token of a prompt can be scored; leave prompt_logprobs out, or export the model with llorch"
+            )
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
@@ -278,7 +353,7 @@ class Worker:
     def _end(self, answers: Answers) -> list[Sequence]:
         """Forget a request; return those of its sequences that have not ended, since another one's error ends all."""
         with self._lock:
-            del self._by_id[answers.request.request_id]
+            del self._by_id[answers.request_id]
             for sequence in answers.sequences:
                 self._live.pop(sequence, None)
         return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
@@ -286,21 +361,36 @@ class Worker:
     def _translate(self, live: _Live, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
         """Return the update of one event, and whether a stop string ended the answer."""
         if event.error is not None:
-            return _update(live, "", (), None, error=event.error), False
+            return GenerationUpdate(
+                live.answers.request_id, "", (), error=event.error, index=live.index
+            ), False
         text, matched = "", None
         ids: tuple[int, ...] = ()
         if event.token_id is not None and not event.is_stop_token:
             text, matched = live.stream.push(event.token_id)
             ids = (event.token_id,)
         if matched is not None:
-            return _update(live, text, ids, self._completion(live, FinishReason.STOP, matched)), True
+            return self._update(live, text, ids, self._completion(live, FinishReason.STOP, matched)), True
         if event.finish is None:
-            return _update(live, text, ids, None), False
+            return self._update(live, text, ids, None), False
         text += live.stream.finish()
         stop_text = None
         if event.is_stop_token and event.token_id is not None:
             stop_text = self._tokenizer.token_text(event.token_id)
-        return _update(live, text, ids, self._completion(live, event.finish, stop_text)), False
+        return self._update(live, text, ids, self._completion(live, event.finish, stop_text)), False
+
+    def _update(
+        self, live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None
+    ) -> GenerationUpdate:
+        """Return an update, the first one with what comes before the answer."""
+        update = GenerationUpdate(
+            live.answers.request_id, live.opening + text, ids, completion, index=live.index
+        )
+        asked, scores = live.asked, live.sequence.scores
+        live.opening, live.asked = "", None
+        if asked is None or scores is None or not scores.complete:
+            return update
+        return asked.told(update, live.sequence, scores, self._tokenizer)
 
     def _completion(self, live: _Live, reason: FinishReason, stop_matched: str | None) -> Completion:
         s = live.sequence
@@ -328,7 +418,7 @@ class Worker:
             live, self._live, self._by_id = list(self._by_id.values()), {}, {}
         failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
         for answers in live:
-            answers.sink.deliver([GenerationUpdate(answers.request.request_id, "", (), error=failure)])
+            answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=failure)])
 
 
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
@@ -341,14 +431,3 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
             raise UsageError(
                 f"{flag} has no effect on the graph in {folder} ({'; '.join(able.limits())}); leave it out"
             )
-
-
-def _update(
-    live: _Live,
-    text: str,
-    ids: tuple[int, ...],
-    completion: Completion | None,
-    error: Exception | None = None,
-) -> GenerationUpdate:
-    request_id = live.answers.request.request_id
-    return GenerationUpdate(request_id, text, ids, completion, error, index=live.index)

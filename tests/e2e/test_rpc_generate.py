@@ -336,7 +336,9 @@ def test_a_client_that_goes_away_in_mid_stream_leaves_no_noise(caplog):
                 next(stream(stub, max_tokens=None))
         generator.wait_for(lambda g: len(g.aborted) == 20 and not g.live_ids)
         with open_stub(running.address) as stub:
-            assert stub.Generate(request(), timeout=PATIENCE_S).choices[0].completion.usage.generated_tokens == 3
+            assert (
+                stub.Generate(request(), timeout=PATIENCE_S).choices[0].completion.usage.generated_tokens == 3
+            )
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.INFO and r.name != "asyncio"] == []
 
 

@@ -9,14 +9,16 @@ import functools
 import itertools
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_session import FakeSession, continuation, sequence_of
+from fake_session import FakeSession, continuation, next_logits, sequence_of
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.plan import SlotRelease, StepPlan
+from llorch_serve.prompt_scores import PromptScores
 from llorch_serve.runner import run
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
@@ -97,6 +99,14 @@ class Simulation:
         self.scheduler.add(*group)
         self.added += group
         return group
+
+    def add_scored(self, prompt: Seq[int], first: int, count: int) -> Sequence:
+        """Add a sequence whose prompt's tokens from ``first`` on are scored."""
+        sequence = sequence_of(f"r{len(self.added)}", prompt, count)
+        sequence.scores = PromptScores(tuple(prompt), first, top=1, rows=3)
+        self.scheduler.add(sequence)
+        self.added.append(sequence)
+        return sequence
 
     def remove(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -206,7 +216,8 @@ class Simulation:
         end = chunk.start + len(chunk.token_ids)
         assert list(chunk.token_ids) == sequence.token_ids[chunk.start : end]
         assert 1 <= len(chunk.token_ids) <= self.chunk
-        assert chunk.samples == (end == len(sequence.token_ids))
+        assert chunk.samples == (end == len(sequence.token_ids) and sequence.max_new_tokens > 0)
+        assert len(chunk.scored) <= 3 or sequence.scores is None
         if end == sequence.prompt_length >= 2 and self.chunk >= 3:
             assert len(chunk.token_ids) >= 2, "the prompt's last row runs alone"
         if sequence not in self.started:
@@ -237,6 +248,8 @@ class Simulation:
         if event.finish is not None:
             self.ended[sequence] = event
             assert sequence.slot is None
+            if sequence.scores is not None:
+                self._check_scores(sequence.scores)
         prompt = tuple(sequence.token_ids[: sequence.prompt_length])
         wanted = answer(prompt, sequence.max_new_tokens, sequence.stop_ids)
         got = sequence.token_ids[sequence.prompt_length :]
@@ -255,6 +268,14 @@ class Simulation:
             assert len(got) == sequence.max_new_tokens
             assert not event.is_stop_token
 
+    def _check_scores(self, scores: PromptScores) -> None:
+        assert len(scores.found) == len(scores.tokens) - scores.first
+        for place, found in enumerate(scores.found, scores.first):
+            logits = next_logits(scores.tokens[:place], VOCAB).astype(np.float64)
+            assert found.token_id == scores.tokens[place]
+            assert found.logprob == pytest.approx(logits[found.token_id] - np.log(np.exp(logits).sum()))
+            assert found.top[0][0] == logits.argmax()
+
     def _check_counts(self) -> None:
         assert self.scheduler.running == sum(s.slot is not None for s in self.live)
         assert self.scheduler.waiting == sum(s.status is SequenceStatus.WAITING for s in self.live)
@@ -267,7 +288,8 @@ adds = st.tuples(
 removes = st.tuples(st.just("remove"), st.integers(0, 100))
 steps = st.tuples(st.just("step"), st.integers(1, 8))
 answers = st.tuples(st.just("answers"), prompts, st.lists(st.integers(1, 12), min_size=2, max_size=5))
-scripts = st.lists(st.one_of(adds, answers, steps, removes), max_size=25)
+scored = st.tuples(st.just("scored"), prompts, st.integers(1, 20), st.integers(0, 3))
+scripts = st.lists(st.one_of(adds, answers, scored, steps, removes), max_size=25)
 
 
 def play(simulation: Simulation, script: list[tuple[object, ...]]) -> None:
@@ -277,6 +299,8 @@ def play(simulation: Simulation, script: list[tuple[object, ...]]) -> None:
                 simulation.add(prompt, count, sorted(stop_ids))
             case ("answers", prompt, counts):
                 simulation.add_answers(prompt, counts)
+            case ("scored", prompt, first, count):
+                simulation.add_scored(prompt, min(first, len(prompt)), count)
             case ("remove", pick) if simulation.live:
                 simulation.remove(simulation.live[pick % len(simulation.live)])
             case ("step", count):
@@ -298,8 +322,9 @@ def test_every_sequence_gets_its_own_answer_whatever_comes_and_goes(
 # Few different tokens, so that prompts share prefixes and answers repeat themselves.
 similar = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 similar_adds = st.tuples(st.just("add"), similar, st.integers(1, 12), st.just(frozenset()))
+similar_scored = st.tuples(st.just("scored"), similar, st.integers(1, 24), st.integers(0, 3))
 several = st.tuples(st.just("answers"), similar, st.lists(st.integers(1, 12), min_size=2, max_size=5))
-similar_scripts = st.lists(st.one_of(similar_adds, several, steps, removes), max_size=25)
+similar_scripts = st.lists(st.one_of(similar_adds, several, similar_scored, steps, removes), max_size=25)
 
 
 @settings(deadline=None, max_examples=200)

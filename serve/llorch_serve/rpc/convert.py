@@ -15,7 +15,6 @@ from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.load import Load
-from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -39,7 +38,17 @@ MAX_TOKEN_IDS: Final = (
 )  # beyond any context; keeps a hostile 16 MiB message from becoming a gigabyte of ints
 MAX_ITEMS: Final = 2**14  # likewise for messages, stop strings and stop token ids
 
-_SCALARS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens", "best_of")
+_SCALARS: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "best_of",
+    "prompt_logprobs",
+)
 
 _REASON_TO_WIRE: Final = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -59,8 +68,16 @@ def read_generation_request(message: pb.GenerateRequest, *, connection: str = ""
     Raises InvalidRequestError.
     """
     bad: list[FieldViolation] = []
-    prompt = _read_input(message.input, bad)
+    prompt = read_input(message.input, bad)
     sampling = _read_sampling(message.sampling, bad)
+    request_id = read_ids(message, bad)
+    if bad or prompt is None:
+        raise InvalidRequestError(bad)
+    return GenerationRequest(request_id, prompt, sampling, client_id=message.client_id or connection)
+
+
+def read_ids(message: pb.GenerateRequest | pb.ScoreRequest, bad: list[FieldViolation]) -> str:
+    """Return a message's request_id, or a random one if it has none; add to ``bad`` what ids of it cannot be taken."""
     request_id = message.request_id if message.HasField("request_id") else secrets.token_hex(8)
     size = len(request_id.encode())
     if not 0 < size <= MAX_REQUEST_ID_BYTES:
@@ -76,15 +93,13 @@ def read_generation_request(message: pb.GenerateRequest, *, connection: str = ""
                 "client_id", f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}, or no client_id"
             )
         )
-    if bad or prompt is None:
-        raise InvalidRequestError(bad)
-    return GenerationRequest(request_id, prompt, sampling, client_id=message.client_id or connection)
+    return request_id
 
 
 def read_prompt(message: pb.Input) -> Prompt:
     """Return the prompt. Raises InvalidRequestError."""
     bad: list[FieldViolation] = []
-    prompt = _read_input(message, bad)
+    prompt = read_input(message, bad)
     if bad or prompt is None:
         raise InvalidRequestError(bad)
     return prompt
@@ -99,34 +114,36 @@ def read_token_ids(ids: Iterable[int], *, count: int, field: str) -> tuple[int, 
     return tuple(ids)
 
 
-def _read_input(message: pb.Input, bad: list[FieldViolation]) -> Prompt | None:
+def read_input(message: pb.Input, bad: list[FieldViolation], field: str = "input") -> Prompt | None:
+    """Return the prompt, or None where there is none to return; add to ``bad`` what is wrong with ``field``."""
     kind = message.WhichOneof("kind")
     if kind == "text":
         return TextPrompt(message.text)
     if kind == "tokens":
-        ids = message.tokens.ids
-        return (
-            TokenPrompt(tuple(ids))
-            if _check_count("input.tokens.ids", len(ids), MAX_TOKEN_IDS, bad)
-            else None
-        )
+        return read_tokens(message.tokens, f"{field}.tokens.ids", bad)
     if kind == "chat":
-        return _read_chat(message.chat, bad)
-    bad.append(FieldViolation("input", "not set, expected one of text, tokens and chat"))
+        return _read_chat(message.chat, field, bad)
+    bad.append(FieldViolation(field, "not set, expected one of text, tokens and chat"))
     return None
 
 
-def _read_chat(message: pb.ChatInput, bad: list[FieldViolation]) -> ChatPrompt | None:
+def read_tokens(message: pb.TokenInput, field: str, bad: list[FieldViolation]) -> TokenPrompt | None:
+    """Return token ids, or None where they are too many."""
+    fits = _check_count(field, len(message.ids), MAX_TOKEN_IDS, bad)
+    return TokenPrompt(tuple(message.ids)) if fits else None
+
+
+def _read_chat(message: pb.ChatInput, field: str, bad: list[FieldViolation]) -> ChatPrompt | None:
     if not message.messages:
-        bad.append(FieldViolation("input.chat.messages", "found none, expected at least one message"))
+        bad.append(FieldViolation(f"{field}.chat.messages", "found none, expected at least one message"))
         return None
-    if not _check_count("input.chat.messages", len(message.messages), MAX_ITEMS, bad):
+    if not _check_count(f"{field}.chat.messages", len(message.messages), MAX_ITEMS, bad):
         return None
     for index, item in enumerate(message.messages):
         if not item.role:
             bad.append(
                 FieldViolation(
-                    f"input.chat.messages[{index}].role", "found an empty role, expected one like user"
+                    f"{field}.chat.messages[{index}].role", "found an empty role, expected one like user"
                 )
             )
     return ChatPrompt(tuple(ChatMessage(item.role, item.content) for item in message.messages))
@@ -143,6 +160,7 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         stop_token_ids=tuple(message.stop_token_ids) if ids_fit else (),
         ignore_eos=message.ignore_eos,
         n=message.n if message.HasField("n") else 1,
+        echo=message.echo,
     )
 
 
@@ -160,16 +178,16 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     bad: list[FieldViolation] = []
     message = pb.GenerateRequest()
     sampling = request.sampling
-    _set(message, "request_id", request.request_id, "request_id", bad)
+    set_field(message, "request_id", request.request_id, "request_id", bad)
     if request.client_id:
-        _set(message, "client_id", request.client_id, "client_id", bad)
-    _fill_input(message.input, request.prompt, bad)
-    for name in (*_SCALARS, "min_tokens", "ignore_eos", "n"):
+        set_field(message, "client_id", request.client_id, "client_id", bad)
+    fill_input(message.input, request.prompt, bad)
+    for name in (*_SCALARS, "min_tokens", "ignore_eos", "n", "echo"):
         value = getattr(sampling, name)
         if value is not None:
-            _set(message.sampling, name, value, f"sampling.{name}", bad)
-    _extend(message.sampling.stop, sampling.stop, "sampling.stop", bad)
-    _extend(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
+            set_field(message.sampling, name, value, f"sampling.{name}", bad)
+    extend_field(message.sampling.stop, sampling.stop, "sampling.stop", bad)
+    extend_field(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
     if bad:
         raise InvalidRequestError(bad)
     return message
@@ -179,7 +197,7 @@ def write_prompt(prompt: Prompt) -> pb.Input:
     """Return the message. Raises InvalidRequestError as :func:`write_generation_request` does."""
     bad: list[FieldViolation] = []
     message = pb.Input()
-    _fill_input(message, prompt, bad)
+    fill_input(message, prompt, bad)
     if bad:
         raise InvalidRequestError(bad)
     return message
@@ -191,35 +209,43 @@ def write_detokenize_request(
     """Return the message. Raises InvalidRequestError for ids below 0 or of more than 32 bits."""
     bad: list[FieldViolation] = []
     message = pb.DetokenizeRequest(keep_special_tokens=keep_special_tokens)
-    _extend(message.token_ids, token_ids, "token_ids", bad)
+    extend_field(message.token_ids, token_ids, "token_ids", bad)
     if bad:
         raise InvalidRequestError(bad)
     return message
 
 
-def _fill_input(message: pb.Input, prompt: Prompt, bad: list[FieldViolation]) -> None:
+def fill_input(
+    message: pb.Input | pb.Continuation, prompt: Prompt, bad: list[FieldViolation], field: str = "input"
+) -> None:
+    """Fill in a prompt; add to ``bad`` what no message can carry."""
     match prompt:
         case TextPrompt(text):
-            _set(message, "text", text, "input.text", bad)
+            set_field(message, "text", text, f"{field}.text", bad)
         case TokenPrompt(ids):
             message.tokens.SetInParent()
-            _extend(message.tokens.ids, ids, "input.tokens.ids", bad)
+            extend_field(message.tokens.ids, ids, f"{field}.tokens.ids", bad)
         case ChatPrompt(messages):
+            assert isinstance(message, pb.Input)
             message.chat.SetInParent()
             for index, item in enumerate(messages):
                 wire = message.chat.messages.add()
-                _set(wire, "role", item.role, f"input.chat.messages[{index}].role", bad)
-                _set(wire, "content", item.content, f"input.chat.messages[{index}].content", bad)
+                set_field(wire, "role", item.role, f"{field}.chat.messages[{index}].role", bad)
+                set_field(wire, "content", item.content, f"{field}.chat.messages[{index}].content", bad)
 
 
-def _set(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
+def set_field(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
+    """Set a field; add to ``bad`` a value that it cannot carry."""
     try:
         setattr(message, name, value)
     except ValueError as error:  # out of the wire type's range, or text that UTF-8 cannot encode
         bad.append(FieldViolation(path, f"cannot be sent: {error}"))
 
 
-def _extend(target: MutableSequence[T], values: Sequence[T], path: str, bad: list[FieldViolation]) -> None:
+def extend_field(
+    target: MutableSequence[T], values: Sequence[T], path: str, bad: list[FieldViolation]
+) -> None:
+    """Extend a repeated field; add to ``bad`` values that it cannot carry."""
     try:
         target.extend(values)
     except ValueError as error:
@@ -236,6 +262,7 @@ def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamR
         token_ids=update.token_ids,
         index=update.index,
         logprobs=write_logprobs(update.logprobs),
+        prompt_logprobs=write_logprobs(update.prompt_logprobs),
     )
     if first:
         message.request_id = update.request_id
@@ -258,13 +285,18 @@ def read_update(
         logprobs=read_logprobs(message.logprobs),
         index=message.index,
         open_answers=left,
+        prompt_logprobs=read_logprobs(message.prompt_logprobs),
     )
 
 
 def write_answers(request_id: str, answers: Sequence[GenerationUpdate]) -> pb.GenerateResponse:
     """Return whole answers, each as one update with its completion."""
     in_order = sorted(answers, key=lambda answer: answer.index)
-    return pb.GenerateResponse(request_id=request_id, choices=[_write_choice(answer) for answer in in_order])
+    return pb.GenerateResponse(
+        request_id=request_id,
+        choices=[_write_choice(answer) for answer in in_order],
+        prompt_logprobs=write_logprobs(in_order[0].prompt_logprobs),
+    )
 
 
 def _write_choice(answer: GenerationUpdate) -> pb.Choice:
@@ -290,6 +322,7 @@ def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:
             logprobs=read_logprobs(choice.logprobs),
             index=choice.index,
             open_answers=left - place,
+            prompt_logprobs=read_logprobs(message.prompt_logprobs) if place == 1 else (),
         )
         for place, choice in enumerate(message.choices, 1)
     ]

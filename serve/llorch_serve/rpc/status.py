@@ -26,6 +26,7 @@ from llorch_serve.errors import (
     NonFiniteLogitsError,
     QueueFullError,
     UnavailableError,
+    UnsupportedError,
     WorkerError,
 )
 
@@ -42,6 +43,7 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     ModelMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     CancelledError: grpc.StatusCode.CANCELLED,
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
 }
@@ -133,6 +135,8 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
     if code is grpc.StatusCode.CANCELLED:
         return CancelledError(text)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return UnsupportedError(text)
     if code is grpc.StatusCode.UNAVAILABLE:
         if any(info.domain == _DOMAIN for info in _details(error, error_details_pb2.ErrorInfo)):
             return UnavailableError(text)

@@ -1,0 +1,183 @@
+"""Log-likelihoods of continuations of a context: what is asked, how it becomes token ids, and what is found.
+
+Requests come from gRPC or the command line; the worker runs the token ids of each continuation behind those of the context, and
+:class:`ScoredContinuation` turns the scores of a prompt's own tokens into an answer.
+
+Texts become tokens as lm-eval does it, so that figures can be compared: white space at the end of the context belongs to the
+continuation; the context is encoded alone, context and continuation are encoded together, and what goes beyond the context's
+number of tokens is the continuation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.logprobs import MAX_LOGPROBS, TokenBytes, TokenLogprobs, name_tokens
+from llorch_serve.prompt_scores import PromptScores
+from llorch_serve.prompts import PromptEncoder
+from llorch_serve.requests import (
+    ContinuationScore,
+    GenerationUpdate,
+    Prompt,
+    ScoreRequest,
+    TextPrompt,
+    TokenPrompt,
+)
+from llorch_serve.sequence import Sequence as SequenceState
+
+MAX_CONTINUATIONS: Final = 256
+
+MAX_PLACES: Final = 2**17
+"""Log-probabilities that one answer may list, alternatives included, so that it stays within a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPair:
+    """Token ids of a context, at least one, and of its continuation, at least one."""
+
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Return both."""
+        return self.context + self.continuation
+
+
+def encode_pairs(
+    request: ScoreRequest, prompts: PromptEncoder, *, prefix_id: int | None, vocab_size: int, context: int
+) -> tuple[ScoredPair, ...]:
+    """Return a pair for each continuation.
+
+    prefix_id: the token that stands for a context without tokens; None: the model has none.
+    context: most tokens that fit before the last one of a continuation.
+    Raises InvalidRequestError with every bad field.
+    """
+    bad = _range_violations(request)
+    if bad:
+        raise InvalidRequestError(bad)
+    pairs = []
+    for index, continuation in enumerate(request.continuations):
+        path = f"continuations[{index}]"
+        try:
+            before, after = _encode(request.context, continuation, prompts)
+        except InvalidRequestError as error:
+            bad += [_at(violation, path) for violation in error.violations]
+            continue
+        if not before and prefix_id is not None:
+            before = (prefix_id,)
+        bad += _token_violations(before, after, path, vocab_size=vocab_size, context=context)
+        pairs.append(ScoredPair(before, after))
+    if not bad and request.logprobs is not None:
+        bad += place_violations(sum(len(pair.continuation) for pair in pairs), request.logprobs, "logprobs")
+    if bad:
+        # Each continuation is encoded with the context, whose faults are one fault.
+        raise InvalidRequestError(list(dict.fromkeys(bad)))
+    return tuple(pairs)
+
+
+class PromptLogprobs:
+    """Tells the log-probabilities of a prompt's tokens with the answer."""
+
+    def told(
+        self, update: GenerationUpdate, _sequence: SequenceState, scores: PromptScores, tokens: TokenBytes
+    ) -> GenerationUpdate:
+        """Return the update with them; every score has been found."""
+        return replace(update, prompt_logprobs=tuple(name_tokens(place, tokens) for place in scores.found))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredContinuation:
+    """Tells how likely a continuation is.
+
+    logprobs: how many alternatives are listed with each of its tokens; None: no token is listed.
+    """
+
+    pair: ScoredPair
+    logprobs: int | None
+
+    def told(
+        self, update: GenerationUpdate, sequence: SequenceState, scores: PromptScores, tokens: TokenBytes
+    ) -> GenerationUpdate:
+        """Return the update with the score; every token has been found, with at least the likeliest one of its place."""
+        named: tuple[TokenLogprobs, ...] = ()
+        if self.logprobs is not None:
+            shown = (replace(place, top=place.top[: self.logprobs]) for place in scores.found)
+            named = tuple(name_tokens(place, tokens) for place in shown)
+        score = ContinuationScore(
+            logprob=sum(place.logprob for place in scores.found),
+            is_greedy=all(place.top[0][0] == place.token_id for place in scores.found),
+            token_count=len(self.pair.continuation),
+            context_tokens=len(self.pair.context),
+            cached_tokens=sequence.cached_tokens,
+            logprobs=named,
+        )
+        return replace(update, score=score)
+
+
+def place_violations(tokens: int, alternatives: int, field: str) -> list[FieldViolation]:
+    """Return what keeps an answer from listing so many tokens with so many alternatives each; empty if all is well."""
+    places = tokens * (alternatives + 1)
+    if places <= MAX_PLACES:
+        return []
+    found = f"found {places} log-probabilities for {tokens} tokens, expected at most {MAX_PLACES}; ask for fewer alternatives"
+    return [FieldViolation(field, found)]
+
+
+def _range_violations(request: ScoreRequest) -> list[FieldViolation]:
+    bad = []
+    count = len(request.continuations)
+    if not 1 <= count <= MAX_CONTINUATIONS:
+        bad.append(FieldViolation("continuations", f"found {count}, expected 1 to {MAX_CONTINUATIONS}"))
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+        found = f"found {request.logprobs}, expected an integer from 0 to {MAX_LOGPROBS}"
+        bad.append(FieldViolation("logprobs", found))
+    return bad
+
+
+def _encode(
+    context: Prompt, continuation: TextPrompt | TokenPrompt, prompts: PromptEncoder
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if isinstance(continuation, TokenPrompt):
+        return prompts.encode(context)[0], prompts.encode(continuation)[0]
+    if not isinstance(context, TextPrompt):  # tokens that are there already stay as they are
+        after = prompts.tokenizer.encode(continuation.text, add_special_tokens=False, field="text")
+        return prompts.encode(context)[0], after
+    text = context.text.rstrip()
+    before = prompts.tokenizer.encode(text, add_special_tokens=True, field="context.text")
+    whole = prompts.tokenizer.encode(context.text + continuation.text, add_special_tokens=True, field="text")
+    return before, whole[len(before) :]
+
+
+def _at(violation: FieldViolation, path: str) -> FieldViolation:
+    """Name the field as it is in a ScoreRequest."""
+    if violation.field.startswith("input"):
+        return FieldViolation(violation.field.replace("input", "context", 1), violation.description)
+    if violation.field.startswith("context"):
+        return violation
+    return FieldViolation(f"{path}.{violation.field}", violation.description)
+
+
+def _token_violations(
+    before: tuple[int, ...], after: tuple[int, ...], path: str, *, vocab_size: int, context: int
+) -> list[FieldViolation]:
+    bad = []
+    if not before:
+        found = "found a context without tokens, and the model has no token that begins a text; expected at least one"
+        bad.append(FieldViolation("context", found))
+    if not after:
+        bad.append(FieldViolation(path, "found no tokens beyond the context's, expected at least one"))
+    if len(before) + len(after) - 1 > context:
+        found = (
+            f"found {len(before)} tokens of context and {len(after)} of continuation, {len(before) + len(after)} together; "
+            f"the context holds {context}, and one more is scored"
+        )
+        bad.append(FieldViolation(path, found))
+    # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their bounds.
+    for field, ids in (("context", before), (path, after)):
+        if ids and max(ids) >= vocab_size:
+            found = f"found token {max(ids)}; this model knows ids 0 to {vocab_size - 1}"
+            bad.append(FieldViolation(field, found))
+    return bad
