@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from llorch_serve.logprobs import TokenScores
 from llorch_serve.lookup import PromptLookup
 
 
@@ -35,6 +36,7 @@ class Sequence:
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
     lookup: guesses of what follows; None: no guessing.
+    logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is told.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
     written: positions that calls have written, those of wrong guesses included.
@@ -51,6 +53,7 @@ class Sequence:
     stop_ids: frozenset[int]
     client: str = ""
     lookup: PromptLookup | None = None
+    logprobs: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0
@@ -88,6 +91,7 @@ class TokenEvent:
     finish: why it ended with this event; None while it goes on.
     is_stop_token: ``token_id`` is what ended it, and is not part of the answer.
     error: the sequence failed; nothing follows.
+    scores: the token's log-probabilities, if the sequence asks for them.
     """
 
     sequence: Sequence = field(repr=False)
@@ -95,3 +99,4 @@ class TokenEvent:
     finish: FinishReason | None = None
     is_stop_token: bool = False
     error: Exception | None = None
+    scores: TokenScores | None = None

@@ -22,6 +22,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError
 from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.load import Load
 from llorch_serve.local import stream
+from llorch_serve.logprobs import TokenLogprobs, name_tokens
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.loop import EngineLoop
 from llorch_serve.prompts import PromptEncoder
@@ -156,16 +157,21 @@ class Worker:
             stop_ids=frozenset(stop_ids),
             client=request.client_id,
             lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+            logprobs=request.sampling.logprobs,
             submitted_at=time.perf_counter(),
         )
-        text = TextStream(self._tokenizer, request.sampling.stop)
+        text = TextStream(
+            self._tokenizer,
+            request.sampling.stop,
+            keep_special_tokens=request.sampling.keep_special_tokens,
+        )
         live = _Live(request, sequence, sink, text, resolved.seed)
         if wanted == 0:
             self._check_open()
             # Nothing for the engine to do: the one update comes on the caller's own thread.
             sink.deliver([_update(live, "", (), self._completion(live, FinishReason.LENGTH, None))])
             return
-        row = SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=stop_ids, vocab_size=info.model.vocab_size)
+        row = SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=stop_ids)
         with self._lock:
             self._check_open()
             if request.request_id in self._by_id:
@@ -251,18 +257,22 @@ class Worker:
             return GenerationUpdate(live.request.request_id, "", (), error=event.error), False
         text, matched = "", None
         ids: tuple[int, ...] = ()
+        told: tuple[TokenLogprobs, ...] = ()
         if event.token_id is not None and not event.is_stop_token:
             text, matched = live.stream.push(event.token_id)
             ids = (event.token_id,)
+            if event.scores is not None:
+                told = (name_tokens(event.scores, self._tokenizer),)
         if matched is not None:
-            return _update(live, text, ids, self._completion(live, FinishReason.STOP, matched)), True
+            completion = self._completion(live, FinishReason.STOP, matched)
+            return _update(live, text, ids, completion, told), True
         if event.finish is None:
-            return _update(live, text, ids, None), False
+            return _update(live, text, ids, None, told), False
         text += live.stream.finish()
         stop_text = None
         if event.is_stop_token and event.token_id is not None:
             stop_text = self._tokenizer.token_text(event.token_id)
-        return _update(live, text, ids, self._completion(live, event.finish, stop_text)), False
+        return _update(live, text, ids, self._completion(live, event.finish, stop_text), told), False
 
     def _completion(self, live: _Live, reason: FinishReason, stop_matched: str | None) -> Completion:
         s = live.sequence
@@ -305,5 +315,11 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
             )
 
 
-def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:
-    return GenerationUpdate(live.request.request_id, text, ids, completion)
+def _update(
+    live: _Live,
+    text: str,
+    ids: tuple[int, ...],
+    completion: Completion | None,
+    logprobs: tuple[TokenLogprobs, ...] = (),
+) -> GenerationUpdate:
+    return GenerationUpdate(live.request.request_id, text, ids, completion, logprobs=logprobs)

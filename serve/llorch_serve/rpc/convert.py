@@ -39,7 +39,20 @@ MAX_TOKEN_IDS: Final = (
 )  # beyond any context; keeps a hostile 16 MiB message from becoming a gigabyte of ints
 MAX_ITEMS: Final = 2**14  # likewise for messages, stop strings and stop token ids
 
-_SCALARS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
+_SCALARS: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "typical_p",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+)
 
 _REASON_TO_WIRE: Final = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -135,6 +148,7 @@ def _read_chat(message: pb.ChatInput, bad: list[FieldViolation]) -> ChatPrompt |
 def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingParams:
     stop_fits = _check_count("sampling.stop", len(message.stop), MAX_ITEMS, bad)
     ids_fit = _check_count("sampling.stop_token_ids", len(message.stop_token_ids), MAX_ITEMS, bad)
+    bias_fits = _check_count("sampling.logit_bias", len(message.logit_bias), MAX_ITEMS, bad)
     sent = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     return SamplingParams(
         **sent,
@@ -142,6 +156,8 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         stop=tuple(message.stop) if stop_fits else (),
         stop_token_ids=tuple(message.stop_token_ids) if ids_fit else (),
         ignore_eos=message.ignore_eos,
+        logit_bias=dict(message.logit_bias) if bias_fits else {},
+        keep_special_tokens=message.keep_special_tokens,
     )
 
 
@@ -163,12 +179,16 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     if request.client_id:
         _set(message, "client_id", request.client_id, "client_id", bad)
     _fill_input(message.input, request.prompt, bad)
-    for name in (*_SCALARS, "min_tokens", "ignore_eos"):
+    for name in (*_SCALARS, "min_tokens", "ignore_eos", "keep_special_tokens"):
         value = getattr(sampling, name)
         if value is not None:
             _set(message.sampling, name, value, f"sampling.{name}", bad)
     _extend(message.sampling.stop, sampling.stop, "sampling.stop", bad)
     _extend(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
+    try:
+        message.sampling.logit_bias.update(sampling.logit_bias)
+    except (ValueError, TypeError) as error:
+        bad.append(FieldViolation("sampling.logit_bias", f"cannot be sent: {error}"))
     if bad:
         raise InvalidRequestError(bad)
     return message
