@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError
 from llorch_serve.load import Load
+from llorch_serve.logprobs import TokenScores, score_token
 from llorch_serve.plan import StepPlan
 from llorch_serve.runner import Logits, Session, run
 from llorch_serve.sampler import SamplingRow, sample_batch, sample_draft
@@ -48,7 +50,8 @@ class Engine:
             logits = run(self._session, plan)
         except (ProviderError, NonFiniteLogitsError) as error:
             return self._fail(plan, error)
-        events = self._scheduler.update(plan, self._sample(plan, logits))
+        results = self._sample(plan, logits)
+        events = self._with_scores(self._scheduler.update(plan, results), _score(plan, results, logits))
         now = self._clock()
         for event in events:
             sequence = event.sequence
@@ -77,6 +80,18 @@ class Engine:
                 results.append((result,))
         return results
 
+    @staticmethod
+    def _with_scores(events: list[TokenEvent], scores: dict[Sequence, list[TokenScores]]) -> list[TokenEvent]:
+        """Return the events with the log-probabilities of their tokens; a sequence may end before its last one."""
+        if not scores:
+            return events
+        return [
+            dataclasses.replace(event, scores=scores[event.sequence].pop(0))
+            if event.sequence in scores
+            else event
+            for event in events
+        ]
+
     def _stamp_start(self, plan: StepPlan) -> None:
         begun = plan.prefill or plan.start
         if begun is not None and begun.sequence.started_at is None:
@@ -88,3 +103,15 @@ class Engine:
             del self._rows[sequence]
             self._scheduler.remove(sequence, keep_cache=False)
         return [TokenEvent(sequence, None, error=error) for sequence in failed]
+
+
+def _score(plan: StepPlan, results: list[Sampled], logits: Logits) -> dict[Sequence, list[TokenScores]]:
+    """Return the log-probabilities of the tokens of every sequence that asks for them, as the model gave them."""
+    scores = {}
+    for row, (sequence, tokens) in enumerate(zip(plan.sampled(), results, strict=True)):
+        if sequence.logprobs is not None and not isinstance(tokens, Exception):
+            # A check has a row of logits for each of its tokens, any other step one for each sequence.
+            scores[sequence] = [
+                score_token(logits[row + i], token, top=sequence.logprobs) for i, token in enumerate(tokens)
+            ]
+    return scores

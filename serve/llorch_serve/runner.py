@@ -61,8 +61,8 @@ def run(session: Session, plan: StepPlan) -> Logits:
         wanted = (*chunk.scored, *sampled) if chunk.scored or not sampled else None
         logits = session.prefill(chunk.slot, chunk.token_ids, chunk.start, wanted)
         if chunk.scored:
-            assert chunk.sequence.scores is not None
-            chunk.sequence.scores.take(logits[: len(chunk.scored)])
+            assert chunk.sequence.prompt_scores is not None
+            chunk.sequence.prompt_scores.take(logits[: len(chunk.scored)])
             logits = logits[len(chunk.scored) :]
         shared = chunk.sequence.shared
         if chunk.samples and shared is not None and not shared.computed:

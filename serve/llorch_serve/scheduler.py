@@ -249,8 +249,8 @@ class Scheduler:
         if shared and self._doubling is not None:
             most = shortened(most, sequence.computed, self._doubling)
         count = min(most, rest) if rest > 0 else 1
-        if sequence.scores is not None:
-            count = sequence.scores.limit(sequence.computed, count)
+        if sequence.prompt_scores is not None:
+            count = sequence.prompt_scores.limit(sequence.computed, count)
         # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows in blocks
         # of a multiple of _ROW_BLOCK.
         while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
@@ -262,7 +262,9 @@ class Scheduler:
             token_ids=tuple(sequence.token_ids[start : start + count]),
             start=start,
             samples=count == sequence.pending and sequence.max_new_tokens > 0,
-            scored=range(0) if sequence.scores is None else sequence.scores.wanted(start, count),
+            scored=range(0)
+            if sequence.prompt_scores is None
+            else sequence.prompt_scores.wanted(start, count),
         )
 
     def _check(self, decoding: list[Sequence]) -> VerifyChunk | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.logprobs import MAX_LOGPROBS, TokenBytes, TokenLogprobs, name_tokens
+from llorch_serve.logprobs import MAX_LOGPROBS, TokenLogprobs, name_tokens
 from llorch_serve.prompt_scores import PromptScores
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
@@ -25,7 +25,8 @@ from llorch_serve.requests import (
     TextPrompt,
     TokenPrompt,
 )
-from llorch_serve.sequence import Sequence as SequenceState
+from llorch_serve.sequence import Sequence
+from llorch_serve.text import Tokenizer
 
 MAX_CONTINUATIONS: Final = 256
 
@@ -81,11 +82,11 @@ def encode_pairs(
 class PromptLogprobs:
     """Tells the log-probabilities of a prompt's tokens with the answer."""
 
-    def told(
-        self, update: GenerationUpdate, _sequence: SequenceState, scores: PromptScores, tokens: TokenBytes
-    ) -> GenerationUpdate:
+    def told(self, update: GenerationUpdate, sequence: Sequence, tokenizer: Tokenizer) -> GenerationUpdate:
         """Return the update with them; every score has been found."""
-        return replace(update, prompt_logprobs=tuple(name_tokens(place, tokens) for place in scores.found))
+        assert sequence.prompt_scores is not None
+        found = sequence.prompt_scores.found
+        return replace(update, prompt_logprobs=tuple(name_tokens(place, tokenizer) for place in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +99,46 @@ class ScoredContinuation:
     pair: ScoredPair
     logprobs: int | None
 
-    def told(
-        self, update: GenerationUpdate, sequence: SequenceState, scores: PromptScores, tokens: TokenBytes
-    ) -> GenerationUpdate:
+    def told(self, update: GenerationUpdate, sequence: Sequence, tokenizer: Tokenizer) -> GenerationUpdate:
         """Return the update with the score; every token has been found, with at least the likeliest one of its place."""
+        assert sequence.prompt_scores is not None
+        found = sequence.prompt_scores.found
         named: tuple[TokenLogprobs, ...] = ()
         if self.logprobs is not None:
-            shown = (replace(place, top=place.top[: self.logprobs]) for place in scores.found)
-            named = tuple(name_tokens(place, tokens) for place in shown)
+            shown = (replace(place, top=place.top[: self.logprobs]) for place in found)
+            named = tuple(name_tokens(place, tokenizer) for place in shown)
         score = ContinuationScore(
-            logprob=sum(place.logprob for place in scores.found),
-            is_greedy=all(place.top[0][0] == place.token_id for place in scores.found),
+            logprob=sum(place.logprob for place in found),
+            is_greedy=all(place.top[0][0] == place.token_id for place in found),
             token_count=len(self.pair.continuation),
             context_tokens=len(self.pair.context),
             cached_tokens=sequence.cached_tokens,
             logprobs=named,
         )
         return replace(update, score=score)
+
+
+def score_sequences(
+    request: ScoreRequest, pairs: tuple[ScoredPair, ...], *, rows: int | None, now: float
+) -> list[Sequence]:
+    """Return a sequence for each pair, which ends with its prompt.
+
+    rows: see :class:`llorch_serve.prompt_scores.PromptScores`. now: seconds on the engine's clock.
+    """
+    top = max(1, request.logprobs or 0)
+    return [
+        Sequence(
+            request_id=request.request_id,
+            token_ids=list(pair.token_ids[:-1]),  # what follows the last token is not asked
+            prompt_length=len(pair.token_ids) - 1,
+            max_new_tokens=0,
+            stop_ids=frozenset(),
+            client=request.client_id,
+            prompt_scores=PromptScores(pair.token_ids, len(pair.context), top, rows),
+            submitted_at=now,
+        )
+        for pair in pairs
+    ]
 
 
 def place_violations(tokens: int, alternatives: int, field: str) -> list[FieldViolation]:

@@ -12,10 +12,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from llorch_serve.answers import Answers, answer_seed
+from llorch_serve.answers import Answer, Answers, answer_seed
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
@@ -35,38 +35,29 @@ from llorch_serve.loop import EngineLoop
 from llorch_serve.prompt_scores import PromptScores, most_rows
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
-    Completion,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
-    Timings,
     TokenPrompt,
     UpdateSink,
 )
 from llorch_serve.sampler import SamplingRow
 from llorch_serve.sampling import SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
-from llorch_serve.scoring import PromptLogprobs, ScoredContinuation, encode_pairs, place_violations
+from llorch_serve.scoring import (
+    PromptLogprobs,
+    ScoredContinuation,
+    encode_pairs,
+    place_violations,
+    score_sequences,
+)
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
 from llorch_serve.shared_prompt import SharedPrompt
 from llorch_serve.text import TextStream, Tokenizer
-
-
-@dataclass(slots=True)
-class _Live:
-    """One answer to a request, between submission and its last update."""
-
-    answers: Answers
-    index: int
-    sequence: Sequence
-    stream: TextStream
-    seed: int
-    opening: str = ""  # text that comes before its own
-    asked: PromptLogprobs | ScoredContinuation | None = None  # what its prompt's scores are for
 
 
 class Worker:
@@ -83,7 +74,7 @@ class Worker:
         self._session = session
         self._prompts = prompts
         self._tokenizer = prompts.tokenizer
-        self._live: dict[Sequence, _Live] = {}
+        self._live: dict[Sequence, tuple[Answers, Answer]] = {}
         self._by_id: dict[str, Answers] = {}
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -179,8 +170,13 @@ class Worker:
         wanted = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
         count = request.sampling.answers
         shared = SharedPrompt() if count > 1 and self._shares_prompts else None
-        sequences = [
-            Sequence(
+        # What ranks the answers is the log-probability of their tokens, whether or not it is told.
+        logprobs = 0 if request.sampling.best_of is not None else None
+        logprobs = logprobs if request.sampling.logprobs is None else request.sampling.logprobs
+        members, rows = [], []
+        for index in range(count):
+            seed = answer_seed(resolved.seed, index)
+            sequence = Sequence(
                 request_id=request.request_id,
                 token_ids=list(ids),
                 prompt_length=len(ids),
@@ -188,40 +184,32 @@ class Worker:
                 stop_ids=frozenset(stop_ids),
                 client=request.client_id,
                 lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+                logprobs=logprobs,
                 shared=shared,
                 submitted_at=time.perf_counter(),
             )
-            for _ in range(count)
-        ]
-        answers = Answers(request.request_id, sink, sequences, open=count)
-        seeds = [answer_seed(resolved.seed, index) for index in range(count)]
-        lives = [
-            _Live(answers, index, sequence, TextStream(self._tokenizer, request.sampling.stop), seed)
-            for index, (sequence, seed) in enumerate(zip(sequences, seeds, strict=True))
-        ]
-        if request.sampling.echo:
-            for live in lives:
-                live.opening = prompt_text
+            text = TextStream(
+                self._tokenizer,
+                request.sampling.stop,
+                keep_special_tokens=request.sampling.keep_special_tokens,
+            )
+            answer = Answer(request.request_id, index, sequence, text, seed)
+            answer.opening = prompt_text if request.sampling.echo else ""
+            answer.tells_logprobs = request.sampling.logprobs is not None
+            members.append(answer)
+            rows.append(SamplingRow.begin(replace(resolved, seed=seed), prompt_ids=ids, stop_ids=stop_ids))
         if top is not None:
-            sequences[0].scores = PromptScores(ids, 1, top, self._scored_rows)
-            lives[0].asked = PromptLogprobs()
+            members[0].sequence.prompt_scores = PromptScores(ids, 1, top, self._scored_rows)
+            members[0].report = PromptLogprobs()
+        best = None if request.sampling.best_of is None else request.sampling.n
+        answers = Answers(request.request_id, sink, members, best)
         if wanted == 0 and top is None:
             self._check_open()
             # Nothing for the engine to do: the one update comes on the caller's own thread.
-            sink.deliver(
-                [self._update(lives[0], "", (), self._completion(lives[0], FinishReason.LENGTH, None))]
-            )
+            end = TokenEvent(members[0].sequence, None, FinishReason.LENGTH)
+            sink.deliver(answers.take(members[0].translate(end, self._tokenizer)[0]))
             return
-        rows = [
-            SamplingRow.begin(
-                replace(resolved, seed=seed),
-                prompt_ids=ids,
-                stop_ids=stop_ids,
-                vocab_size=info.model.vocab_size,
-            )
-            for seed in seeds
-        ]
-        self._enter(answers, lives, rows)
+        self._enter(answers, rows)
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
         """Check, tokenise and queue the continuations of a request.
@@ -236,37 +224,29 @@ class Worker:
             found = f"found {len(pairs)}; this worker queues {self._most_waiting}, the most it can take"
             raise InvalidRequestError([FieldViolation("continuations", found)])
         self._check_scores_prompts()
-        greedy = resolve(SamplingParams(temperature=0, repetition_penalty=1), info.generation, lambda: 0)
-        row = SamplingRow.begin(greedy, prompt_ids=(), stop_ids=(), vocab_size=vocab_size)
-        sequences: list[Sequence] = []
-        answers = Answers(request.request_id, sink, sequences, open=len(pairs))
-        lives = []
-        for index, pair in enumerate(pairs):
-            ids = pair.token_ids
-            scores = PromptScores(ids, len(pair.context), max(1, request.logprobs or 0), self._scored_rows)
-            sequence = Sequence(
-                request_id=request.request_id,
-                token_ids=list(ids[:-1]),  # what follows the last token is not asked
-                prompt_length=len(ids) - 1,
-                max_new_tokens=0,
-                stop_ids=frozenset(),
-                client=request.client_id,
-                scores=scores,
-                submitted_at=time.perf_counter(),
+        sequences = score_sequences(request, pairs, rows=self._scored_rows, now=time.perf_counter())
+        members = [
+            Answer(
+                request.request_id,
+                index,
+                sequence,
+                TextStream(self._tokenizer),
+                report=ScoredContinuation(pair, request.logprobs),
             )
-            sequences.append(sequence)
-            asked = ScoredContinuation(pair, request.logprobs)
-            lives.append(_Live(answers, index, sequence, TextStream(self._tokenizer), 0, asked=asked))
-        self._enter(answers, lives, [row] * len(lives))
+            for index, (pair, sequence) in enumerate(zip(pairs, sequences, strict=True))
+        ]
+        unused = resolve(SamplingParams(temperature=0), info.generation, lambda: 0)
+        row = SamplingRow.begin(unused, prompt_ids=(), stop_ids=())
+        self._enter(Answers(request.request_id, sink, members), [row] * len(members))
 
-    def _enter(self, answers: Answers, lives: list[_Live], rows: list[SamplingRow]) -> None:
+    def _enter(self, answers: Answers, rows: list[SamplingRow]) -> None:
         """Make a request live and hand its sequences to the loop. Raises InvalidRequestError or UnavailableError."""
         with self._lock:
             self._check_open()
             if answers.request_id in self._by_id:
                 found = f"found {answers.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
-            self._live.update(zip(answers.sequences, lives, strict=True))
+            self._live.update((answer.sequence, (answers, answer)) for answer in answers.members)
             self._by_id[answers.request_id] = answers
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
             self._loop.add(*zip(answers.sequences, rows, strict=True))
@@ -335,17 +315,18 @@ class Worker:
             live = self._live.get(event.sequence)
             if live is None:
                 continue
-            update, stopped = self._translate(live, event)
-            update = live.answers.take(update)
+            answers, answer = live
+            update, stopped = answer.translate(event, self._tokenizer)
             if stopped and event.finish is None:
                 ended_early.append(event.sequence)
-            if update.is_last:
-                ended_early += self._end(live.answers)
+            told = answers.take(update)
+            if answers.open == 0 or update.error is not None:
+                ended_early += self._end(answers)
             elif update.completion is not None:
                 with self._lock:
                     del self._live[event.sequence]
-            sink = live.answers.sink
-            by_sink.setdefault(id(sink), (sink, []))[1].append(update)
+            if told:
+                by_sink.setdefault(id(answers.sink), (answers.sink, []))[1].extend(told)
         for sink, updates in by_sink.values():
             sink.deliver(updates)
         return ended_early
@@ -357,59 +338,6 @@ class Worker:
             for sequence in answers.sequences:
                 self._live.pop(sequence, None)
         return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
-
-    def _translate(self, live: _Live, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
-        """Return the update of one event, and whether a stop string ended the answer."""
-        if event.error is not None:
-            return GenerationUpdate(
-                live.answers.request_id, "", (), error=event.error, index=live.index
-            ), False
-        text, matched = "", None
-        ids: tuple[int, ...] = ()
-        if event.token_id is not None and not event.is_stop_token:
-            text, matched = live.stream.push(event.token_id)
-            ids = (event.token_id,)
-        if matched is not None:
-            return self._update(live, text, ids, self._completion(live, FinishReason.STOP, matched)), True
-        if event.finish is None:
-            return self._update(live, text, ids, None), False
-        text += live.stream.finish()
-        stop_text = None
-        if event.is_stop_token and event.token_id is not None:
-            stop_text = self._tokenizer.token_text(event.token_id)
-        return self._update(live, text, ids, self._completion(live, event.finish, stop_text)), False
-
-    def _update(
-        self, live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None
-    ) -> GenerationUpdate:
-        """Return an update, the first one with what comes before the answer."""
-        update = GenerationUpdate(
-            live.answers.request_id, live.opening + text, ids, completion, index=live.index
-        )
-        asked, scores = live.asked, live.sequence.scores
-        live.opening, live.asked = "", None
-        if asked is None or scores is None or not scores.complete:
-            return update
-        return asked.told(update, live.sequence, scores, self._tokenizer)
-
-    def _completion(self, live: _Live, reason: FinishReason, stop_matched: str | None) -> Completion:
-        s = live.sequence
-        started = s.submitted_at if s.started_at is None else s.started_at
-        first = started if s.first_token_at is None else s.first_token_at
-        last = first if s.last_token_at is None else s.last_token_at
-        return Completion(
-            reason=reason,
-            stop_matched=stop_matched,
-            prompt_tokens=s.prompt_length if live.index == 0 else 0,
-            generated_tokens=s.generated,
-            cached_tokens=s.cached_tokens if live.index == 0 else 0,
-            drafted_tokens=s.drafted,
-            accepted_tokens=s.accepted,
-            seed=live.seed,
-            timings=Timings(
-                queue_s=started - s.submitted_at, prefill_s=first - started, decode_s=last - first
-            ),
-        )
 
     def _on_death(self, error: BaseException) -> None:
         """Tell every caller that the engine is gone; nothing is answered after this."""

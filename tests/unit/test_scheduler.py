@@ -103,7 +103,7 @@ class Simulation:
     def add_scored(self, prompt: Seq[int], first: int, count: int) -> Sequence:
         """Add a sequence whose prompt's tokens from ``first`` on are scored."""
         sequence = sequence_of(f"r{len(self.added)}", prompt, count)
-        sequence.scores = PromptScores(tuple(prompt), first, top=1, rows=3)
+        sequence.prompt_scores = PromptScores(tuple(prompt), first, top=1, rows=3)
         self.scheduler.add(sequence)
         self.added.append(sequence)
         return sequence
@@ -217,7 +217,7 @@ class Simulation:
         assert list(chunk.token_ids) == sequence.token_ids[chunk.start : end]
         assert 1 <= len(chunk.token_ids) <= self.chunk
         assert chunk.samples == (end == len(sequence.token_ids) and sequence.max_new_tokens > 0)
-        assert len(chunk.scored) <= 3 or sequence.scores is None
+        assert len(chunk.scored) <= 3 or sequence.prompt_scores is None
         if end == sequence.prompt_length >= 2 and self.chunk >= 3:
             assert len(chunk.token_ids) >= 2, "the prompt's last row runs alone"
         if sequence not in self.started:
@@ -248,8 +248,8 @@ class Simulation:
         if event.finish is not None:
             self.ended[sequence] = event
             assert sequence.slot is None
-            if sequence.scores is not None:
-                self._check_scores(sequence.scores)
+            if sequence.prompt_scores is not None:
+                self._check_scores(sequence.prompt_scores)
         prompt = tuple(sequence.token_ids[: sequence.prompt_length])
         wanted = answer(prompt, sequence.max_new_tokens, sequence.stop_ids)
         got = sequence.token_ids[sequence.prompt_length :]

@@ -48,6 +48,11 @@ _SCALARS: Final = (
     "max_tokens",
     "best_of",
     "prompt_logprobs",
+    "typical_p",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
 )
 
 _REASON_TO_WIRE: Final = {
@@ -152,6 +157,7 @@ def _read_chat(message: pb.ChatInput, field: str, bad: list[FieldViolation]) -> 
 def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingParams:
     stop_fits = _check_count("sampling.stop", len(message.stop), MAX_ITEMS, bad)
     ids_fit = _check_count("sampling.stop_token_ids", len(message.stop_token_ids), MAX_ITEMS, bad)
+    bias_fits = _check_count("sampling.logit_bias", len(message.logit_bias), MAX_ITEMS, bad)
     sent = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     return SamplingParams(
         **sent,
@@ -161,6 +167,8 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         ignore_eos=message.ignore_eos,
         n=message.n if message.HasField("n") else 1,
         echo=message.echo,
+        logit_bias=dict(message.logit_bias) if bias_fits else {},
+        keep_special_tokens=message.keep_special_tokens,
     )
 
 
@@ -182,12 +190,16 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     if request.client_id:
         set_field(message, "client_id", request.client_id, "client_id", bad)
     fill_input(message.input, request.prompt, bad)
-    for name in (*_SCALARS, "min_tokens", "ignore_eos", "n", "echo"):
+    for name in (*_SCALARS, "min_tokens", "ignore_eos", "keep_special_tokens", "n", "echo"):
         value = getattr(sampling, name)
         if value is not None:
             set_field(message.sampling, name, value, f"sampling.{name}", bad)
     extend_field(message.sampling.stop, sampling.stop, "sampling.stop", bad)
     extend_field(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
+    try:
+        message.sampling.logit_bias.update(sampling.logit_bias)
+    except (ValueError, TypeError) as error:
+        bad.append(FieldViolation("sampling.logit_bias", f"cannot be sent: {error}"))
     if bad:
         raise InvalidRequestError(bad)
     return message

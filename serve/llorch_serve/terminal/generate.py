@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import LlorchError, UsageError
+from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -76,13 +77,55 @@ def command(
         float | None,
         typer.Option(help="Above 1: tokens already present become less likely.", show_default=False),
     ] = None,
+    typical_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep the tokens of most typical surprise that reach p together.", show_default=False
+        ),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(help="-2 to 2; above 0: tokens of the answer become less likely.", show_default=False),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same for every time a token is there.", show_default=False)
+    ] = None,
+    repeat_last_n: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens back that penalties look; 0: none, -1: all. Default: the model's, else all.",
+            show_default=False,
+        ),
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS",
+            help="Add -100 to 100 to a token's logit; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this string; may be repeated.", show_default=False)
     ] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="End at this token; may be repeated.", show_default=False)
+    ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="The model's stop tokens do not end it.")
     ] = False,
+    keep_special_tokens: Annotated[
+        bool, typer.Option("--keep-special-tokens", help="Show special tokens in the text.")
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --json: each token's log-probability, and the N likeliest (0 to 20).",
+            show_default=False,
+        ),
+    ] = None,
     no_kv_cache: Annotated[
         bool,
         typer.Option(
@@ -107,17 +150,27 @@ def command(
         llorch generate --connect 127.0.0.1:50051 --chat "Hello" --json
 
     """
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs shows in the JSON document alone; add --json")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        typical_p=typical_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repeat_last_n=repeat_last_n,
+        logit_bias=read_bias(logit_bias or ()),
         seed=seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
         ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        keep_special_tokens=keep_special_tokens,
     )
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:
@@ -161,6 +214,23 @@ def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) ->
         ) from error
 
 
+def read_bias(given: Sequence[str]) -> dict[int, float]:
+    """Return the biases by token id. Raises UsageError for anything but an id and a number, and for an id given twice."""
+    bias: dict[int, float] = {}
+    for text in given:
+        token, _, value = text.partition("=")
+        try:
+            token_id, number = int(token), float(value)
+        except ValueError as error:
+            raise UsageError(
+                f"--logit-bias is {text!r}; expected a token id and a number, like 123=-5"
+            ) from error
+        if token_id in bias:
+            raise UsageError(f"--logit-bias names token {token_id} twice; give it once")
+        bias[token_id] = number
+    return bias
+
+
 def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> Iterator[GenerationUpdate]:
     from llorch_serve.local import stream
     from llorch_serve.terminal.opening import open_worker
@@ -184,17 +254,20 @@ def _remote(address: str, wait: float | None, request: GenerationRequest) -> Ite
 def _print_answer(updates: Iterator[GenerationUpdate], as_json: bool) -> None:
     text: list[str] = []
     ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     completion: Completion | None = None
     for update in updates:
         text.append(update.text)
         ids.extend(update.token_ids)
+        logprobs.extend(update.logprobs)
         completion = update.completion
         if not as_json:
             write(update.text)
     if completion is None:
         raise LlorchError("the answer ended without a completion; please report this")
     if as_json:
-        write_json(_document("".join(text), ids, completion))
+        document = _document("".join(text), ids, completion)
+        write_json(document | {"logprobs": [_place(place) for place in logprobs]} if logprobs else document)
         return
     write("\n")
     if completion.reason.value == "length":
@@ -216,4 +289,17 @@ def _document(text: str, ids: list[int], completion: Completion) -> dict[str, ob
         "accepted_tokens": completion.accepted_tokens,
         "seed": completion.seed,
         "timings": completion.timings,
+    }
+
+
+def _place(place: TokenLogprobs) -> dict[str, object]:
+    return {**_token(place.chosen), "top": [_token(token) for token in place.top]}
+
+
+def _token(token: TokenLogprob) -> dict[str, object]:
+    return {
+        "token_id": token.token_id,
+        "logprob": token.logprob,
+        "text": token.text,
+        "bytes": list(token.raw),
     }
