@@ -11,9 +11,9 @@ from typing import Any, Final
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
-from llorch_serve.sampling import SamplingParams
-
 from worker_scores import WorkerScores
+
+from llorch_serve.sampling import SamplingParams
 
 MOST_TOKENS: Final = 256  # what lm-eval's own models generate where a task does not say
 

@@ -10,7 +10,9 @@ number of tokens is the continuation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
@@ -60,22 +62,21 @@ def encode_pairs(
     if bad:
         raise InvalidRequestError(bad)
     pairs = []
+    before = _caught(bad, lambda: _encode_context(request.context, prompts), "context")
     for index, continuation in enumerate(request.continuations):
         path = f"continuations[{index}]"
-        try:
-            before, after = _encode(request.context, continuation, prompts)
-        except InvalidRequestError as error:
-            bad += [_at(violation, path) for violation in error.violations]
+        after = _caught(bad, partial(_encode, request.context, continuation, prompts), path)
+        if before is None or after is None:
             continue
-        if not before and prefix_id is not None:
-            before = (prefix_id,)
-        bad += _token_violations(before, after, path, vocab_size=vocab_size, context=context)
-        pairs.append(ScoredPair(before, after))
+        if isinstance(request.context, TextPrompt) and isinstance(continuation, TextPrompt):
+            after = after[len(before) :]
+        pair = ScoredPair(before or (() if prefix_id is None else (prefix_id,)), after)
+        bad += _token_violations(pair, path, vocab_size=vocab_size, context=context)
+        pairs.append(pair)
     if not bad and request.logprobs is not None:
         bad += place_violations(sum(len(pair.continuation) for pair in pairs), request.logprobs, "logprobs")
     if bad:
-        # Each continuation is encoded with the context, whose faults are one fault.
-        raise InvalidRequestError(list(dict.fromkeys(bad)))
+        raise InvalidRequestError(list(dict.fromkeys(bad)))  # the context's faults are one fault
     return tuple(pairs)
 
 
@@ -161,33 +162,36 @@ def _range_violations(request: ScoreRequest) -> list[FieldViolation]:
     return bad
 
 
+def _encode_context(context: Prompt, prompts: PromptEncoder) -> tuple[int, ...]:
+    if isinstance(context, TextPrompt):
+        return prompts.encode(TextPrompt(context.text.rstrip()))[0]
+    return prompts.encode(context)[0]
+
+
 def _encode(
     context: Prompt, continuation: TextPrompt | TokenPrompt, prompts: PromptEncoder
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+) -> tuple[int, ...]:
+    """Return a continuation's tokens; those of a text behind a text with the context's before them."""
     if isinstance(continuation, TokenPrompt):
-        return prompts.encode(context)[0], prompts.encode(continuation)[0]
-    if not isinstance(context, TextPrompt):  # tokens that are there already stay as they are
-        after = prompts.tokenizer.encode(continuation.text, add_special_tokens=False, field="text")
-        return prompts.encode(context)[0], after
-    text = context.text.rstrip()
-    before = prompts.tokenizer.encode(text, add_special_tokens=True, field="context.text")
-    whole = prompts.tokenizer.encode(context.text + continuation.text, add_special_tokens=True, field="text")
-    return before, whole[len(before) :]
+        return prompts.encode(continuation)[0]
+    if isinstance(context, TextPrompt):
+        return prompts.encode(TextPrompt(context.text + continuation.text))[0]
+    return prompts.tokenizer.encode(continuation.text, add_special_tokens=False)
 
 
-def _at(violation: FieldViolation, path: str) -> FieldViolation:
-    """Name the field as it is in a ScoreRequest."""
-    if violation.field.startswith("input"):
-        return FieldViolation(violation.field.replace("input", "context", 1), violation.description)
-    if violation.field.startswith("context"):
-        return violation
-    return FieldViolation(f"{path}.{violation.field}", violation.description)
+def _caught(
+    bad: list[FieldViolation], encode: Callable[[], tuple[int, ...]], path: str
+) -> tuple[int, ...] | None:
+    """Return what ``encode`` returns, or None where it refuses; then ``bad`` gets the faults, named below ``path``."""
+    try:
+        return encode()
+    except InvalidRequestError as error:
+        bad += [FieldViolation(v.field.replace("input", path, 1), v.description) for v in error.violations]
+        return None
 
 
-def _token_violations(
-    before: tuple[int, ...], after: tuple[int, ...], path: str, *, vocab_size: int, context: int
-) -> list[FieldViolation]:
-    bad = []
+def _token_violations(pair: ScoredPair, path: str, *, vocab_size: int, context: int) -> list[FieldViolation]:
+    bad, before, after = [], pair.context, pair.continuation
     if not before:
         found = "found a context without tokens, and the model has no token that begins a text; expected at least one"
         bad.append(FieldViolation("context", found))

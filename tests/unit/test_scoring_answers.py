@@ -80,9 +80,7 @@ def test_seeds_of_answers_are_seeds_and_differ(seed: int) -> None:
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_the_prompt_is_computed_once_and_counted_once(tmp_path: Path, prefix_cache: bool) -> None:
     session = make_session()
-    worker = make_worker(
-        tmp_path, session, config=EngineConfig(prefill_chunk=4, prefix_cache=prefix_cache)
-    )
+    worker = make_worker(tmp_path, session, config=EngineConfig(prefill_chunk=4, prefix_cache=prefix_cache))
     updates = ask_all(worker, PROMPT, n=4, max_tokens=6, ignore_eos=True)
     load = worker.load()
     worker.close()
@@ -126,9 +124,7 @@ def test_a_stop_string_ends_its_own_answer_and_no_other(tmp_path: Path) -> None:
         for i in range(len(text) - 1)
         if sum(text[i : i + 2] in other for other in texts) == 1 and text[i : i + 2].isprintable()
     )
-    updates = ask_all(
-        worker, PROMPT, n=4, seed=4, temperature=1, max_tokens=8, stop=(stop,), ignore_eos=True
-    )
+    updates = ask_all(worker, PROMPT, n=4, seed=4, temperature=1, max_tokens=8, stop=(stop,), ignore_eos=True)
     worker.close()
     found = completions(updates)
     assert [found[i].reason for i in range(4)] == [
@@ -331,9 +327,7 @@ def test_a_stop_string_in_an_echoed_prompt_ends_nothing(tmp_path: Path) -> None:
     session: FakeSession = make_session(rule=script(ids, [20, 21, 22]))
     worker = make_worker(tmp_path, session)
     sink = Sink()
-    worker.submit(
-        request("r", prompt, echo=True, stop=("STOP",), max_tokens=3, ignore_eos=True), sink
-    )
+    worker.submit(request("r", prompt, echo=True, stop=("STOP",), max_tokens=3, ignore_eos=True), sink)
     answer = sink.answers("r")["r"]
     worker.close()
     assert answer.ids == [20, 21, 22]

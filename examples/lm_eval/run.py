@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lm_eval.__main__ import cli_evaluate
-
 import llorch_lm  # noqa: F401 - registers the model
+from lm_eval.__main__ import cli_evaluate
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["run", "--include_path", str(Path(__file__).parent)]
