@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +99,9 @@ def test_scores_of_continuations(case: Case, logprobs: int | None) -> None:
 
 def test_best_of_is_the_best_by_transformers_too(case: Case) -> None:
     sampling = {"seed": 5, "temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
-    several = {i: tuple(t for u in part for t in u.token_ids) for i, part in case.answers(n=6, **sampling).items()}
+    several = {
+        i: tuple(t for u in part for t in u.token_ids) for i, part in case.answers(n=6, **sampling).items()
+    }
     means = {i: float(np.mean(case.of(PROMPT + ids, len(PROMPT)))) for i, ids in several.items()}
     ranked = sorted(means, key=lambda i: -means[i])
     chosen = case.answers(n=2, best_of=6, **sampling)
@@ -123,7 +124,7 @@ def test_a_text_in_windows_is_scored_whole(case: Case) -> None:
         context = TokenPrompt(part.context or (1,))
         [result] = score(case.worker, ScoreRequest("w", context, (TokenPrompt(part.tokens),)))
         found += result.logprob
-    expected = sum(case.of((1, *ids[:128]), 1)) + sum(case.of(ids[127:256], 1)) + sum(
-        case.of(ids[171:300], 85)
+    expected = (
+        sum(case.of((1, *ids[:128]), 1)) + sum(case.of(ids[127:256], 1)) + sum(case.of(ids[171:300], 85))
     )
     assert found == pytest.approx(expected, abs=300 * LOGPROBS)

@@ -1,4 +1,4 @@
-"""``llorch generate``: one answer, from an artifact in this process or from a running worker."""
+"""``llorch generate``: one answer or several, from an artifact in this process or from a running worker."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from typing import Annotated
 import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.errors import LlorchError, UsageError
-from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
+from llorch_serve.errors import UsageError
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
-    Completion,
     GenerationRequest,
     GenerationUpdate,
     Prompt,
     TextPrompt,
     TokenPrompt,
 )
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
+from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.flags import (
     Connect,
     KvCacheDtype,
@@ -126,6 +124,18 @@ def command(
             show_default=False,
         ),
     ] = None,
+    n: Annotated[int, typer.Option(help="Answers, each with a seed of its own (1 to 16).")] = 1,
+    best_of: Annotated[
+        int | None,
+        typer.Option(help="Generate so many, and show the n likeliest by mean.", show_default=False),
+    ] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Show the prompt's text before the answer.")] = False,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With --json: the same for each token of the prompt.", show_default=False
+        ),
+    ] = None,
     no_kv_cache: Annotated[
         bool,
         typer.Option(
@@ -139,7 +149,7 @@ def command(
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Generate one answer and stream it to stdout.
+    """Generate one answer and stream it to stdout, or several and print them when all have ended.
 
     For example:
 
@@ -149,9 +159,12 @@ def command(
 
         llorch generate --connect 127.0.0.1:50051 --chat "Hello" --json
 
+        llorch generate artifacts/smollm2 --prompt "Once" --temperature 1 --n 4
+
     """
-    if logprobs is not None and not as_json:
-        raise UsageError("--logprobs shows in the JSON document alone; add --json")
+    for flag, asked in (("--logprobs", logprobs), ("--prompt-logprobs", prompt_logprobs)):
+        if asked is not None and not as_json:
+            raise UsageError(f"{flag} shows in the JSON document alone; add --json")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -171,23 +184,29 @@ def command(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
         keep_special_tokens=keep_special_tokens,
+        n=n,
+        best_of=best_of,
+        echo=echo,
+        prompt_logprobs=prompt_logprobs,
     )
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
-        _print_answer(_remote(connect, wait, request), as_json)
+        show_answers(_remote(connect, wait, request), params.n, as_json=as_json)
         return
     refuse_wait(wait)
     target = resolve_artifact(find_target(model_dir, model))
+    # Numbers out of range are refused by the worker, by name.
+    slots = min(max(params.answers, 1), MAX_ANSWERS)
     session = SessionConfig(
-        threads=threads, slots=1, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
+        threads=threads, slots=slots, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
     )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
     config = EngineConfig(session=session, kv_cache=not no_kv_cache, lookup=lookup)
-    _print_answer(_local(target, config, request), as_json)
+    show_answers(_local(target, config, request), params.n, as_json=as_json)
 
 
 def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) -> Prompt:
@@ -248,58 +267,6 @@ def _remote(address: str, wait: float | None, request: GenerationRequest) -> Ite
     with WorkerClient(address) as client:
         if wait:
             client.wait_until_ready(wait)
-        yield from client.generate(request)
-
-
-def _print_answer(updates: Iterator[GenerationUpdate], as_json: bool) -> None:
-    text: list[str] = []
-    ids: list[int] = []
-    logprobs: list[TokenLogprobs] = []
-    completion: Completion | None = None
-    for update in updates:
-        text.append(update.text)
-        ids.extend(update.token_ids)
-        logprobs.extend(update.logprobs)
-        completion = update.completion
-        if not as_json:
-            write(update.text)
-    if completion is None:
-        raise LlorchError("the answer ended without a completion; please report this")
-    if as_json:
-        document = _document("".join(text), ids, completion)
-        write_json(document | {"logprobs": [_place(place) for place in logprobs]} if logprobs else document)
-        return
-    write("\n")
-    if completion.reason.value == "length":
-        say(
-            f"(ended after {completion.generated_tokens} tokens: the limit of --max-tokens or of the context)"
-        )
-
-
-def _document(text: str, ids: list[int], completion: Completion) -> dict[str, object]:
-    return {
-        "text": text,
-        "token_ids": ids,
-        "finish_reason": completion.reason.value,
-        "stop_matched": completion.stop_matched,
-        "prompt_tokens": completion.prompt_tokens,
-        "generated_tokens": completion.generated_tokens,
-        "cached_tokens": completion.cached_tokens,
-        "drafted_tokens": completion.drafted_tokens,
-        "accepted_tokens": completion.accepted_tokens,
-        "seed": completion.seed,
-        "timings": completion.timings,
-    }
-
-
-def _place(place: TokenLogprobs) -> dict[str, object]:
-    return {**_token(place.chosen), "top": [_token(token) for token in place.top]}
-
-
-def _token(token: TokenLogprob) -> dict[str, object]:
-    return {
-        "token_id": token.token_id,
-        "logprob": token.logprob,
-        "text": token.text,
-        "bytes": list(token.raw),
-    }
+        # Which answers are the best shows when all have ended, so that nothing streams.
+        best = request.sampling.best_of is not None
+        yield from client.complete(request) if best else client.generate(request)
