@@ -85,9 +85,7 @@ def test_distribution_equals_transformers(case: dict[str, Any], vocab: int) -> N
     params = {**neutral, **case}
     logits = np.random.default_rng(vocab).normal(0, 3, vocab).astype(np.float32)
     logits[STOPS] += 5
-    row = SamplingRow.begin(
-        ResolvedSampling(**params, seed=0), prompt_ids=PROMPT, stop_ids=STOPS, vocab_size=vocab
-    )
+    row = SamplingRow.begin(ResolvedSampling(**params, seed=0), prompt_ids=PROMPT, stop_ids=STOPS)
     for token in ANSWER:
         row.append(token)
     ids, weights = distribution(logits, row)

@@ -193,7 +193,7 @@ def test_control_tokens_come_from_the_template_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(BUILDERS))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_guarded_encoding_equals_the_ordinary_one_where_all_tokens_are_the_templates(
     kind: str, data: st.DataObject

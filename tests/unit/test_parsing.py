@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chat_templates import LLAMA3, SMOLLM2, TOOLS, conversation
@@ -168,6 +168,7 @@ WORDS = [
 
 @pytest.mark.parametrize("reasoning", ["none", "think", "granite"])
 @pytest.mark.parametrize("tools", NAMES)
+@settings(deadline=None)
 @given(words=st.lists(st.sampled_from(WORDS), max_size=12), cuts=st.lists(st.integers(1, 40), max_size=40))
 @example(words=["<tool_call>", "{", "}", "<tool_call>", TIME], cuts=[])
 def test_pieces_join_to_what_the_whole_text_gives(

@@ -8,6 +8,7 @@ import pytest
 
 from fake_generator import INFO, LOAD
 from llorch_serve.errors import InvalidRequestError
+from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -67,8 +68,14 @@ SAMPLINGS = [
         stop=("\n\n", "END"),
         stop_token_ids=(2, 32000),
         ignore_eos=True,
+        n=3,
+        best_of=16,
     ),
 ]
+LOGPROBS = (
+    TokenLogprobs(TokenLogprob(5, -0.25, "a", b"a"), (TokenLogprob(6, -0.125, "\ufffd", b"\xc3"),)),
+    TokenLogprobs(TokenLogprob(6, -9999.0, "", b"")),
+)
 
 
 def over_the_wire(message):
@@ -180,19 +187,32 @@ def test_a_completion_survives_the_wire(reason, matched):
         reason, matched, 3, 4, 2**63 - 1, timings, cached_tokens=5, drafted_tokens=6, accepted_tokens=7
     )
     calls = (ToolCallDelta(0, "call00001", "f", '{"é": 1}'), ToolCallDelta(1, arguments="}"))
-    update = GenerationUpdate("id", "txt", (5, 6), completion, reasoning="hm", tool_calls=calls)
-    message = over_the_wire(convert.write_update(update, first=False))
-    assert message.request_id == ""
-    assert convert.read_update("id", message) == update
-    answer = over_the_wire(convert.write_answer(update))
-    assert (answer.request_id, answer.text, list(answer.token_ids)) == ("id", "txt", [5, 6])
-    assert answer.reasoning_text == "hm"
-    assert list(answer.tool_calls) == list(message.tool_calls)
-    assert answer.completion == message.completion
+    update = GenerationUpdate(
+        "id", "txt", (5, 6), completion, logprobs=LOGPROBS, reasoning="hm", tool_calls=calls
+    )
+    assert convert.read_update("id", over_the_wire(convert.write_update(update, first=False))) == update
+    [answer] = convert.read_answers(over_the_wire(convert.write_answers("id", [update])))
+    assert answer == update
+
+
+def test_answers_are_told_apart_on_the_wire_and_end_with_the_last():
+    completion = Completion(FinishReason.STOP, None, 3, 4, 5, Timings(0, 0, 0))
+    second = GenerationUpdate("id", "b", (6,), completion, index=1, open_answers=1)
+    first = GenerationUpdate("id", "a", (5,), completion, index=0, open_answers=0)
+    message = over_the_wire(convert.write_answers("id", [second, first]))
+    assert [choice.text for choice in message.choices] == ["a", "b"]
+    assert [answer.index for answer in convert.read_answers(message)] == [0, 1]
+    assert [answer.is_last for answer in convert.read_answers(message)] == [False, True]
+    left = 2
+    for update in (second, first):
+        wire = over_the_wire(convert.write_update(update, first=False))
+        found = convert.read_update("id", wire, open_answers=left)
+        assert found == update
+        left = found.open_answers
 
 
 def test_a_delta_has_no_completion():
-    update = GenerationUpdate("id", "txt", (5,))
+    update = GenerationUpdate("id", "txt", (5,), index=3, open_answers=1)
     message = over_the_wire(convert.write_update(update, first=True))
     assert message.request_id == "id"
     assert convert.read_update("id", message) == update

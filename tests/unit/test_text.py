@@ -41,7 +41,7 @@ def id_lists(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 @KINDS
 @pytest.mark.parametrize("keep", [False, True])
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_pieces_join_to_the_whole_decode_at_every_cut(kind: str, keep: bool, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -55,7 +55,7 @@ def test_pieces_join_to_the_whole_decode_at_every_cut(kind: str, keep: bool, dat
 
 
 @KINDS
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_special_tokens_can_be_kept_one_by_one(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -68,7 +68,7 @@ def test_special_tokens_can_be_kept_one_by_one(kind: str, data: st.DataObject) -
 
 
 @KINDS
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_stop_strings_cut_the_stream_where_they_cut_the_text(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]

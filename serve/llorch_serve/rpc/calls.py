@@ -30,7 +30,7 @@ class LiveCall:
     """
 
     __slots__ = (
-        "_updates",
+        "_news",
         "_waiter",
         "abandoned",
         "ended",
@@ -47,11 +47,11 @@ class LiveCall:
         self.submitted = False
         self.ended = False
         self.error: Exception | None = None
-        self._updates: list[GenerationUpdate] = []
+        self._news: dict[int, list[GenerationUpdate]] = {}  # by the answer's index
         self._waiter: asyncio.Future[None] | None = None
 
-    async def take(self) -> GenerationUpdate:
-        """Wait for something new, and return all of it as one update.
+    async def take(self) -> list[GenerationUpdate]:
+        """Wait for something new, and return all of it, joined to one update for each answer that has news, the last one last.
 
         Raises the error that ended the request.
         """
@@ -60,13 +60,13 @@ class LiveCall:
             await self._waiter
         if self.error is not None:
             raise self.error
-        updates, self._updates = self._updates, []
-        return joined(updates)
+        news, self._news = self._news, {}
+        return sorted(map(joined, news.values()), key=lambda update: (update.is_last, update.index))
 
     def add(self, update: GenerationUpdate) -> None:
         """Take one update and wake the handler if it waits for it."""
         if not update.is_empty:
-            self._updates.append(update)
+            self._news.setdefault(update.index, []).append(update)
         self.error = self.error or update.error
         self.ended = update.is_last
         self._wake()
@@ -80,7 +80,7 @@ class LiveCall:
     def _due(self) -> bool:
         if self.ended or self.error is not None:
             return True
-        return not self.whole and bool(self._updates)
+        return not self.whole and bool(self._news)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done() and self._due():
