@@ -59,8 +59,10 @@ def test_a_terminal_has_history_and_ctrl_c_stops_the_answer_alone(long: Path, tm
         screen.wait_for(PROMPT)
         screen.press("half a line" + CTRL_C)
         screen.wait_for(r"\(Ctrl-D leaves\)")
+        screen.wait_for(PROMPT)
         screen.press("/set max_tokens 5" + ENTER)
         screen.wait_for("set: .*max_tokens 5")
+        screen.wait_for(PROMPT)
         screen.press("/regenerate" + ENTER)
         screen.wait_for(r"5 tokens, [\d.]+ tokens/s; ended by the limit")
         screen.wait_for(r"\| \d+ of 20000 tokens \| [\d.]+ tokens/s")
@@ -77,6 +79,7 @@ def test_a_terminal_has_history_and_ctrl_c_stops_the_answer_alone(long: Path, tm
         screen.wait_for("/regenerate")
         screen.press(CTRL_C)
         screen.wait_for(r"\(Ctrl-D leaves\)")
+        screen.wait_for(PROMPT)
         screen.press(CTRL_D)
         assert screen.wait() == 0
         assert "\x1b[2m" not in screen.raw
