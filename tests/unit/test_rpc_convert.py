@@ -8,6 +8,7 @@ import pytest
 
 from fake_generator import INFO, LOAD
 from llorch_serve.errors import InvalidRequestError
+from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -36,6 +37,14 @@ SAMPLINGS = [
         temperature=0.0, top_k=0, top_p=0.0, min_p=0.0, repetition_penalty=0.0, seed=0, max_tokens=0
     ),
     SamplingParams(
+        typical_p=0.0,
+        repeat_last_n=0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias={0: 0.0},
+        logprobs=0,
+    ),
+    SamplingParams(
         temperature=0.7,
         top_k=40,
         top_p=0.9,
@@ -47,6 +56,13 @@ SAMPLINGS = [
         stop=("\n\n", "END"),
         stop_token_ids=(2, 32000),
         ignore_eos=True,
+        typical_p=0.95,
+        repeat_last_n=-1,
+        presence_penalty=-2.0,
+        frequency_penalty=1.5,
+        logit_bias={2**32 - 1: -100.0, 7: 0.5},
+        logprobs=20,
+        keep_special_tokens=True,
     ),
 ]
 
@@ -81,7 +97,9 @@ def test_every_bad_field_is_named_at_once():
             chat=pb.ChatInput(messages=[pb.ChatMessage(role="user"), pb.ChatMessage(content="x")])
         ),
         sampling=pb.Sampling(
-            stop=["x"] * (convert.MAX_ITEMS + 1), stop_token_ids=[1] * (convert.MAX_ITEMS + 1)
+            stop=["x"] * (convert.MAX_ITEMS + 1),
+            stop_token_ids=[1] * (convert.MAX_ITEMS + 1),
+            logit_bias=dict.fromkeys(range(convert.MAX_ITEMS + 1), 1.0),
         ),
         request_id="é" * 65,
         client_id="x" * 129,
@@ -92,6 +110,7 @@ def test_every_bad_field_is_named_at_once():
         "input.chat.messages[1].role",
         "sampling.stop",
         "sampling.stop_token_ids",
+        "sampling.logit_bias",
         "request_id",
         "client_id",
     ]
@@ -126,7 +145,9 @@ def test_values_no_message_can_carry_are_named():
     request = GenerationRequest(
         "\ud800",
         ChatPrompt((ChatMessage("user", "\udfff"),)),
-        SamplingParams(top_k=2**31, seed=-(2**63) - 1, stop=("\ud800",), stop_token_ids=(-1,)),
+        SamplingParams(
+            top_k=2**31, seed=-(2**63) - 1, stop=("\ud800",), stop_token_ids=(-1,), logit_bias={-1: 1.0}
+        ),
     )
     with pytest.raises(InvalidRequestError) as caught:
         convert.write_generation_request(request)
@@ -137,6 +158,7 @@ def test_values_no_message_can_carry_are_named():
         "sampling.seed",
         "sampling.stop",
         "sampling.stop_token_ids",
+        "sampling.logit_bias",
     ]
     with pytest.raises(InvalidRequestError, match=r"input\.text"):
         convert.write_prompt(TextPrompt("\ud800"))
@@ -164,6 +186,16 @@ def test_a_completion_survives_the_wire(reason, matched):
     answer = over_the_wire(convert.write_answer("id", "txt", [5, 6], completion))
     assert (answer.request_id, answer.text, list(answer.token_ids)) == ("id", "txt", [5, 6])
     assert answer.completion == message.completion
+
+
+def test_logprobs_survive_the_wire():
+    token = TokenLogprob(2**32 - 1, -9999.0, "\ufffd", b"\xf0\x9f")
+    places = (TokenLogprobs(token, (TokenLogprob(0, -0.1, "a", b"a"), token)), TokenLogprobs(token))
+    message = over_the_wire(convert.write_update("id", "txt", [5, 6], None, places))
+    assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5, 6), logprobs=places)
+    done = Completion(FinishReason.LENGTH, None, 1, 2, 3, Timings(0, 0, 0))
+    answer = over_the_wire(convert.write_answer("id", "txt", [5, 6], done, places))
+    assert list(answer.logprobs) == list(message.logprobs)
 
 
 def test_a_delta_has_no_completion():
