@@ -94,6 +94,18 @@ def test_all_bad_fields_come_at_once(stub):
     assert set(refused_fields(stub, **bad)) == {f"sampling.{name}" for name in bad}
 
 
+def test_nothing_to_continue_is_refused_and_nothing_to_generate_is_an_answer(stub):
+    for prompt in (pb.Input(tokens=pb.TokenInput(ids=[])), pb.Input()):
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Generate(pb.GenerateRequest(input=prompt), timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "input" in caught.value.details()
+    empty = stub.Generate(message(max_tokens=0), timeout=PATIENCE_S)
+    assert (empty.text, list(empty.token_ids)) == ("", [])
+    assert empty.completion.finish_reason == pb.FINISH_REASON_LENGTH
+    assert len(stub.Generate(message(ignore_eos=True), timeout=PATIENCE_S).token_ids) == 4
+
+
 def test_a_bias_outside_the_vocabulary_does_not_touch_a_running_stream(worker, stub, address):
     alone = ask(worker, PROMPT, max_tokens=30, ignore_eos=True).ids
     with WorkerClient(address) as client:

@@ -205,7 +205,7 @@ def is_clear(logits: np.ndarray, params: dict[str, Any], *texts: Sequence[int]) 
     return True
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     vocab=st.sampled_from([48, 200, 3001]),

@@ -258,6 +258,7 @@ TRYING: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 11, "top_p": 0.9},
     {"repetition_penalty": 1.4, "repeat_last_n": 5},
     {"frequency_penalty": 0.9, "presence_penalty": 0.4},
+    {"temperature": 1e-8, "top_p": 1e-4, "top_k": 10**9, "seed": 1},
     {"temperature": 0.9, "seed": 2, "logit_bias": {SECOND: 1.0}, "typical_p": 0.9, "top_k": 3},
     {"temperature": 2.0, "seed": 6, "min_p": 0.001, "logprobs": 5},
     {"min_tokens": 6, "stop_token_ids": (LIKED,), "ignore_eos": False},
