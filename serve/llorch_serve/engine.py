@@ -85,12 +85,12 @@ class Engine:
         """Return the events with the log-probabilities of their tokens; a sequence may end before its last one."""
         if not scores:
             return events
-        return [
-            dataclasses.replace(event, scores=scores[event.sequence].pop(0))
-            if event.sequence in scores
-            else event
-            for event in events
-        ]
+        told = []
+        for event in events:
+            if event.token_id is not None and event.sequence in scores:
+                event = dataclasses.replace(event, scores=scores[event.sequence].pop(0))
+            told.append(event)
+        return told
 
     def _stamp_start(self, plan: StepPlan) -> None:
         begun = plan.prefill or plan.start

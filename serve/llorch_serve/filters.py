@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from llorch_serve.candidates import Candidates, weights_of
 from llorch_serve.sampling import ResolvedSampling
-from llorch_serve.selection import IdArray, Values, fewest_reaching
+from llorch_serve.selection import FloatArray, IdArray, Values, fewest_reaching
 
 FEW: Final = 1024
 """Candidates up to which a row is sorted."""
@@ -64,21 +64,23 @@ def filter_few(rows: Sequence[Candidates], params: Sequence[ResolvedSampling]) -
 
 
 def _keep_typical(weights: Values, distance: Values, mass: Values) -> None:
-    """Set to 0 what typical-p leaves out. distance: -log of the weights before any filter; mass: [rows, 1]."""
-    total = weights.cumsum(axis=1)[:, -1:]
+    """Set to 0 what typical-p leaves out. distance: -log of the weights before any filter; mass: [rows, 1].
+
+    A token's surprise is its distance and a constant of the row, which the difference from the expected one is free of.
+    """
     kept = weights > 0
-    surprise = np.where(kept, distance, 0) + np.log(total)
-    expected = (surprise * weights).cumsum(axis=1)[:, -1:] / total
-    keys = np.where(kept, np.abs(surprise - expected), np.inf)
+    distance = np.where(kept, distance, 0)
+    total = weights.cumsum(axis=1)[:, -1:]
+    keys = np.abs(distance - (distance * weights).cumsum(axis=1)[:, -1:] / total)
+    keys[~kept] = np.inf
     order = np.argsort(keys, axis=1, kind="stable")
-    keys_sorted = np.take_along_axis(keys, order, axis=1)
     sums = np.take_along_axis(weights, order, axis=1).cumsum(axis=1)
     last = (sums < mass * total).sum(axis=1, keepdims=True).clip(max=weights.shape[1] - 1)
-    limit = np.where(mass < 1, np.take_along_axis(keys_sorted, last, axis=1), np.inf)
-    weights[keys > limit] = 0
+    limit = np.take_along_axis(np.take_along_axis(keys, order, axis=1), last, axis=1)
+    weights[keys > np.where(mass < 1, limit, np.inf)] = 0
 
 
-def filter_many(row: Candidates, params: ResolvedSampling) -> tuple[IdArray | None, npt.NDArray[np.float32]]:
+def filter_many(row: Candidates, params: ResolvedSampling) -> tuple[IdArray | None, FloatArray]:
     """Return what is left of a row of many candidates: ids, ascending (None: every token), and float32 weights."""
     ids, scores = row.ids, row.scores
     weights = weights_of(scores, params.temperature)
@@ -98,17 +100,20 @@ def filter_many(row: Candidates, params: ResolvedSampling) -> tuple[IdArray | No
     return ids, weights
 
 
-def _typical(
-    scores: npt.NDArray[np.float32], weights: npt.NDArray[np.float32], params: ResolvedSampling
-) -> IdArray:
-    exact = weights.astype(np.float64)
-    total = float(exact.sum())
-    possible = np.flatnonzero(exact > 0)
-    distance = (float(scores.max()) - scores[possible].astype(np.float64)) / params.temperature
-    surprise = distance + np.log(total)
-    expected = float((surprise * exact[possible]).sum()) / total
-    keys = np.abs(surprise - expected)
-    return possible[fewest_reaching(keys, weights[possible], params.typical_p * total, with_ties=True)]
+def _typical(scores: FloatArray, weights: FloatArray, params: ResolvedSampling) -> IdArray:
+    possible = None
+    if not weights.all():
+        possible = np.flatnonzero(weights)
+        scores, weights = scores[possible], weights[possible]
+    # In place, since at this size every further array costs as much as what is computed in it.
+    keys = scores.astype(np.float64)
+    np.subtract(keys.max(), keys, out=keys)
+    keys /= params.temperature
+    total = float(weights.sum(dtype=np.float64))
+    keys -= float((keys * weights).sum()) / total
+    np.abs(keys, out=keys)
+    kept = fewest_reaching(keys, weights, params.typical_p * total, with_ties=True)
+    return kept if possible is None else possible[kept]
 
 
 def _column(numbers: Sequence[float]) -> Values:

@@ -67,7 +67,7 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
     # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
     finite = np.isfinite(logits[np.arange(len(rows)), best]) & np.isfinite(logits.min(axis=1))
     chosen: list[int | RequestError] = best.tolist()
-    for index in np.flatnonzero(~finite):
+    for index in np.flatnonzero(~finite).tolist():
         chosen[index] = _non_finite(logits[index])
     # Where nothing applies to a greedy row, the most likely token is it.
     rest = [

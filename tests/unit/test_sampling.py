@@ -223,19 +223,32 @@ def mixed_rows() -> list[SamplingRow]:
         row_of(seed=1),
         row_of(seed=2, top_p=0.8, prompt=[1, 2, 3], repetition_penalty=1.3),
         row_of(seed=3, top_k=5, min_p=0.1, stops=[0, 4], min_tokens=3),
+        row_of(seed=4, min_p=0.01, temperature=1.4),
+        row_of(seed=5, typical_p=0.8),
+        row_of(seed=6, typical_p=0.7, top_k=60, top_p=0.95, logit_bias={7: 3.0, 11: -100.0}),
+        row_of(seed=7, top_k=2000, temperature=2.0, prompt=[5], repetition_penalty=0.7, repeat_last_n=9),
+        row_of(temperature=0.0, logit_bias={9: 50.0}),
+        row_of(seed=8, top_p=0.999, temperature=1.9),
     ]
 
 
 def test_a_row_gives_alone_what_it_gives_in_any_batch() -> None:
-    logits = np.random.default_rng(0).normal(0, 2, (4, 3000)).astype(np.float32)
-    together = sample_batch(logits, mixed_rows())
-    alone = [sample_batch(logits[i : i + 1], [row])[0] for i, row in enumerate(mixed_rows())]
-    backwards = sample_batch(logits[::-1], mixed_rows()[::-1])[::-1]
-    assert together == alone == backwards
+    rng = np.random.default_rng(0)
+    shared, reversed_, single = mixed_rows(), mixed_rows(), mixed_rows()
+    for _ in range(30):
+        logits = rng.normal(0, rng.uniform(0.5, 4), (len(shared), 3000)).astype(np.float32)
+        together = sample_batch(logits, shared)
+        alone = [sample_batch(logits[i : i + 1], [row])[0] for i, row in enumerate(single)]
+        backwards = sample_batch(logits[::-1], reversed_[::-1])[::-1]
+        assert together == alone == backwards
+        for rows in (shared, reversed_, single):
+            for row, token in zip(rows, together, strict=True):
+                assert isinstance(token, int)
+                row.append(token)
 
 
 def test_logits_are_not_modified() -> None:
-    logits = np.random.default_rng(0).normal(0, 2, (4, 300)).astype(np.float32)
+    logits = np.random.default_rng(0).normal(0, 2, (len(mixed_rows()), 300)).astype(np.float32)
     before = logits.copy()
     logits.setflags(write=False)
     sample_batch(logits, mixed_rows())
