@@ -241,7 +241,8 @@ def command(
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export
         from llorch_export.preview import preview
-        from llorch_export.recipes.file import default_recipe, load_recipe, with_prefill
+        from llorch_export.recipes.default import default_recipe
+        from llorch_export.recipes.file import load_recipe, with_prefill
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(
