@@ -69,10 +69,13 @@ KL_LIMIT: Final[dict[Precision, float]] = {
     "fp16": 1e-4,
     "bf16": 0.01,
     "int8": 0.01,
-    "int4": 0.6,
+    "int4": 0.4,
     "source": 0.007,
 }
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
+
+INT4_HEAD_KL_LIMIT: Final = 0.6
+"""The same with a 4-bit head, which costs a small model as much as all its layers."""
 
 BYTES_KL_LIMIT: Final = 0.06
 """The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
@@ -233,6 +236,8 @@ class ExportOptions:
         kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *_half_precisions(compute_type)))
         if in_bytes:
             kl_limit = max(kl_limit, BYTES_KL_LIMIT)
+        if head == "int4":
+            kl_limit = max(kl_limit, INT4_HEAD_KL_LIMIT)
         if not quantised and not any(p in BITS for p in ruled):
             self._refuse_block_settings(f"at precision {precision}; leave it out or choose int8 or int4")
             return Recipe(

@@ -84,7 +84,14 @@ def build_decoder(
 
     def build(dims: Dimensions) -> DecoderGraph:
         b = GraphBuilder(
-            config, recipe, tensors, calibration, error_factors, target=capabilities, dims=dims, weights=weights
+            config,
+            recipe,
+            tensors,
+            calibration,
+            error_factors,
+            target=capabilities,
+            dims=dims,
+            weights=weights,
         )
         return _build(b, interface, context_length=context_length, int8_cache=int8_cache)
 

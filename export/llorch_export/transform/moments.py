@@ -104,9 +104,14 @@ class Moments:
             return found
         largest = max(moment.size for moment in found.values())
         threads = max(1, min(usable_cpus(), _ELEMENTS_AT_ONCE // largest))
+        turn = self._turn
+
+        def replace(name: str) -> None:
+            found[name] = turn(found[name])  # so that what was measured is freed at once
+
         with ThreadPoolExecutor(threads) as pool:
-            for name, turned in zip(list(found), pool.map(self._turn, found.values()), strict=True):
-                found[name] = turned
+            for _ in pool.map(replace, list(found)):
+                pass  # asks for each result, so that an error is raised here
         return found
 
     def _measured(self, group: Sequence[_Input]) -> dict[str, Moment]:
