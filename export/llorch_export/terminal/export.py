@@ -85,8 +85,9 @@ def command(
         Quantizer | None,
         typer.Option(
             help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
-            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default); gptq: affine, and columns make up for each other's errors "
-            "on a text (--calibration); hqq: zero points that keep most errors small and a few large.",
+            "weights (8 % less than nearest); affine: the same with zero points (30 % less); gptq: affine, and columns make up for each other's errors "
+            "on a text (--calibration); hqq: zero points that keep most errors small and a few large. Default: gptq on a text that "
+            "comes with llorch up to half a billion parameters, affine beyond.",
             show_default=False,
         ),
     ] = None,
@@ -206,7 +207,7 @@ def command(
         typer.Option(
             metavar="FILE",
             help="A text like those the model will see, a few pages long, to measure on what the recipe measures. Its hash "
-            "goes into the manifest.",
+            "goes into the manifest. Default: one that comes with llorch, where int4 or the default recipe measures unasked.",
             show_default=False,
         ),
     ] = None,
