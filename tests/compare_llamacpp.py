@@ -184,15 +184,17 @@ def main() -> None:
     parser.add_argument(
         "--seeds", default="0,1,2,3", type=lambda text: [int(part) for part in text.split(",")]
     )
+    parser.add_argument("--frontier", action="store_true", help="leave out blocks that are carried over")
     arguments = parser.parse_args()
     llama_cpp = LlamaCpp(arguments.python)
     by_seed: dict[int, list[Point]] = {}
     found: dict[str, dict[str, Verification]] = {}
-    place = arguments.work / "gguf-real"
-    place.mkdir(exist_ok=True)
-    files = {kind: llama_cpp.quantised(arguments.real, place, kind) for kind in REAL_KINDS}
-    found[f"{arguments.real.stem}, widened first"] = {kind: carried(path) for kind, path in files.items()}
-    note(f"{arguments.real.stem} is measured\n")
+    if not arguments.frontier:
+        place = arguments.work / "gguf-real"
+        place.mkdir(exist_ok=True)
+        files = {kind: llama_cpp.quantised(arguments.real, place, kind) for kind in REAL_KINDS}
+        found[f"{arguments.real.stem}, widened first"] = {kind: carried(path) for kind, path in files.items()}
+        note(f"{arguments.real.stem} is measured\n")
     for seed in arguments.seeds:
         folder = trained(arguments.work, seed)
         place = arguments.work / f"gguf-{seed}"
@@ -200,7 +202,8 @@ def main() -> None:
         whole = gguf_from_folder.convert(folder, place / "F32.gguf")
         files = {kind: llama_cpp.quantised(whole, place, kind) for kind in KINDS}
         by_seed[seed] = points(llama_cpp, folder, list(files.values()), all_recipes=not by_seed)
-        found[f"small Llama, seed {seed}"] = {kind: carried(path) for kind, path in files.items()}
+        if not arguments.frontier:
+            found[f"small Llama, seed {seed}"] = {kind: carried(path) for kind, path in files.items()}
         lines = frontier_table({seed: by_seed[seed]})
         note(f" seed {seed} is measured\n" + "\n".join(lines) + "\n")
     first = by_seed[arguments.seeds[0]]
@@ -211,8 +214,7 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}; llama-cpp-python {llama_cpp.version()}, {used}",
         "",
         *frontier_table(by_seed),
-        "",
-        *carried_table(found),
+        *(["", *carried_table(found)] if found else []),
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     if problems := list(broken(by_seed, found)):
