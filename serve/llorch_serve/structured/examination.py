@@ -1,6 +1,6 @@
 """The process that tries grammars before the worker compiles them: ``python -m llorch_serve.structured.examination``.
 
-Input, a line of JSON each: first the vocabulary's size and special tokens, then grammars. Output, a line of JSON for
+Input, a line of JSON each: first the vocabulary's size and special tokens and the most memory, then grammars. Output, a line of JSON for
 each line: why the grammar was refused, or null. A grammar that takes too long, too much memory, or that breaks the library
 takes this process with it and nothing else; ``examiner.py`` is the other end.
 """
@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from llorch_serve.structured.limits import EXAMINATION_BYTES, parser_limits
+from llorch_serve.structured.limits import parser_limits
 
 _MOST_TOLD: Final = 4096  # characters of a refusal, which may quote the whole grammar
 _STACK_BYTES: Final = (
@@ -46,9 +46,10 @@ def answer(source: BinaryIO, sink: BinaryIO) -> None:
     """Examine grammars until ``source`` ends."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    size, special = msgspec.json.decode(source.readline(), type=tuple[int, dict[int, str]])
+    size, special, limit_bytes = msgspec.json.decode(source.readline(), type=tuple[int, dict[int, str], int])
     tokens = _Bytes(size, special)
     trie = LLTokenizer(TokenizerWrapper(tokens), n_vocab=len(tokens.tokens), slices=[])
+    _limit_memory(limit_bytes)
     _tell(sink, None)
     for line in source:
         matcher = LLMatcher(trie, msgspec.json.decode(line, type=str), log_level=0, limits=parser_limits())
@@ -62,21 +63,20 @@ def _tell(sink: BinaryIO, refusal: str | None) -> None:
     sink.flush()
 
 
-def _limit_memory() -> None:
+def _limit_memory(limit_bytes: int) -> None:
     try:
         import resource
     except ImportError:  # Windows has no such limit; there the time alone bounds it
         return
     import psutil
 
-    most = psutil.Process().memory_info().vms + EXAMINATION_BYTES
+    most = psutil.Process().memory_info().vms + limit_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def main() -> None:
     """Examine what comes over stdin, on a thread with a small stack."""
     threading.stack_size(_STACK_BYTES)
-    _limit_memory()
     thread = threading.Thread(target=answer, args=(sys.stdin.buffer, sys.stdout.buffer))
     thread.start()
     thread.join()

@@ -23,12 +23,20 @@ class Examiner:
     """Tries grammars in a process of its own. For one thread at a time.
 
     size, special: the vocabulary's size and special tokens.
-    limit_s: seconds that a grammar may take.
+    limit_s, limit_bytes: seconds and memory that a grammar may take.
     """
 
-    def __init__(self, size: int, special: Mapping[int, str], *, limit_s: float = EXAMINATION_S) -> None:
-        self._greeting = msgspec.json.encode((size, dict(special)))
+    def __init__(
+        self,
+        size: int,
+        special: Mapping[int, str],
+        *,
+        limit_s: float = EXAMINATION_S,
+        limit_bytes: int = EXAMINATION_BYTES,
+    ) -> None:
+        self._greeting = msgspec.json.encode((size, dict(special), limit_bytes))
         self._limit_s = limit_s
+        self._limit_bytes = limit_bytes
         self._process: subprocess.Popen[bytes] | None = None
 
     def refusal(self, grammar: str) -> str | None:
@@ -46,7 +54,7 @@ class Examiner:
         reply = self._ask(self._process, msgspec.json.encode(grammar), self._limit_s)
         if reply is None:
             return (
-                f"it takes more than {self._limit_s:g} s or {EXAMINATION_BYTES >> 20} MiB to compile, "
+                f"it takes more than {self._limit_s:g} s or {self._limit_bytes >> 20} MiB to compile, "
                 "or is nested too deeply; ask for something smaller"
             )
         return msgspec.json.decode(reply, type=str | None)
@@ -57,6 +65,11 @@ class Examiner:
         if process is not None:
             process.kill()
             process.wait()
+            for stream in (process.stdin, process.stdout):
+                # What was not written has no reader any more.
+                with contextlib.suppress(BrokenPipeError):
+                    if stream is not None:
+                        stream.close()
 
     def _ask(self, process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytes | None:
         """Return the process' answer; None if there is none in time, and then the process is ended."""
@@ -72,10 +85,6 @@ class Examiner:
             reply = b""
         finally:
             timer.cancel()
-        if reply:
-            return reply
-        with contextlib.suppress(BrokenPipeError):  # what was not written has no reader any more
-            process.stdin.close()
-        process.stdout.close()
-        self.close()
-        return None
+        if not reply:
+            self.close()
+        return reply or None

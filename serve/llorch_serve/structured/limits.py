@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 EXAMINATION_S: Final = 3.0
 """Longest that a grammar may take to compile, in seconds of the clock."""
 
-EXAMINATION_BYTES: Final = 512 * 2**20
+EXAMINATION_BYTES: Final = 256 * 2**20
 """Most memory that compiling one may take."""
 
 SLOW_MASK_S: Final = 0.1
