@@ -35,7 +35,9 @@ def allowed(constraint: Constraint) -> list[int]:
     return np.flatnonzero(~constraint.forbidden()).tolist()
 
 
-def walk(constraint: Constraint, *, seed: int, stop_ids: frozenset[int] = frozenset(), most: int = 400) -> list[int]:
+def walk(
+    constraint: Constraint, *, seed: int, stop_ids: frozenset[int] = frozenset(), most: int = 400
+) -> list[int]:
     """Choose tokens at random until the answer ends; return them, without the stop token."""
     draw = random.Random(seed)
     ids: list[int] = []

@@ -39,7 +39,7 @@ def held_up(monkeypatch):
     def refusal(_self, grammar):
         come.put(grammar)
         assert go_on.wait(PATIENCE_S)
-        return None
+        return
 
     monkeypatch.setattr(Examiner, "refusal", refusal)
     yield go_on, come
@@ -124,7 +124,8 @@ def test_without_the_library_the_pip_line_is_told(compiler, monkeypatch):
 
 def test_a_tokenizer_that_the_library_cannot_read_is_named():
     odd = Tokenizer.from_json(
-        b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}', origin="odd"
+        b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
+        origin="odd",
     )
     made = GrammarCompiler(odd, 1, frozenset())
     try:

@@ -97,7 +97,9 @@ def test_a_grammar_counts_brackets(compiler):
     tokenizer = Tokenizer(tiny())
     grammar = Grammar('start: pair\npair: "(" pair ")" | "x"')
     for seed in range(10):
-        text = tokenizer.decode(walk(constrained(compiler, grammar), seed=seed, most=5000), keep_special_tokens=True)
+        text = tokenizer.decode(
+            walk(constrained(compiler, grammar), seed=seed, most=5000), keep_special_tokens=True
+        )
         assert re.fullmatch(r"\(*x\)*", text)
         assert text.count("(") == text.count(")")
 

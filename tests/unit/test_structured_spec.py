@@ -63,7 +63,13 @@ def test_a_form_is_checked_with_the_other_parameters():
 
 @pytest.mark.parametrize(
     ("schema", "found"),
-    [("{", "not JSON"), ("[1]", "JSON list"), ("false", "JSON bool"), ('{"a": NaN}', "not JSON"), ("[" * 9999, "not JSON")],
+    [
+        ("{", "not JSON"),
+        ("[1]", "JSON list"),
+        ("false", "JSON bool"),
+        ('{"a": NaN}', "not JSON"),
+        ("[" * 9999, "not JSON"),
+    ],
 )
 def test_a_schema_must_be_a_json_object(schema, found):
     with pytest.raises(InvalidRequestError, match=found) as caught:

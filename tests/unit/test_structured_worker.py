@@ -43,7 +43,7 @@ def held_up(monkeypatch):
     def refusal(_self, grammar):
         come.put(grammar)
         assert go_on.wait(PATIENCE_S)
-        return None
+        return
 
     monkeypatch.setattr(Examiner, "refusal", refusal)
     yield go_on, come
@@ -139,7 +139,9 @@ def test_the_same_seed_gives_the_same_answer_with_and_without_guesses(tmp_path):
     for name, lookup in (("plain", 0), ("guessing", 8)):
         worker = make_worker(tmp_path / name, config=EngineConfig(prefill_chunk=4, lookup=lookup))
         form = Regex("((ab|cd) ){8}end")
-        answers.append([ask(worker, PROMPT, structured=form, temperature=1, seed=seed).ids for seed in range(8)])
+        answers.append(
+            [ask(worker, PROMPT, structured=form, temperature=1, seed=seed).ids for seed in range(8)]
+        )
         worker.close()
     assert answers[0] == answers[1]
 
@@ -169,7 +171,9 @@ def test_neighbours_get_the_tokens_they_would_get_alone(worker):
     sink = Sink()
     for index, prompt in enumerate(prompts):
         free = request(f"free-{index}", prompt, max_tokens=12, ignore_eos=True)
-        held = request(f"held-{index}", prompt, max_tokens=12, structured=Regex("[a-z ]{5,40}"), temperature=1, seed=1)
+        held = request(
+            f"held-{index}", prompt, max_tokens=12, structured=Regex("[a-z ]{5,40}"), temperature=1, seed=1
+        )
         for asked in (free, held) if index % 2 else (held, free):
             worker.submit(asked, sink)
     names = [f"{kind}-{index}" for kind, index in itertools.product(("free", "held"), range(len(prompts)))]
