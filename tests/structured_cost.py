@@ -90,7 +90,7 @@ def main(folder: Path, streams: Sequence[int]) -> None:
         free, held, beside = (statistics.median(column) for column in zip(*rows, strict=True))
         slower_held = statistics.median(row[1] / row[0] - 1 for row in rows)
         slower_beside = statistics.median(row[2] / row[0] - 1 for row in rows)
-        print(
+        print(  # noqa: T201 - a script's output
             f"{count:3} streams: free {free:.2f} ms, held {held:.2f} ms ({slower_held:+.1%}), "
             f"free beside held {beside:.2f} ms ({slower_beside:+.1%})"
         )
