@@ -112,6 +112,9 @@ def test_stop_tokens_are_possible_exactly_where_the_text_is_complete(compiler):
         assert STOPS.isdisjoint(allowed(held)) is not complete
         held.advance(tokenizer.encode(char, add_special_tokens=False)[0])
     assert not held.ended
+    held.advance(tokenizer.encode("c", add_special_tokens=False)[0])
+    held.advance(EOS_ID)
+    assert held.ended
 
 
 def test_ignored_stop_tokens_stay_forbidden(compiler):
