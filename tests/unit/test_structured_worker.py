@@ -12,10 +12,12 @@ import pytest
 from checkpoints import EOS_ID
 from fake_session import continuation
 from llorch_serve.config import EngineConfig
-from llorch_serve.errors import InvalidRequestError, UnsupportedError
+from llorch_serve.errors import InvalidRequestError, UnavailableError, UnsupportedError
 from llorch_serve.sequence import FinishReason
+from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
+from llorch_serve.worker import Worker
 from structured_walk import PATIENCE_S
 from worker_harness import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
 
@@ -162,6 +164,7 @@ def test_a_draft_that_completes_the_form_ends_it(tmp_path):
     worker = make_worker(tmp_path, session, config=EngineConfig(prefill_chunk=4, lookup=8))
     answer = ask(worker, PROMPT, structured=Regex("(ab cd ef ){3}ab"))
     assert (answer.text, answer.completion.reason) == (text, FinishReason.STOP)
+    assert answer.completion.stop_matched is None
     worker.close()
 
 
@@ -237,6 +240,47 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted(worker, held_up):
     worker.submit(request("held", PROMPT, structured=Choice(("no",))), sink)
     while not any(update.text == "no" or update.error for updates in sink.deliveries for update in updates):
         sink.next()
+
+
+@pytest.mark.parametrize(
+    "ending", [Worker.close, lambda worker: worker.abort("held")], ids=["close", "abort"]
+)
+def test_a_grammar_that_comes_too_late_starts_nothing(tmp_path, monkeypatch, ending):
+    """The compiler no longer knows who waits, and the engine does not know it yet."""
+    go_on, come = threading.Event(), threading.Event()
+    begin = Program.begin
+
+    def slowly(*arguments):
+        come.set()
+        assert go_on.wait(PATIENCE_S)
+        return begin(*arguments)
+
+    monkeypatch.setattr(Program, "begin", slowly)
+    session = make_session()
+    worker = make_worker(tmp_path, session)
+    sink = Sink()
+    worker.submit(request("held", PROMPT, structured=Choice(("yes",))), sink)
+    assert come.wait(PATIENCE_S)
+    thread = threading.Thread(target=ending, args=(worker,))
+    thread.start()
+    if ending is not Worker.close:  # which waits for the compiler
+        thread.join(PATIENCE_S)
+    else:
+        assert closed(worker)
+    go_on.set()
+    assert sink.answers("held")["held"].completion.reason is FinishReason.CANCELLED
+    thread.join(PATIENCE_S)
+    assert session.calls == []
+    worker.close()
+
+
+def closed(worker):
+    """Wait until the worker takes nothing more."""
+    while True:
+        try:
+            worker.submit(request("probe", PROMPT, max_tokens=0), Sink())
+        except UnavailableError:
+            return True
 
 
 def test_closing_ends_what_waits_for_its_grammar(tmp_path, held_up):

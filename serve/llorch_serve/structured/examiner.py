@@ -43,7 +43,8 @@ class Examiner:
         """Return why a grammar cannot be compiled, in the library's words or ours; None if it can."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "llorch_serve.structured.examination"],
+                # -P: nothing is imported from the folder that the worker happens to run in.
+                [sys.executable, "-P", "-m", "llorch_serve.structured.examination"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
