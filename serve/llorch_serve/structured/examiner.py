@@ -9,6 +9,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -52,13 +53,16 @@ class Examiner:
             )
             if self._ask(self._process, self._greeting, _START_S) is None:
                 return "the process that examines grammars does not start"
+        started = time.monotonic()
         reply = self._ask(self._process, msgspec.json.encode(grammar), self._limit_s)
-        if reply is None:
-            return (
-                f"it takes more than {self._limit_s:g} s or {self._limit_bytes >> 20} MiB to compile, "
-                "or is nested too deeply; ask for something smaller"
-            )
-        return msgspec.json.decode(reply, type=str | None)
+        if reply is not None:
+            return msgspec.json.decode(reply, type=str | None)
+        if time.monotonic() - started >= self._limit_s:
+            return f"it takes more than {self._limit_s:g} s to compile; ask for something smaller"
+        return (
+            f"it takes more than {self._limit_bytes >> 20} MiB to compile, or is nested too deeply; "
+            "ask for something smaller"
+        )
 
     def close(self) -> None:
         """End the process; any thread. What is being examined is refused."""
