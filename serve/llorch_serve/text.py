@@ -83,7 +83,9 @@ class Tokenizer:
         """Return tokenizer.json's text with one special token more, and that token's id."""
         copy = tokenizers.Tokenizer.from_str(self._inner.to_str())
         copy.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
-        return copy.to_str(), copy.token_to_id(content)
+        id_ = copy.token_to_id(content)
+        assert id_ is not None
+        return copy.to_str(), id_
 
     @property
     def special_tokens(self) -> Mapping[int, str]:
