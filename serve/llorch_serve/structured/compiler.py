@@ -121,6 +121,8 @@ class GrammarCompiler:
         if examiner is not None:
             examiner.close()
         self._pool.shutdown(cancel_futures=True)
+        if self._examiner is not None:
+            self._examiner.close()  # which a grammar that was under way may have started again
 
     def _compile(self, form: Structured) -> Program | None:
         """Return the program; None if nobody waits for it any more."""
