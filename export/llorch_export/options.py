@@ -248,7 +248,7 @@ class ExportOptions:
                 kl_limit=kl_limit,
                 compute_type=compute_type,
             )
-        if activations == "row" and head not in BITS and not self.rules:
+        if activations in ("row", "quarters") and head not in BITS and not self.rules:
             return self._blockless_recipe(activations)
         accuracy_level = self._accuracy_level()
         if not quantised:

@@ -19,7 +19,7 @@ ComputeType = Literal["float32", "float16", "bfloat16"]
 KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
 ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
-Activations = Literal["block", "row", "static"]
+Activations = Literal["block", "row", "quarters", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
@@ -220,8 +220,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
         tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
     activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
-        bits by each row's largest magnitude; weights then have a scale for each output); ``static`` (the same, by one
-        scale for all rows, where a norm gives the input; the other layers have blocks). None: ``block``.
+        bits by each row's largest magnitude; weights then have a scale for each output); ``quarters`` (the same, each quarter of
+        a row by its own); ``static`` (the same, by one scale for all rows, where a norm gives the input; the other layers
+        have blocks). None: ``block``.
     """
 
     precision: Precision
@@ -249,7 +250,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     def multiplies_bytes(self) -> bool:
         """Whether some layer may multiply bytes with bytes, its input rounded by whole rows."""
         return any(
-            form in ("row", "static")
+            form not in (None, "block")
             for form in (self.activations, *(rule.activations for rule in self.rules))
         )
 
@@ -262,6 +263,8 @@ class GenerationDefaults(_Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
 
 
 class SourceInfo(_Struct, frozen=True, kw_only=True):
@@ -326,6 +329,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
     graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).
+    other_chat_templates: files of further templates by name, like tool_use; none without chat_template.
     context_length: most tokens, prompt and generated together, that a sequence may hold.
     bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added to plain
         text is decided by tokenizer.json's post-processor.
@@ -371,6 +375,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     fixed_shapes: FixedShapes | None = None
     int8_cache: Int8Cache | None = None
     prompts: PromptGraph | None = None
+    other_chat_templates: dict[str, str] = {}
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:

@@ -77,7 +77,7 @@ def test_the_rebuilt_tokenizer_equals_the_one_it_was_written_from() -> None:
 def test_assets_come_from_the_metadata() -> None:
     assets = _assets()
     assert (assets.bos_token_id, assets.stop_token_ids) == (BOS_ID, (EOS_ID,))
-    assert assets.chat_template == CHAT_TEMPLATE
+    assert assets.chat_templates == {"default": CHAT_TEMPLATE}
     assert assets.generation == GenerationDefaults()
 
 
@@ -187,9 +187,10 @@ def test_sampling_values_of_the_file_are_read() -> None:
         "general.sampling.temp": 0.5,
         "general.sampling.top_k": 20,
         "general.sampling.penalty_repeat": 1.25,
+        "general.sampling.penalty_last_n": 64,
     }
     assert _assets(changes).generation == GenerationDefaults(
-        temperature=0.5, top_k=20, repetition_penalty=1.25
+        temperature=0.5, top_k=20, repetition_penalty=1.25, repeat_last_n=64
     )
 
 

@@ -60,8 +60,8 @@ class GraphBuilder:
     error_factors: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
     narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
     target: what the runtime can do. weights: the plan to add to; None: a new one.
-    activation_codes: of values that have been rounded to bytes in some form, so that layers which read the same value
-        share them.
+    activation_codes: of values that have been rounded to bytes in some form, in one part or several, so that layers which
+        read the same value share them.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class GraphBuilder:
         self.narrowing = Narrowing(recipe.compute_type)
         self.compute = self.narrowing.dtype
         self.tape = Tape()
-        self.activation_codes: dict[tuple[ir.Value, Whole], ActivationCodes] = {}
+        self.activation_codes: dict[tuple[ir.Value, Whole], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def op(

@@ -153,7 +153,7 @@ def command(
         typer.Option(
             help="How what enters int8 layers is rounded. block: with the weights' blocks (default). row: by each row's "
             "largest magnitude, against whole rows of weights (0.029 nats on SmolLM2-135M, 0.012 with --transform "
-            "rotate,hadamard). static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006). For the target cpu alone.",
+            "rotate,hadamard). quarters: each quarter of a row by its own. static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006). For the target cpu alone.",
             show_default=False,
         ),
     ] = None,

@@ -11,7 +11,7 @@ from llorch_serve.errors import ArtifactError
 from llorch_serve.foreign.detect import OLD_OPTIMUM_GRAPHS, OPTIMUM_GRAPH, ModelKind
 from llorch_serve.foreign.files import ForeignFolder
 from llorch_serve.foreign.model import ForeignArchitecture, ForeignManifest, ForeignModel, GraphNames
-from llorch_serve.foreign.tokens import TokenIds, chat_template, special_tokens
+from llorch_serve.foreign.tokens import TokenIds, chat_templates, special_tokens
 from llorch_serve.manifest import Count, GenerationDefaults
 
 EXPORT_AGAIN: Final = (
@@ -42,6 +42,7 @@ class _Generation(msgspec.Struct):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
 
 
@@ -84,7 +85,7 @@ def describe_optimum(path: Path) -> ForeignModel:
         ),
         graph_path=graph,
         tokenizer_path=folder.required("tokenizer.json", EXPORT_AGAIN),
-        template=chat_template(folder),
+        templates=chat_templates(folder),
         names=GraphNames(),
         shared_cache=False,
         total_bytes=folder.total_bytes(),
@@ -100,5 +101,6 @@ def _defaults(generation: _Generation) -> GenerationDefaults:
         top_k=generation.top_k,
         top_p=generation.top_p,
         min_p=generation.min_p,
+        typical_p=generation.typical_p,
         repetition_penalty=generation.repetition_penalty,
     )

@@ -1,28 +1,27 @@
-"""``llorch generate``: one answer, from an artifact in this process or from a running worker."""
+"""``llorch generate``: one answer or several, from an artifact in this process or from a running worker."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.errors import LlorchError, UsageError
+from llorch_serve.errors import UsageError
+from llorch_serve.parsing.registry import AUTO
 from llorch_serve.requests import (
-    ChatMessage,
-    ChatPrompt,
-    Completion,
     GenerationRequest,
     GenerationUpdate,
     Prompt,
     TextPrompt,
     TokenPrompt,
 )
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
+from llorch_serve.terminal.answers import show_answers
+from llorch_serve.terminal.chat_prompt import ChatFlags
 from llorch_serve.terminal.flags import (
     Connect,
     KvCacheDtype,
@@ -30,9 +29,22 @@ from llorch_serve.terminal.flags import (
     MaxContext,
     Model,
     ModelDir,
+    ReasoningFormat,
     SingleGraph,
     Threads,
+    ToolFormat,
     Wait,
+)
+from llorch_serve.terminal.sampling_flags import (
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    System,
+    Temperature,
+    TemplateArguments,
+    TopK,
+    TopP,
 )
 from llorch_serve.terminal.target import (
     find_target,
@@ -53,36 +65,85 @@ def command(
         str | None,
         typer.Option(help="A user's message, put through the model's chat template.", show_default=False),
     ] = None,
+    system: System = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --chat: a JSON list of the tools that may be called.",
+            show_default=False,
+        ),
+    ] = None,
+    template_arguments: TemplateArguments = None,
     prompt_ids: Annotated[
         str | None, typer.Option(metavar="1,2,3", help="Token ids to continue.", show_default=False)
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     min_tokens: Annotated[int, typer.Option(help="Stop tokens are impossible before so many.")] = 0,
-    temperature: Annotated[
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    typical_p: Annotated[
         float | None,
-        typer.Option(help="0 to 2; 0 is greedy. Default: the model's, else 0.", show_default=False),
+        typer.Option(
+            help="Keep the tokens of most typical surprise that reach p together.", show_default=False
+        ),
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Keep the k likeliest tokens; 0: all.", show_default=False)
-    ] = None,
-    top_p: Annotated[
+    presence_penalty: Annotated[
         float | None,
-        typer.Option(help="Keep the likeliest tokens that reach p together.", show_default=False),
+        typer.Option(help="-2 to 2; above 0: tokens of the answer become less likely.", show_default=False),
     ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below p times the likeliest.", show_default=False)
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same for every time a token is there.", show_default=False)
     ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 1: tokens already present become less likely.", show_default=False),
+    repeat_last_n: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens back that penalties look; 0: none, -1: all. Default: the model's, else all.",
+            show_default=False,
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this string; may be repeated.", show_default=False)
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS",
+            help="Add -100 to 100 to a token's logit; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="End at this token; may be repeated.", show_default=False)
     ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="The model's stop tokens do not end it.")
     ] = False,
+    keep_special_tokens: Annotated[
+        bool, typer.Option("--keep-special-tokens", help="Show special tokens in the text.")
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --json: each token's log-probability, and the N likeliest (0 to 20).",
+            show_default=False,
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option(help="Answers, each with a seed of its own (1 to 16).")] = 1,
+    best_of: Annotated[
+        int | None,
+        typer.Option(help="Generate so many, and show the n likeliest by mean.", show_default=False),
+    ] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Show the prompt's text before the answer.")] = False,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With --json: the same for each token of the prompt.", show_default=False
+        ),
+    ] = None,
     no_kv_cache: Annotated[
         bool,
         typer.Option(
@@ -90,13 +151,15 @@ def command(
         ),
     ] = False,
     lookup: Lookup = 0,
+    tool_format: ToolFormat = AUTO,
+    reasoning_format: ReasoningFormat = AUTO,
     max_context: MaxContext = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Generate one answer and stream it to stdout.
+    """Generate one answer and stream it to stdout, or several and print them when all have ended.
 
     For example:
 
@@ -106,39 +169,70 @@ def command(
 
         llorch generate --connect 127.0.0.1:50051 --chat "Hello" --json
 
+        llorch generate artifacts/smollm2 --prompt "Once" --temperature 1 --n 4
+
     """
+    for flag, asked in (("--logprobs", logprobs), ("--prompt-logprobs", prompt_logprobs)):
+        if asked is not None and not as_json:
+            raise UsageError(f"{flag} shows in the JSON document alone; add --json")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        typical_p=typical_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repeat_last_n=repeat_last_n,
+        logit_bias=read_bias(logit_bias or ()),
         seed=seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
         ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        keep_special_tokens=keep_special_tokens,
+        n=n,
+        best_of=best_of,
+        echo=echo,
+        prompt_logprobs=prompt_logprobs,
     )
-    request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
+    flags = ChatFlags(system, tools, template_arguments)
+    request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids, flags), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
+        local["--tool-format"] = None if tool_format == AUTO else tool_format
+        local["--reasoning-format"] = None if reasoning_format == AUTO else reasoning_format
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
-        _print_answer(_remote(connect, wait, request), as_json)
+        show_answers(_remote(connect, wait, request), params.n, as_json=as_json)
         return
     refuse_wait(wait)
     target = resolve_artifact(find_target(model_dir, model))
+    # Numbers out of range are refused by the worker, by name.
+    slots = min(max(params.answers, 1), MAX_ANSWERS)
     session = SessionConfig(
-        threads=threads, slots=1, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
+        threads=threads, slots=slots, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
     )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
-    config = EngineConfig(session=session, kv_cache=not no_kv_cache, lookup=lookup)
-    _print_answer(_local(target, config, request), as_json)
+    config = EngineConfig(
+        session=session,
+        kv_cache=not no_kv_cache,
+        lookup=lookup,
+        tool_format=tool_format,
+        reasoning_format=reasoning_format,
+    )
+    show_answers(_local(target, config, request), params.n, as_json=as_json)
 
 
-def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) -> Prompt:
-    """Return the one prompt that is given. Raises UsageError for none, several, or ids that are not numbers."""
+def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None, flags: ChatFlags) -> Prompt:
+    """Return the one prompt that is given. Raises UsageError for none, several, or ids that are not numbers.
+
+    flags: what a chat comes with; refused beside other prompts.
+    """
     given = [
         name
         for name, value in (("--prompt", prompt), ("--chat", chat), ("--prompt-ids", prompt_ids))
@@ -148,10 +242,11 @@ def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) ->
         raise UsageError(
             f"found {' and '.join(given) or 'no prompt'}; give exactly one of --prompt, --chat, --prompt-ids"
         )
+    if chat is not None:
+        return flags.prompt(chat)
+    flags.refuse()
     if prompt is not None:
         return TextPrompt(prompt)
-    if chat is not None:
-        return ChatPrompt((ChatMessage("user", chat),))
     assert prompt_ids is not None
     try:
         return TokenPrompt(tuple(int(part) for part in prompt_ids.split(",") if part.strip()))
@@ -159,6 +254,23 @@ def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) ->
         raise UsageError(
             f"--prompt-ids is {prompt_ids!r}; expected numbers separated by commas, like 1,2,3"
         ) from error
+
+
+def read_bias(given: Sequence[str]) -> dict[int, float]:
+    """Return the biases by token id. Raises UsageError for anything but an id and a number, and for an id given twice."""
+    bias: dict[int, float] = {}
+    for text in given:
+        token, _, value = text.partition("=")
+        try:
+            token_id, number = int(token), float(value)
+        except ValueError as error:
+            raise UsageError(
+                f"--logit-bias is {text!r}; expected a token id and a number, like 123=-5"
+            ) from error
+        if token_id in bias:
+            raise UsageError(f"--logit-bias names token {token_id} twice; give it once")
+        bias[token_id] = number
+    return bias
 
 
 def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> Iterator[GenerationUpdate]:
@@ -178,42 +290,6 @@ def _remote(address: str, wait: float | None, request: GenerationRequest) -> Ite
     with WorkerClient(address) as client:
         if wait:
             client.wait_until_ready(wait)
-        yield from client.generate(request)
-
-
-def _print_answer(updates: Iterator[GenerationUpdate], as_json: bool) -> None:
-    text: list[str] = []
-    ids: list[int] = []
-    completion: Completion | None = None
-    for update in updates:
-        text.append(update.text)
-        ids.extend(update.token_ids)
-        completion = update.completion
-        if not as_json:
-            write(update.text)
-    if completion is None:
-        raise LlorchError("the answer ended without a completion; please report this")
-    if as_json:
-        write_json(_document("".join(text), ids, completion))
-        return
-    write("\n")
-    if completion.reason.value == "length":
-        say(
-            f"(ended after {completion.generated_tokens} tokens: the limit of --max-tokens or of the context)"
-        )
-
-
-def _document(text: str, ids: list[int], completion: Completion) -> dict[str, object]:
-    return {
-        "text": text,
-        "token_ids": ids,
-        "finish_reason": completion.reason.value,
-        "stop_matched": completion.stop_matched,
-        "prompt_tokens": completion.prompt_tokens,
-        "generated_tokens": completion.generated_tokens,
-        "cached_tokens": completion.cached_tokens,
-        "drafted_tokens": completion.drafted_tokens,
-        "accepted_tokens": completion.accepted_tokens,
-        "seed": completion.seed,
-        "timings": completion.timings,
-    }
+        # Which answers are the best shows when all have ended, so that nothing streams.
+        best = request.sampling.best_of is not None
+        yield from client.complete(request) if best else client.generate(request)
