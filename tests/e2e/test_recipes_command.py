@@ -25,7 +25,7 @@ def recipe_file(tmp_path):
 
 
 def test_a_recipe_is_exported_and_shown(tiny_source, tmp_path, recipe_file):
-    flags = ("--recipe", recipe_file, "--head-precision", "int4", "--json")
+    flags = ("--recipe", recipe_file, "--head-precision", "int4", "--quantizer", "affine", "--json")
     seen = llorch_here("export", tiny_source, *flags, "--dry-run").document()["recipe"]
     made = llorch_here("export", tiny_source, *flags, "--output", tmp_path / "artifact").document()["recipe"]
     assert made == seen

@@ -69,7 +69,9 @@ def expected_weights(overrides: dict[str, Any]) -> Weights:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_matrix_is_stored_in_its_own_format(tmp_path: Path, name: str) -> None:
     source = write_hf_folder(tmp_path / "model", MODELS[name])
-    artifact = export_tiny(source, tmp_path / "artifact", precision="int4", rules=RULES, accuracy_level=0)
+    artifact = export_tiny(
+        source, tmp_path / "artifact", precision="int4", quantizer="affine", rules=RULES, accuracy_level=0
+    )
     expected = numpy_llama.forward(tiny_config(**MODELS[name]), expected_weights(MODELS[name]), IDS)
     np.testing.assert_allclose(all_logits(artifact, IDS), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
 
@@ -130,9 +132,14 @@ def test_contents_tell_every_matrix(tmp_path: Path) -> None:
 
 def test_the_fingerprint_and_the_preview_know_the_rules(tmp_path: Path) -> None:
     source = write_hf_folder(tmp_path / "model")
-    artifacts = [export_tiny(source, tmp_path / str(n), precision="int4", rules=RULES[:n]) for n in (0, 1, 2)]
+    artifacts = [
+        export_tiny(source, tmp_path / str(n), precision="int4", quantizer="affine", rules=RULES[:n])
+        for n in (0, 1, 2)
+    ]
     assert len({artifact.manifest.fingerprint for artifact in artifacts}) == 3
-    options = ExportOptions(source=str(source), output=Path(), precision="int4", rules=RULES[:2])
+    options = ExportOptions(
+        source=str(source), output=Path(), precision="int4", quantizer="affine", rules=RULES[:2]
+    )
     seen = preview(options)
     assert seen["recipe"] == artifacts[2].manifest.recipe
     assert seen["data_bytes"] == (artifacts[2].folder / "model.onnx.data").stat().st_size

@@ -36,9 +36,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "int8": {"precision": "int8"},
     "int8, head fp32": {"precision": "int8", "head_precision": "fp32"},
     "int8, bfloat16 scales": {"precision": "int8", "scale_type": "bfloat16", "fine_block_size": 16},
-    "int4": {"precision": "int4"},
+    "int4": {"precision": "int4", "quantizer": "affine"},
     "int4, three formats of q, k and v": {
         "precision": "int4",
+        "quantizer": "affine",
         "rules": (Rule(("*.q_proj",), precision="int8"), Rule(("*.v_proj",), precision="fp32")),
     },
     "int4, no zero points": {"precision": "int4", "quantizer": "nearest", "block_size": 32},
@@ -176,7 +177,12 @@ def test_fixed_shapes_in_half_precision_are_near_the_reference(tmp_path: Path) -
 def test_directml_int4_with_a_whole_head_is_the_quantised_model(tmp_path: Path) -> None:
     """Its form of rotation and norms, around the same codes as the CPU's graph."""
     source = write_hf_folder(tmp_path / "model")
-    options: dict[str, Any] = {"precision": "int4", "compute_type": "float32", "accuracy_level": 0}
+    options: dict[str, Any] = {
+        "precision": "int4",
+        "quantizer": "affine",
+        "compute_type": "float32",
+        "accuracy_level": 0,
+    }
     artifact = export_tiny(source, tmp_path / "out", target="directml", **options)
     weights = quantised_weights({}, artifact.manifest.recipe)
     expected = numpy_llama.forward(tiny_config(), weights, IDS)
