@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.errors import ProviderError
-from llorch_serve.kv_cache import KvCache
-from llorch_serve.manifest import KvLayout
+from llorch_serve.kv_cache import SlotCache
 
 Logits = npt.NDArray[np.float32]
 
@@ -35,14 +34,11 @@ class LogitsBuffer:
 class BoundGraph:
     """Runs tokens through one graph on the slots of one cache.
 
-    session: onnxruntime's. kv: the names of the cache's tensors. inputs: names of the graph's inputs.
+    session: onnxruntime's. inputs: names of the graph's inputs.
     """
 
-    def __init__(
-        self, session: Any, kv: KvLayout, inputs: frozenset[str], cache: KvCache, logits: LogitsBuffer
-    ) -> None:
+    def __init__(self, session: Any, inputs: frozenset[str], cache: SlotCache, logits: LogitsBuffer) -> None:
         self._session = session
-        self._kv = kv
         self._inputs = inputs
         self._cache = cache
         self._logits = logits
@@ -58,9 +54,10 @@ class BoundGraph:
         Raises ProviderError if the runtime fails.
         """
         count = len(lengths)
-        binding = self._bindings.get((first, count))
+        place = self._cache.place(first, count)
+        binding = self._bindings.get(place)
         if binding is None:
-            binding = self._bindings[first, count] = self._bind(first, count)
+            binding = self._bindings[place] = self._bind(first, count)
         binding.resize(
             tokens=len(token_ids) // count, rows=len(wanted), buffer=self._logits.at_least(len(wanted))
         )
@@ -78,14 +75,8 @@ class BoundGraph:
         return binding.logits
 
     def _bind(self, first: int, count: int) -> _Binding:
-        kv = self._kv
         io = self._session.io_binding()
-        for layer in range(kv.layers):
-            for kind in ("key", "value"):
-                rows = self._cache.rows(layer, kind, first, count)
-                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
-                io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
-                io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
+        self._cache.bind(io, first, count)
         return _Binding(io, count, self._inputs)
 
 

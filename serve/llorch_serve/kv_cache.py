@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,33 @@ def plan_capacity(
     return KvCapacity(slots, wanted, kv.bytes_per_token, min(budget, slots * wanted))
 
 
+class SlotCache(Protocol):
+    """What a session needs of a cache, wherever it is; see :class:`KvCache` for the methods."""
+
+    @property
+    def kv(self) -> KvLayout:
+        """The names and shape of its tensors."""
+
+    @property
+    def capacity(self) -> KvCapacity:
+        """Slots and their length."""
+
+    def place(self, first: int, count: int) -> tuple[int, int]:
+        """Return what tells the buffers of neighbouring slots from all others."""
+
+    def bind(self, io: Any, first: int, count: int) -> None:
+        """Bind neighbouring slots as past and present of a call."""
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first positions of one slot to another."""
+
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Exchange the first positions of two slots."""
+
+    def release(self, slot: int, keep: int) -> None:
+        """Give memory beyond the first positions back to the system, where that can be done."""
+
+
 class KvCache:
     """The buffers, and edits of slots. A slot's positions are those of all layers, keys and values."""
 
@@ -128,6 +155,19 @@ class KvCache:
     def rows(self, layer: int, kind: str, first: int, count: int) -> npt.NDArray[np.generic]:
         """Return the view [count, kv_heads, capacity, head_dim] of neighbouring slots."""
         return self._buffers[layer, kind][first : first + count]
+
+    def place(self, first: int, count: int) -> tuple[int, int]:
+        """Return what tells the buffers of neighbouring slots from all others: a slot's stay where they are."""
+        return (first, count)
+
+    def bind(self, io: Any, first: int, count: int) -> None:
+        """Bind neighbouring slots as past and present of a call. io: onnxruntime's binding."""
+        for layer in range(self.kv.layers):
+            for kind in ("key", "value"):
+                rows = self.rows(layer, kind, first, count)
+                place = ("cpu", 0, self.dtype, rows.shape, rows.ctypes.data)
+                io.bind_input(self.kv.past_name.format(layer=layer, kind=kind), *place)
+                io.bind_output(self.kv.present_name.format(layer=layer, kind=kind), *place)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first ``tokens`` positions of one slot to another."""

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llorch_serve.capabilities import Capabilities
@@ -213,6 +213,7 @@ class Worker:
             or not {"int4", "source", UNSTATED} & recipe.precisions,
             kind=self.artifact.kind.value,
             limits=self._session.capabilities.limits(),
+            provider_shares=tuple(replace(share, operators=()) for share in self._session.placement.shares),
         )
 
     def load(self) -> Load:

@@ -24,15 +24,20 @@ from llorch_serve.requests import (
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.terminal.console import say, write, write_json
 from llorch_serve.terminal.flags import (
+    AllowCpuNodes,
     Connect,
+    EpLibrary,
     KvCacheDtype,
     Lookup,
     MaxContext,
     Model,
     ModelDir,
+    Provider,
+    ProviderOption,
     SingleGraph,
     Threads,
     Wait,
+    provider_choice,
 )
 from llorch_serve.terminal.target import (
     find_target,
@@ -94,6 +99,10 @@ def command(
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
     threads: Threads = None,
+    provider: Provider = None,
+    provider_option: ProviderOption = None,
+    ep_library: EpLibrary = None,
+    allow_cpu_nodes: AllowCpuNodes = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Generate one answer and stream it to stdout.
@@ -122,14 +131,26 @@ def command(
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
-        cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
+        cache = {
+            "--kv-dtype": kv_dtype,
+            "--single-graph": single_graph,
+            "--provider": provider,
+            "--provider-option": provider_option,
+            "--ep-library": ep_library,
+            "--allow-cpu-nodes": allow_cpu_nodes,
+        }
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
         _print_answer(_remote(connect, wait, request), as_json)
         return
     refuse_wait(wait)
     target = resolve_artifact(find_target(model_dir, model))
     session = SessionConfig(
-        threads=threads, slots=1, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
+        threads=threads,
+        slots=1,
+        max_context=max_context,
+        kv_dtype=kv_dtype,
+        single_graph=single_graph,
+        provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")

@@ -13,6 +13,8 @@ from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import (
+    AllowCpuNodes,
+    EpLibrary,
     KvCacheDtype,
     KvCacheMemory,
     Lookup,
@@ -20,9 +22,12 @@ from llorch_serve.terminal.flags import (
     Model,
     ModelDir,
     NoPrefixCache,
+    Provider,
+    ProviderOption,
     SingleGraph,
     StrictReuse,
     Threads,
+    provider_choice,
     read_size,
     refuse_strict_reuse,
 )
@@ -45,6 +50,10 @@ def command(
     strict_reuse: StrictReuse = False,
     lookup: Lookup = 0,
     threads: Threads = None,
+    provider: Provider = None,
+    provider_option: ProviderOption = None,
+    ep_library: EpLibrary = None,
+    allow_cpu_nodes: AllowCpuNodes = False,
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
     ] = 30.0,
@@ -76,6 +85,7 @@ def command(
         kv_cache_bytes=read_size("--kv-cache-memory", kv_cache_memory),
         kv_dtype=kv_dtype,
         single_graph=single_graph,
+        provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
     config = EngineConfig(
         session=session, prefix_cache=not no_prefix_cache, strict_reuse=strict_reuse, lookup=lookup
