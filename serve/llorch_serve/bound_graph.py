@@ -35,9 +35,20 @@ class BoundGraph:
     """Runs tokens through one graph on the slots of one cache.
 
     session: onnxruntime's. inputs: names of the graph's inputs.
+    in_place: inputs are read where they lie in each call; else onnxruntime copies them to the device when they are bound, and they
+        are bound anew for each call.
     """
 
-    def __init__(self, session: Any, inputs: frozenset[str], cache: SlotCache, logits: LogitsBuffer) -> None:
+    def __init__(
+        self,
+        session: Any,
+        inputs: frozenset[str],
+        cache: SlotCache,
+        logits: LogitsBuffer,
+        *,
+        in_place: bool = True,
+    ) -> None:
+        self._in_place = in_place
         self._session = session
         self._inputs = inputs
         self._cache = cache
@@ -66,6 +77,9 @@ class BoundGraph:
         binding.seqlens_k -= 1
         binding.total[...] = max(lengths)
         binding.indices[:] = wanted
+        if not self._in_place:
+            self._cache.bind(binding.io, first, count)
+            binding.bind_inputs()
         try:
             self._session.run_with_iobinding(binding.io)
         except Exception as error:
@@ -98,6 +112,16 @@ class _Binding:
         self._tokens = self._rows = -1
         self._bind_input("seqlens_k", self.seqlens_k)
         self._bind_input("total_sequence_length", self.total)
+
+    def bind_inputs(self) -> None:
+        """Bind all inputs but the cache's with what they now hold."""
+        for name, array in (
+            ("seqlens_k", self.seqlens_k),
+            ("total_sequence_length", self.total),
+            ("input_ids", self.input_ids),
+            ("logits_indices", self.indices),
+        ):
+            self._bind_input(name, array)
 
     def resize(self, *, tokens: int, rows: int, buffer: Logits) -> None:
         """Bind inputs for ``tokens`` tokens a slot and the first ``rows`` rows of ``buffer``, unless bound already."""

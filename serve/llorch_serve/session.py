@@ -196,7 +196,7 @@ def open_session(
         where = placement(
             session, provider.runtime_name, graph=path, allow_cpu_nodes=config.provider.allow_cpu_nodes
         )
-        return where, BoundGraph(session, inputs, slots, logits)
+        return where, BoundGraph(session, inputs, slots, logits, in_place=provider.in_place)
 
     cache: SlotCache
     if provider.memory is Memory.DEVICE:

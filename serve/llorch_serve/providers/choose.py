@@ -56,6 +56,11 @@ class ActiveProvider:
         return Memory.HOST if self.row is None else self.row.memory
 
     @property
+    def in_place(self) -> bool:
+        """Whether its kernels read host memory where it lies."""
+        return self.row is not None and self.row.in_place
+
+    @property
     def device_id(self) -> int:
         """The number of the device, among those of its kind."""
         return next((int(self.options[key]) for key in _DEVICE_OPTIONS if key in self.options), 0)
@@ -65,11 +70,17 @@ class ActiveProvider:
         return min(free, int(self.options.get("gpu_mem_limit", free)))
 
     def add_to(self, session_options: Any) -> dict[str, Any]:
-        """Add it to a session's options; return the arguments that InferenceSession takes beside them."""
+        """Add it to a session's options; return the arguments that InferenceSession takes beside them.
+
+        A provider with threads of its own is given as many as the session has.
+        """
+        options = dict(self.options)
+        if self.row is not None and self.row.threads is not None:
+            options.setdefault(self.row.threads, str(session_options.intra_op_num_threads))
         if self.devices:
-            session_options.add_provider_for_devices([self.devices[0]], self.options)
+            session_options.add_provider_for_devices([self.devices[0]], options)
             return {"enable_fallback": False}
-        return {"providers": [(self.runtime_name, self.options)], "enable_fallback": False}
+        return {"providers": [(self.runtime_name, options)], "enable_fallback": False}
 
 
 def activate(choice: ProviderChoice, runtime: Any) -> ActiveProvider:

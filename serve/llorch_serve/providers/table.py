@@ -48,7 +48,8 @@ class Provider:
     libraries: shared libraries of others that it needs, and whose they are.
     options: what ``--provider-option`` takes. targets: whose graphs it runs, its own first.
     arithmetic: what it computes in; a type that is absent it has no kernels for.
-    device: what it runs on, for people. device_type: onnxruntime's name of its memory, where that is a device's.
+    threads: the option that limits its threads, where that of the session does not. device: what it runs on, for people. device_type: onnxruntime's name of its memory, where that is a device's.
+    in_place: its kernels read host memory where it lies; else onnxruntime copies what is bound.
     """
 
     name: str
@@ -63,8 +64,10 @@ class Provider:
     targets: tuple[Target, ...]
     arithmetic: Mapping[ComputeType, Arithmetic]
     device: str
+    threads: str | None = None
     memory: Memory = Memory.HOST
     device_type: str = "cpu"
+    in_place: bool = False
 
     @property
     def install(self) -> str:
@@ -91,6 +94,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         targets=("cpu", "portable", "cuda", "directml", "openvino", "webgpu"),
         arithmetic={"float32": Arithmetic.NATIVE, "float16": Arithmetic.WIDENED},
         device="the CPU",
+        in_place=True,
     ),
     Provider(
         name="cuda",
@@ -178,6 +182,8 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         targets=("openvino",),
         arithmetic=_native("float32", "float16"),
         device="CPUs, and Intel's GPUs and NPUs",
+        threads="num_of_threads",
+        in_place=True,
     ),
     Provider(
         name="webgpu",
