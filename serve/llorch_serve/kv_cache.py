@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -183,16 +184,16 @@ class KvCache:
 
     def release(self, slot: int, keep: int) -> None:
         """Give whole pages beyond the first ``keep`` positions back to the system; they read as zeros afterwards."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return  # memory then stays at the most that was used
-        for memory, buffer in zip(self._memory, self._buffers.values(), strict=True):
-            row = buffer.strides[1]
-            for head in range(buffer.shape[1]):
-                start = slot * buffer.strides[0] + head * row
-                first = -(-(start + keep * buffer.strides[2]) // mmap.PAGESIZE) * mmap.PAGESIZE
-                end = (start + row) // mmap.PAGESIZE * mmap.PAGESIZE
-                if end > first:
-                    memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+        # Windows has no such call: there memory stays at the most that was used.
+        if sys.platform != "win32":
+            for memory, buffer in zip(self._memory, self._buffers.values(), strict=True):
+                row = buffer.strides[1]
+                for head in range(buffer.shape[1]):
+                    start = slot * buffer.strides[0] + head * row
+                    first = -(-(start + keep * buffer.strides[2]) // mmap.PAGESIZE) * mmap.PAGESIZE
+                    end = (start + row) // mmap.PAGESIZE * mmap.PAGESIZE
+                    if end > first:
+                        memory.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def _lazy_memory(size: int, capacity: KvCapacity) -> mmap.mmap:
@@ -202,14 +203,15 @@ def _lazy_memory(size: int, capacity: KvCapacity) -> mmap.mmap:
     with its first token. Raises ResourceError if the system refuses the address space.
     """
     try:
-        # Private, since the pages of a shared mapping are not given back by MADV_DONTNEED.
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        memory = mmap.mmap(-1, size, **private)
+        if sys.platform == "win32":  # the page file answers for all of it; memory is taken page by page
+            memory = mmap.mmap(-1, size)
+        else:  # private, since the pages of a shared mapping are not given back by MADV_DONTNEED
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ResourceError(
             f"the system refuses {capacity.reserved_bytes / 2**20:.0f} MiB of address space for the KV cache "
             f"({error.strerror}); choose fewer --slots or a smaller --max-context"
         ) from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+    if sys.platform == "linux":
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory

@@ -46,16 +46,20 @@ def missing_libraries(row: Provider, runtime: Any = None) -> list[MissingLibrary
 
 
 def _unloadable(wanted: Mapping[str, str]) -> list[MissingLibrary]:
-    missing = []
+    missing: list[MissingLibrary] = []
     for name, owner in wanted.items():
-        here = _ON_WINDOWS.get(name) if sys.platform == "win32" else name
-        if here is None or sys.platform == "darwin":
-            continue  # there these come with the runtime's wheel
-        try:
-            ctypes.CDLL(here)
-        except OSError as error:
-            missing.append(MissingLibrary(here, owner, str(error)))
+        here = _name_here(name)
+        if here is not None:
+            try:
+                ctypes.CDLL(here)
+            except OSError as error:
+                missing.append(MissingLibrary(here, owner, str(error)))
     return missing
+
+
+def _name_here(name: str) -> str | None:
+    """Return what a library is called on this system, or None where it has none, or its wheel looks for it itself."""
+    return {"linux": name, "win32": _ON_WINDOWS.get(name)}.get(sys.platform)
 
 
 def available(runtime: Any) -> list[str]:
