@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "serve": "llorch_serve.terminal.serve",
     "generate": "llorch_serve.terminal.generate",
     "bench": "llorch_serve.terminal.bench",
+    "doctor": "llorch_serve.terminal.doctor",
 }
 
 INTERRUPTED: Final = 130
