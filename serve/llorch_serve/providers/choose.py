@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llorch_serve.errors import ProviderError
-from llorch_serve.providers.libraries import available, missing_libraries
+from llorch_serve.providers.libraries import available, missing_libraries, preload
 from llorch_serve.providers.options import read_options
 from llorch_serve.providers.plugins import register, wheel_library
 from llorch_serve.providers.runtime import installed_runtimes, version_of
@@ -95,6 +95,8 @@ def activate(choice: ProviderChoice, runtime: Any) -> ActiveProvider:
     if row.runtime_name == CPU:
         return ActiveProvider(CPU, row, options)
     if row.plugin is None:
+        if row.name == "cuda" and row.runtime_name in available(runtime):
+            preload(runtime)
         if row.runtime_name not in available(runtime) or missing_libraries(row, runtime):
             raise absent(row, runtime)
         return ActiveProvider(row.runtime_name, row, options)

@@ -5,6 +5,7 @@ Looking a library up by name differs on every system, so it is loaded, as the pr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from collections.abc import Mapping
@@ -60,6 +61,13 @@ def _unloadable(wanted: Mapping[str, str]) -> list[MissingLibrary]:
 def _name_here(name: str) -> str | None:
     """Return what a library is called on this system, or None where it has none, or its wheel looks for it itself."""
     return {"linux": name, "win32": _ON_WINDOWS.get(name)}.get(sys.platform)
+
+
+def preload(runtime: Any) -> None:
+    """Load CUDA and cuDNN from their wheels, where onnxruntime cannot find them by itself."""
+    if hasattr(runtime, "preload_dlls"):
+        with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
+            runtime.preload_dlls()
 
 
 def available(runtime: Any) -> list[str]:

@@ -42,7 +42,7 @@ class Provider:
     """One row.
 
     name, aliases: what ``--provider`` takes. runtime_name: onnxruntime's name for it.
-    wheel, extra: the distribution that brings it, and llorch's extra for that; no extra: it is installed beside ``llorch[cpu]``.
+    wheel, extra: the distribution that brings it, and llorch's extra for that.
     plugin: the module of a plugin wheel, which onnxruntime loads at run time; None: it is built into ``wheel``.
     systems: values of ``sys.platform`` that the wheel is built for.
     libraries: shared libraries of others that it needs, and whose they are.
@@ -56,7 +56,7 @@ class Provider:
     runtime_name: str
     wheel: str
     aliases: tuple[str, ...] = ()
-    extra: str | None = None
+    extra: str
     plugin: str | None = None
     systems: tuple[str, ...] = ("linux", "win32", "darwin")
     libraries: Mapping[str, str] = field(default_factory=dict)
@@ -72,9 +72,7 @@ class Provider:
     @property
     def install(self) -> str:
         """The command that installs it."""
-        if self.extra is not None:
-            return f"pip install 'llorch[{self.extra}]'"
-        return f"pip install 'llorch[cpu]' {self.wheel}"
+        return f"pip install 'llorch[{self.extra}]'"
 
 
 def _native(*types: ComputeType) -> dict[ComputeType, Arithmetic]:
@@ -189,6 +187,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         name="webgpu",
         runtime_name="WebGpuExecutionProvider",
         wheel="onnxruntime-ep-webgpu",
+        extra="webgpu",
         plugin="onnxruntime_ep_webgpu",
         libraries={"libvulkan.so.1": "of a Vulkan loader"},
         options={
@@ -212,6 +211,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         runtime_name="NvTensorRTRTXExecutionProvider",
         aliases=("trt", "nv-tensorrt-rtx", "tensorrt-rtx"),
         wheel="onnxruntime-ep-nv-tensorrt-rtx",
+        extra="tensorrt",
         plugin="onnxruntime_ep_nv_tensorrt_rtx",
         systems=("linux", "win32"),
         libraries=_CUDA_DRIVER,
@@ -232,6 +232,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         runtime_name="MLXExecutionProvider",
         aliases=("metal",),
         wheel="onnxruntime-ep-mlx",
+        extra="mlx",
         plugin="onnxruntime_ep_mlx",
         systems=("darwin",),
         targets=("webgpu",),
