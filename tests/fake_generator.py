@@ -15,6 +15,7 @@ from functools import partial
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
 from llorch_serve.load import Load
+from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
     ChatPrompt,
     Completion,
@@ -48,6 +49,10 @@ INFO = ModelInfo(
     batch_invariant=True,
     kind="optimum",
     limits=("no batching", "no chunked prefill"),
+    provider_shares=(
+        ProviderShare("FakeExecutionProvider", 0.75, 0.875),
+        ProviderShare("CPUExecutionProvider", 0.25, 0.125),
+    ),
 )
 
 

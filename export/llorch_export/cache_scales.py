@@ -18,6 +18,7 @@ from llorch_export.checkpoint.names import parameters
 from llorch_export.transform.calibration import BUNDLED_TEXT
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
+from llorch_serve.kv_cache import KvCache
 from llorch_serve.manifest import KvDtype, LlamaConfig, Recipe
 from llorch_serve.session import open_session
 from llorch_serve.text import Tokenizer
@@ -84,6 +85,8 @@ def measure_scales(
     session = open_session(
         artifact, SessionConfig(slots=1, max_context=longest, kv_dtype=kv.dtype), lambda _report: None
     )
+    cache = session.cache
+    assert isinstance(cache, KvCache)  # the CPU's
     ranges = np.zeros((kv.layers, 2, kv.kv_heads, kv.head_dim), np.float32)
     for ids in texts:
         for start in range(0, len(ids), _CHUNK):
@@ -92,7 +95,7 @@ def measure_scales(
             progress(len(chunk))
         for layer in range(kv.layers):
             for index, kind in enumerate(("key", "value")):
-                held = session.cache.rows(layer, kind, 0, 1)[0, :, : len(ids)]
+                held = cache.rows(layer, kind, 0, 1)[0, :, : len(ids)]
                 reach = _pair_norms(held, manifest.model, layer) if kind == "key" else np.abs(held)
                 np.maximum(ranges[layer, index], reach.max(axis=1), out=ranges[layer, index])
     scales: Scales = np.maximum(ranges * (_MARGIN / 127), np.float32(_SMALLEST))

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.errors import ProviderError
-from llorch_serve.kv_cache import KvCache
-from llorch_serve.manifest import KvLayout
+from llorch_serve.kv_cache import SlotCache
 
 Logits = npt.NDArray[np.float32]
 
@@ -35,14 +34,22 @@ class LogitsBuffer:
 class BoundGraph:
     """Runs tokens through one graph on the slots of one cache.
 
-    session: onnxruntime's. kv: the names of the cache's tensors. inputs: names of the graph's inputs.
+    session: onnxruntime's. inputs: names of the graph's inputs.
+    in_place: inputs are read where they lie in each call; else onnxruntime copies them to the device when they are bound, and they
+        are bound anew for each call.
     """
 
     def __init__(
-        self, session: Any, kv: KvLayout, inputs: frozenset[str], cache: KvCache, logits: LogitsBuffer
+        self,
+        session: Any,
+        inputs: frozenset[str],
+        cache: SlotCache,
+        logits: LogitsBuffer,
+        *,
+        in_place: bool = True,
     ) -> None:
+        self._in_place = in_place
         self._session = session
-        self._kv = kv
         self._inputs = inputs
         self._cache = cache
         self._logits = logits
@@ -58,9 +65,10 @@ class BoundGraph:
         Raises ProviderError if the runtime fails.
         """
         count = len(lengths)
-        binding = self._bindings.get((first, count))
+        place = self._cache.place(first, count)
+        binding = self._bindings.get(place)
         if binding is None:
-            binding = self._bindings[first, count] = self._bind(first, count)
+            binding = self._bindings[place] = self._bind(first, count)
         binding.resize(
             tokens=len(token_ids) // count, rows=len(wanted), buffer=self._logits.at_least(len(wanted))
         )
@@ -69,6 +77,9 @@ class BoundGraph:
         binding.seqlens_k -= 1
         binding.total[...] = max(lengths)
         binding.indices[:] = wanted
+        if not self._in_place:
+            self._cache.bind(binding.io, first, count)
+            binding.bind_inputs()
         try:
             self._session.run_with_iobinding(binding.io)
         except Exception as error:
@@ -78,14 +89,8 @@ class BoundGraph:
         return binding.logits
 
     def _bind(self, first: int, count: int) -> _Binding:
-        kv = self._kv
         io = self._session.io_binding()
-        for layer in range(kv.layers):
-            for kind in ("key", "value"):
-                rows = self._cache.rows(layer, kind, first, count)
-                place = ("cpu", 0, self._cache.dtype, rows.shape, rows.ctypes.data)
-                io.bind_input(kv.past_name.format(layer=layer, kind=kind), *place)
-                io.bind_output(kv.present_name.format(layer=layer, kind=kind), *place)
+        self._cache.bind(io, first, count)
         return _Binding(io, count, self._inputs)
 
 
@@ -107,6 +112,16 @@ class _Binding:
         self._tokens = self._rows = -1
         self._bind_input("seqlens_k", self.seqlens_k)
         self._bind_input("total_sequence_length", self.total)
+
+    def bind_inputs(self) -> None:
+        """Bind all inputs but the cache's with what they now hold."""
+        for name, array in (
+            ("seqlens_k", self.seqlens_k),
+            ("total_sequence_length", self.total),
+            ("input_ids", self.input_ids),
+            ("logits_indices", self.indices),
+        ):
+            self._bind_input(name, array)
 
     def resize(self, *, tokens: int, rows: int, buffer: Logits) -> None:
         """Bind inputs for ``tokens`` tokens a slot and the first ``rows`` rows of ``buffer``, unless bound already."""

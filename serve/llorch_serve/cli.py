@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
     "bench": "llorch_serve.terminal.bench",
+    "doctor": "llorch_serve.terminal.doctor",
 }
 
 INTERRUPTED: Final = 130

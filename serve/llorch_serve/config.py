@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from llorch_serve.manifest import KvDtype
+from llorch_serve.providers import ProviderChoice
 
 DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none
 
@@ -20,6 +21,7 @@ class SessionConfig:
     kv_cache_bytes: memory that the KV cache may grow to; None takes a share of what is free.
     kv_dtype: what the KV cache holds; None takes the artifact's own choice.
     single_graph: run prompts on the graph that decodes too, which is slower and saves the memory of another.
+    provider: what runs the graph.
     """
 
     threads: int | None = None
@@ -28,6 +30,7 @@ class SessionConfig:
     kv_cache_bytes: int | None = None
     kv_dtype: KvDtype | None = None
     single_graph: bool = False
+    provider: ProviderChoice = field(default_factory=ProviderChoice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,33 @@ def plan_capacity(
     return KvCapacity(slots, wanted, kv.bytes_per_token, min(budget, slots * wanted))
 
 
+class SlotCache(Protocol):
+    """What a session needs of a cache, wherever it is; see :class:`KvCache` for the methods."""
+
+    @property
+    def kv(self) -> KvLayout:
+        """The names and shape of its tensors."""
+
+    @property
+    def capacity(self) -> KvCapacity:
+        """Slots and their length."""
+
+    def place(self, first: int, count: int) -> tuple[int, int]:
+        """Return what tells the buffers of neighbouring slots from all others."""
+
+    def bind(self, io: Any, first: int, count: int) -> None:
+        """Bind neighbouring slots as past and present of a call."""
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first positions of one slot to another."""
+
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Exchange the first positions of two slots."""
+
+    def release(self, slot: int, keep: int) -> None:
+        """Give memory beyond the first positions back to the system, where that can be done."""
+
+
 class KvCache:
     """The buffers, and edits of slots. A slot's positions are those of all layers, keys and values."""
 
@@ -129,6 +157,19 @@ class KvCache:
         """Return the view [count, kv_heads, capacity, head_dim] of neighbouring slots."""
         return self._buffers[layer, kind][first : first + count]
 
+    def place(self, first: int, count: int) -> tuple[int, int]:
+        """Return what tells the buffers of neighbouring slots from all others: a slot's stay where they are."""
+        return (first, count)
+
+    def bind(self, io: Any, first: int, count: int) -> None:
+        """Bind neighbouring slots as past and present of a call. io: onnxruntime's binding."""
+        for layer in range(self.kv.layers):
+            for kind in ("key", "value"):
+                rows = self.rows(layer, kind, first, count)
+                place = ("cpu", 0, self.dtype, rows.shape, rows.ctypes.data)
+                io.bind_input(self.kv.past_name.format(layer=layer, kind=kind), *place)
+                io.bind_output(self.kv.present_name.format(layer=layer, kind=kind), *place)
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first ``tokens`` positions of one slot to another."""
         for buffer in self._buffers.values():
@@ -143,16 +184,16 @@ class KvCache:
 
     def release(self, slot: int, keep: int) -> None:
         """Give whole pages beyond the first ``keep`` positions back to the system; they read as zeros afterwards."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return  # memory then stays at the most that was used
-        for memory, buffer in zip(self._memory, self._buffers.values(), strict=True):
-            row = buffer.strides[1]
-            for head in range(buffer.shape[1]):
-                start = slot * buffer.strides[0] + head * row
-                first = -(-(start + keep * buffer.strides[2]) // mmap.PAGESIZE) * mmap.PAGESIZE
-                end = (start + row) // mmap.PAGESIZE * mmap.PAGESIZE
-                if end > first:
-                    memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+        # Windows has no such call: there memory stays at the most that was used.
+        if sys.platform != "win32":
+            for memory, buffer in zip(self._memory, self._buffers.values(), strict=True):
+                row = buffer.strides[1]
+                for head in range(buffer.shape[1]):
+                    start = slot * buffer.strides[0] + head * row
+                    first = -(-(start + keep * buffer.strides[2]) // mmap.PAGESIZE) * mmap.PAGESIZE
+                    end = (start + row) // mmap.PAGESIZE * mmap.PAGESIZE
+                    if end > first:
+                        memory.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def _lazy_memory(size: int, capacity: KvCapacity) -> mmap.mmap:
@@ -162,14 +203,15 @@ def _lazy_memory(size: int, capacity: KvCapacity) -> mmap.mmap:
     with its first token. Raises ResourceError if the system refuses the address space.
     """
     try:
-        # Private, since the pages of a shared mapping are not given back by MADV_DONTNEED.
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        memory = mmap.mmap(-1, size, **private)
+        if sys.platform == "win32":  # the page file answers for all of it; memory is taken page by page
+            memory = mmap.mmap(-1, size)
+        else:  # private, since the pages of a shared mapping are not given back by MADV_DONTNEED
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ResourceError(
             f"the system refuses {capacity.reserved_bytes / 2**20:.0f} MiB of address space for the KV cache "
             f"({error.strerror}); choose fewer --slots or a smaller --max-context"
         ) from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+    if sys.platform == "linux":
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from llorch_serve.load import Load
 from llorch_serve.logprobs import TokenLogprobs
+from llorch_serve.providers import ProviderShare
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -241,6 +242,7 @@ class ModelInfo:
     provider_node_share: share of graph nodes on ``provider``, 0..1.
     kind: the tool that made the model's folder: llorch, onnxruntime-genai or optimum.
     limits: what that tool's graph cannot do, as phrases for people.
+    provider_shares: nodes and weights of each provider, without their operators; empty from an older worker.
     """
 
     model_id: str
@@ -258,6 +260,7 @@ class ModelInfo:
     batch_invariant: bool
     kind: str = "llorch"
     limits: tuple[str, ...] = ()
+    provider_shares: tuple[ProviderShare, ...] = ()
 
 
 class TextGenerator(Protocol):

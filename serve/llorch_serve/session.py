@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import psutil
 
 from llorch_serve.artifact import Artifact
@@ -17,15 +18,20 @@ from llorch_serve.bound_graph import BoundGraph, Logits, LogitsBuffer
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.chunking import doubling_position
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK, SessionConfig
+from llorch_serve.device_cache import DeviceCache
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.handoff import Handoff, read_scales
-from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
+from llorch_serve.kv_cache import KvCache, KvCapacity, SlotCache, plan_capacity
 from llorch_serve.manifest import KvDtype, Manifest, PromptGraph, Recipe, cache_names
 from llorch_serve.providers import (
     ARITHMETIC,
     CPU,
+    ActiveProvider,
     Arithmetic,
+    Memory,
     Placement,
+    ProviderChoice,
+    activate,
     byte_settings,
     check_target,
     import_runtime,
@@ -46,7 +52,7 @@ class DecoderSession:
         self,
         artifact: Artifact,
         where: Placement,
-        cache: KvCache,
+        cache: SlotCache,
         *,
         steps: BoundGraph,
         prompts: BoundGraph,
@@ -59,6 +65,7 @@ class DecoderSession:
         # A target without chunked prefill takes a prompt whole, however long.
         in_parts = artifact.manifest.chunked_prefill  # as are the rest of a reused prefix, and a draft
         self.capabilities = Capabilities(
+            batched_decode=not isinstance(cache, DeviceCache),
             chunked_prefill=in_parts,
             prefix_reuse=in_parts,
             drafts=in_parts,
@@ -95,7 +102,12 @@ class DecoderSession:
         lengths: tokens of each slot including this one. Returns logits [slots, vocabulary], valid until the next call.
         Raises ProviderError if the runtime fails.
         """
-        return self._steps.run(0, token_ids, lengths, range(len(token_ids)))
+        if self.capabilities.batched_decode:
+            return self._steps.run(0, token_ids, lengths, range(len(token_ids)))
+        rows = enumerate(zip(token_ids, lengths, strict=True))
+        return np.concatenate(
+            [self._steps.run(slot, (token,), (length,), (0,)).copy() for slot, (token, length) in rows]
+        )
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
         """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids), vocabulary].
@@ -144,11 +156,13 @@ def open_session(
             f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; expected one of "
             "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
         )
-    check_target(manifest.target, CPU)
-    require_arithmetic(CPU, (manifest.recipe.compute_type,))
+    if config.provider == ProviderChoice():  # what the table says of the CPU needs no runtime
+        _check_fit(manifest, CPU)
     kv = msgspec.structs.replace(manifest.kv, dtype=_chosen_dtype(manifest, config))
     int8 = manifest.int8_cache if kv.dtype == "int8" else None
     runtime = import_runtime(manifest.min_onnxruntime)
+    provider = activate(config.provider, runtime)
+    _check_fit(manifest, provider.runtime_name)
     if int8 is not None:
         import_runtime(int8.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
     own = None if config.single_graph else manifest.prompts
@@ -159,8 +173,8 @@ def open_session(
     step_path = artifact.graph_path if int8 is None else artifact.folder / int8.decode_graph
     prompt_path = artifact.graph_path if own is None else artifact.folder / own.graph
     apart = own is not None or (int8 is not None and not config.single_graph)
-    loaded = loaded_bytes(manifest, CPU, weights=1 + apart, prompts=own)
-    free = max(psutil.virtual_memory().available - loaded, 0)
+    loaded = loaded_bytes(manifest, provider.runtime_name, weights=1 + apart, prompts=own)
+    free = max(provider.memory_limit(psutil.virtual_memory().available) - loaded, 0)
     if apart and int8 is not None:  # the prompt under way has a cache of its own
         free -= min(manifest.kv.bytes_per_token * (config.max_context or manifest.context_length), free // 3)
     capacity = plan_capacity(
@@ -173,19 +187,28 @@ def open_session(
     )
     threads = config.threads or usable_cpus()
     report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
-    cache, logits = KvCache(kv, capacity), LogitsBuffer(capacity.slots, manifest.model.vocab_size)
+    logits = LogitsBuffer(capacity.slots, manifest.model.vocab_size)
     inputs = frozenset(spec.name for spec in manifest.inputs)
 
-    def bound(path: Path, recipe: Recipe, slots: KvCache, *, plain: bool) -> tuple[Any, BoundGraph]:
-        session = _load_graph(path, recipe, runtime, threads, plain=plain)
+    def bound(path: Path, recipe: Recipe, slots: SlotCache, *, plain: bool) -> tuple[Placement, BoundGraph]:
+        session = _load_graph(path, recipe, runtime, threads, provider, plain=plain)
         _check_signature(artifact, path, session, slots.kv.dtype)
-        return session, BoundGraph(session, slots.kv, inputs, slots, logits)
+        where = placement(
+            session, provider.runtime_name, graph=path, allow_cpu_nodes=config.provider.allow_cpu_nodes
+        )
+        return where, BoundGraph(session, inputs, slots, logits, in_place=provider.in_place)
 
-    session, steps = bound(step_path, manifest.recipe, cache, plain=int8 is not None)
+    cache: SlotCache
+    if provider.memory is Memory.DEVICE:
+        cache = DeviceCache(kv, capacity, runtime, provider)
+    else:
+        cache = KvCache(kv, capacity)
+    where, steps = bound(step_path, manifest.recipe, cache, plain=int8 is not None)
     _check_inputs(artifact)
     prompts, handoff = steps, None
     if apart and int8 is not None:
         own_cache = KvCache(manifest.kv, replace(capacity, slots=1))
+        assert isinstance(cache, KvCache)  # a cache in int8 is of the CPU's target alone
         handoff = Handoff(own_cache, cache, read_scales(artifact.folder / int8.scales, kv))
     if apart:
         _, prompts = bound(
@@ -195,9 +218,12 @@ def open_session(
             plain=4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * capacity.context
             <= _MOST_SCORES,
         )
-    return DecoderSession(
-        artifact, placement(session, CPU), cache, steps=steps, prompts=prompts, handoff=handoff
-    )
+    return DecoderSession(artifact, where, cache, steps=steps, prompts=prompts, handoff=handoff)
+
+
+def _check_fit(manifest: Manifest, provider: str) -> None:
+    check_target(manifest.target, provider)
+    require_arithmetic(provider, (manifest.recipe.compute_type,))
 
 
 def _chosen_dtype(manifest: Manifest, config: SessionConfig) -> KvDtype:
@@ -239,7 +265,8 @@ def loaded_bytes(
         stored += _bytes(manifest, prompts.data)
     recipe = manifest.recipe
     whole = recipe.precision in ("fp16", "bf16")
-    return stored * (2 if whole and ARITHMETIC[provider][recipe.compute_type] is Arithmetic.WIDENED else 1)
+    arithmetic = ARITHMETIC.get(provider, {}).get(recipe.compute_type)
+    return stored * (2 if whole and arithmetic is Arithmetic.WIDENED else 1)
 
 
 def _bytes(manifest: Manifest, name: str) -> int:
@@ -283,16 +310,16 @@ def _attention_kernel(*, plain: bool) -> Iterator[None]:
             os.environ[_PLAIN_ATTENTION] = before
 
 
-def _load_graph(path: Path, recipe: Recipe, runtime: Any, threads: int, *, plain: bool) -> Any:
+def _load_graph(
+    path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
+) -> Any:
     options = runtime_options(runtime, threads)
     if recipe.multiplies_bytes:
         for setting in byte_settings().items():
             options.add_session_config_entry(*setting)
     try:
         with _attention_kernel(plain=plain):
-            return runtime.InferenceSession(
-                str(path), sess_options=options, providers=[CPU], enable_fallback=False
-            )
+            return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
     except Exception as error:
         text = " ".join(str(error).split())[:500]
         raise ArtifactError(f"{path} cannot be loaded: {text}. Export the model again.") from error

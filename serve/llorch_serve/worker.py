@@ -352,6 +352,7 @@ class Worker:
             or not {"int4", "source", UNSTATED} & recipe.precisions,
             kind=self.artifact.kind.value,
             limits=self._session.capabilities.limits(),
+            provider_shares=tuple(replace(share, operators=()) for share in self._session.placement.shares),
         )
 
     def load(self) -> Load:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
-from llorch_serve import providers
 from llorch_serve.errors import ProviderError
-from llorch_serve.providers import CPU, Placement, import_runtime, placement, usable_cpus
+from llorch_serve.providers import import_runtime, usable_cpus
 
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str | None, *distributions: str) -> None:
@@ -22,7 +21,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str | None, *distributions
             return version or "0"
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(providers.importlib.metadata, "version", look_up)
+    monkeypatch.setattr(importlib.metadata, "version", look_up)
     module = None
     if version is not None:
         module = ModuleType("onnxruntime")
@@ -87,22 +86,3 @@ def test_the_cpus_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch
     assert usable_cpus() == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cpus() == 1
-
-
-def session_with(providers_used: list[str], nodes: dict[str, int]) -> object:
-    graphs = [SimpleNamespace(ep_name=name, get_nodes=lambda n=n: [None] * n) for name, n in nodes.items()]
-    return SimpleNamespace(
-        get_providers=lambda: providers_used, get_provider_graph_assignment_info=lambda: graphs
-    )
-
-
-def test_the_share_of_nodes_on_the_provider_is_counted() -> None:
-    session = session_with(["Gpu", CPU], {"Gpu": 30, CPU: 10})
-    assert placement(session, "Gpu") == Placement("Gpu", 0.75)
-    assert placement(session_with([CPU], {}), CPU) == Placement(CPU, 0.0)
-
-
-@pytest.mark.parametrize("used", [[CPU], []])
-def test_another_provider_than_the_one_asked_for_is_refused(used: list[str]) -> None:
-    with pytest.raises(ProviderError, match="Gpu was asked for"):
-        placement(session_with(used, {CPU: 10}), "Gpu")

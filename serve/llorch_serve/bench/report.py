@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,15 @@ def table(report: Report) -> str:
 
 def peak_rss_mib() -> float:
     """Return the most memory this process has held, in MiB."""
-    system = platform.system()  # unlike sys.platform, not taken by the type checker for a constant
-    if system == "Windows":
+    if sys.platform == "win32":
         info: Any = psutil.Process().memory_info()  # its type depends on the system
-        return float(info.peak_wset) / 2**20
-    if system == "Linux":
+        peak = float(info.peak_wset)
+    elif sys.platform == "linux":
         # getrusage would count what the parent process held when it started this one.
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return int(status.split("VmHWM:")[1].split()[0]) / 2**10
-    import resource
+        peak = int(status.split("VmHWM:")[1].split()[0]) * 2**10
+    else:
+        import resource
 
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 2**20
+        peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return peak / 2**20

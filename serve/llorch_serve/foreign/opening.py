@@ -8,13 +8,14 @@ import numpy as np
 import psutil
 
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.foreign.graph import load_graph
 from llorch_serve.foreign.growing import GrowingSession, plan_growing
 from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.foreign.shared import SharedSession, layout
 from llorch_serve.kv_cache import plan_capacity
 from llorch_serve.providers import usable_cpus
+from llorch_serve.providers.table import find_provider
 from llorch_serve.session import LoadReport
 
 
@@ -26,11 +27,21 @@ def open_foreign(
     Raises ProviderError if the runtime is missing, ArtifactError if the graph is not what its folder says,
     ResourceError or UsageError if slots and context do not fit.
     """
-    for flag, value in (("--kv-dtype", config.kv_dtype), ("--single-graph", config.single_graph or None)):
+    chosen = config.provider
+    for flag, value in (
+        ("--kv-dtype", config.kv_dtype),
+        ("--single-graph", config.single_graph or None),
+        ("--ep-library", chosen.library),
+        ("--provider-option", chosen.options or None),
+    ):
         if value is not None:
             raise UsageError(
                 f"{flag} has no effect on {model.graph_path}, which is one graph over a cache of its own type; leave it out"
             )
+    if chosen.name is not None and (row := find_provider(chosen.name)).name != "cpu":
+        raise ProviderError(
+            f"--provider {row.name} is for llorch's own artifacts; {model.graph_path} runs on the cpu provider"
+        )
     free = max(psutil.virtual_memory().available - model.total_bytes, 0)
     threads = config.threads or usable_cpus()
     graph = load_graph(model, threads)

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.load import Load
+from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -461,17 +462,36 @@ def read_load(message: pb.GetLoadResponse) -> Load:
 
 
 _MODEL_INFO_FIELDS: Final = tuple(
-    name for name in ModelInfo.__dataclass_fields__ if name not in ("stop_token_ids", "limits")
+    name
+    for name in ModelInfo.__dataclass_fields__
+    if name not in ("stop_token_ids", "limits", "provider_shares")
 )
 
 
 def write_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
     """Return the message."""
     plain = {name: getattr(info, name) for name in _MODEL_INFO_FIELDS}
-    return pb.GetModelInfoResponse(stop_token_ids=info.stop_token_ids, limits=info.limits, **plain)
+    shares = [
+        pb.ProviderShare(
+            provider=share.provider, node_share=share.node_share, weight_share=share.weight_share
+        )
+        for share in info.provider_shares
+    ]
+    return pb.GetModelInfoResponse(
+        stop_token_ids=info.stop_token_ids, limits=info.limits, provider_shares=shares, **plain
+    )
 
 
 def read_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
     """Return what the message says."""
     plain = {name: getattr(message, name) for name in _MODEL_INFO_FIELDS}
-    return ModelInfo(stop_token_ids=tuple(message.stop_token_ids), limits=tuple(message.limits), **plain)
+    shares = tuple(
+        ProviderShare(share.provider, share.node_share, share.weight_share)
+        for share in message.provider_shares
+    )
+    return ModelInfo(
+        stop_token_ids=tuple(message.stop_token_ids),
+        limits=tuple(message.limits),
+        provider_shares=shares,
+        **plain,
+    )

@@ -12,6 +12,7 @@ import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
+from llorch_serve.providers.placement import describe_shares
 from llorch_serve.terminal.console import say, write, write_json
 from llorch_serve.terminal.flags import (
     Connect,
@@ -200,6 +201,7 @@ def _described(info: ModelInfo) -> dict[str, object]:
         "precision": info.precision,
         "head_precision": info.head_precision,
         "limits": "; ".join(info.limits) or None,
+        "placement": describe_shares(info.provider_shares) or None,
     }
 
 

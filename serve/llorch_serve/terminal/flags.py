@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import KvDtype
+from llorch_serve.providers import ProviderChoice
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {
@@ -102,6 +104,43 @@ ReasoningFormat = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)]
+
+
+Provider = Annotated[
+    str | None,
+    typer.Option(
+        "--provider",
+        metavar="NAME",
+        help="What runs the graph: cpu, cuda, coreml, directml, openvino, webgpu, tensorrt, mlx. Default: cpu.",
+        show_default=False,
+    ),
+]
+ProviderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--provider-option",
+        metavar="KEY=VALUE",
+        help="An option of the provider; may be repeated.",
+        show_default=False,
+    ),
+]
+EpLibrary = Annotated[
+    Path | None,
+    typer.Option("--ep-library", metavar="PATH", help="A provider's plugin library.", show_default=False),
+]
+AllowCpuNodes = Annotated[
+    bool,
+    typer.Option(
+        "--allow-cpu-nodes", help="Nodes that the provider does not take may run on the CPU; else refuse."
+    ),
+]
+
+
+def provider_choice(
+    provider: str | None, options: list[str] | None, library: Path | None, *, allow_cpu_nodes: bool
+) -> ProviderChoice:
+    """Return what these flags ask for together."""
+    return ProviderChoice(provider, tuple(options or ()), library, allow_cpu_nodes)
 
 
 def read_size(flag: str, value: str | None) -> int | None:

@@ -23,17 +23,22 @@ from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
 from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.chat_prompt import ChatFlags
 from llorch_serve.terminal.flags import (
+    AllowCpuNodes,
     Connect,
+    EpLibrary,
     KvCacheDtype,
     Lookup,
     MaxContext,
     Model,
     ModelDir,
+    Provider,
+    ProviderOption,
     ReasoningFormat,
     SingleGraph,
     Threads,
     ToolFormat,
     Wait,
+    provider_choice,
 )
 from llorch_serve.terminal.form import (
     ChoiceFlag,
@@ -170,6 +175,10 @@ def command(
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
     threads: Threads = None,
+    provider: Provider = None,
+    provider_option: ProviderOption = None,
+    ep_library: EpLibrary = None,
+    allow_cpu_nodes: AllowCpuNodes = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Generate one answer and stream it to stdout, or several and print them when all have ended.
@@ -221,7 +230,14 @@ def command(
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids, flags), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
-        cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
+        cache = {
+            "--kv-dtype": kv_dtype,
+            "--single-graph": single_graph,
+            "--provider": provider,
+            "--provider-option": provider_option,
+            "--ep-library": ep_library,
+            "--allow-cpu-nodes": allow_cpu_nodes,
+        }
         local["--tool-format"] = None if tool_format == AUTO else tool_format
         local["--reasoning-format"] = None if reasoning_format == AUTO else reasoning_format
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
@@ -232,7 +248,12 @@ def command(
     # Numbers out of range are refused by the worker, by name.
     slots = min(max(params.answers, 1), MAX_ANSWERS)
     session = SessionConfig(
-        threads=threads, slots=slots, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
+        threads=threads,
+        slots=slots,
+        max_context=max_context,
+        kv_dtype=kv_dtype,
+        single_graph=single_graph,
+        provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")

@@ -14,6 +14,8 @@ from llorch_serve.errors import UsageError
 from llorch_serve.parsing.registry import AUTO
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import (
+    AllowCpuNodes,
+    EpLibrary,
     KvCacheDtype,
     KvCacheMemory,
     Lookup,
@@ -21,11 +23,14 @@ from llorch_serve.terminal.flags import (
     Model,
     ModelDir,
     NoPrefixCache,
+    Provider,
+    ProviderOption,
     ReasoningFormat,
     SingleGraph,
     StrictReuse,
     Threads,
     ToolFormat,
+    provider_choice,
     read_size,
     refuse_strict_reuse,
 )
@@ -50,6 +55,10 @@ def command(
     tool_format: ToolFormat = AUTO,
     reasoning_format: ReasoningFormat = AUTO,
     threads: Threads = None,
+    provider: Provider = None,
+    provider_option: ProviderOption = None,
+    ep_library: EpLibrary = None,
+    allow_cpu_nodes: AllowCpuNodes = False,
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
     ] = 30.0,
@@ -81,6 +90,7 @@ def command(
         kv_cache_bytes=read_size("--kv-cache-memory", kv_cache_memory),
         kv_dtype=kv_dtype,
         single_graph=single_graph,
+        provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
     config = EngineConfig(
         session=session,

@@ -1,0 +1,1 @@
+"""What this machine has, what it lacks, and whether the operators relied upon compute what they should."""

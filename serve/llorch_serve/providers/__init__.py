@@ -1,0 +1,29 @@
+"""Execution providers: the table of them, the runtime that brings them, and where a graph's nodes really run."""
+
+from llorch_serve.providers.choose import ActiveProvider, ProviderChoice, activate
+from llorch_serve.providers.fitting import check_target, require_arithmetic
+from llorch_serve.providers.placement import Placement, ProviderShare, placement
+from llorch_serve.providers.runtime import EXACT_BYTES, byte_settings, import_runtime, usable_cpus
+from llorch_serve.providers.table import ARITHMETIC, CPU, PROVIDERS, RUNS, Arithmetic, Memory, Provider
+
+__all__ = [
+    "ARITHMETIC",
+    "CPU",
+    "EXACT_BYTES",
+    "PROVIDERS",
+    "RUNS",
+    "ActiveProvider",
+    "Arithmetic",
+    "Memory",
+    "Placement",
+    "Provider",
+    "ProviderChoice",
+    "ProviderShare",
+    "activate",
+    "byte_settings",
+    "check_target",
+    "import_runtime",
+    "placement",
+    "require_arithmetic",
+    "usable_cpus",
+]

@@ -1,0 +1,99 @@
+"""The inference runtime: which distribution is installed, and how its CPU kernels are to be run here.
+
+The only module of ``providers`` that imports onnxruntime, and only when a session is opened.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from llorch_serve.errors import ProviderError
+
+EXACT_BYTES: Final = ("session.x64quantprecision", "1")
+"""A session setting for layers in whole bytes. x86 CPUs without VNNI add pairs of products in 16 bits, which saturates
+and gives wrong sums; with it the runtime makes the weights unsigned and takes exact, slower kernels. Everywhere: CPUs with
+VNNI, which are exact without it, then take more than twice as long. It also breaks DequantizeLinear over blocks."""
+
+_EXACT_ANYWAY: Final = frozenset({"avx512_vnni", "avx_vnni"})
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+# Every one of these distributions installs the same module, so two of them overwrite each other's files.
+DISTRIBUTIONS: Final = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-webgpu",
+    "onnxruntime-training",
+    "onnxruntime-qnn",
+)
+
+
+def import_runtime(minimum: str, *, instead: str | None = None) -> ModuleType:
+    """Return the onnxruntime module.
+
+    minimum: lowest version that loads the artifact's graph (``1.24``). instead: what helps beside a newer one.
+    Raises ProviderError if it is missing, installed twice, or too old.
+    """
+    found = installed_runtimes()
+    if len(found) > 1:
+        raise ProviderError(
+            f"{' and '.join(found)} are both installed and overwrite each other; keep one: "
+            f"pip uninstall -y {' '.join(found)} && pip install 'llorch[cpu]'"
+        )
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ProviderError(
+            f"onnxruntime cannot be imported ({error}); install a runtime: pip install 'llorch[cpu]' (or cuda, directml, openvino)"
+        ) from error
+    if _numbers(onnxruntime.__version__) < _numbers(minimum):
+        raise ProviderError(
+            f"onnxruntime {onnxruntime.__version__} is installed and this artifact needs {minimum} or later; "
+            f"upgrade with: pip install -U '{found[0] if found else 'onnxruntime'}>={minimum}'"
+            + ("" if instead is None else f", {instead}")
+        )
+    module: ModuleType = onnxruntime
+    return module
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs this process may run on (cpuset and affinity respected)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def byte_settings(cpu_info: Path = _CPU_INFO) -> dict[str, str]:
+    """Return the session settings with which products of bytes are exact here, and no slower than they must be.
+
+    cpu_info: what Linux says of the CPUs; where there is none, :data:`EXACT_BYTES` is asked for.
+    """
+    try:
+        lines = cpu_info.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    flags = [frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")]
+    exact = bool(flags) and all(_EXACT_ANYWAY & found for found in flags)
+    return {} if exact else dict([EXACT_BYTES])
+
+
+def installed_runtimes() -> list[str]:
+    """Return the distributions that are installed of those that bring the module; more than one is a fault."""
+    return [name for name in DISTRIBUTIONS if version_of(name) is not None]
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the version of a distribution, or None where it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -1,0 +1,53 @@
+"""The real model on the WebGPU plugin: the same greedy answer as the CPU's, with every node and the cache on the device.
+
+Needs an interpreter with the plugin, named by LLORCH_WEBGPU_PYTHON, and a Vulkan driver; ``ci/test-webgpu`` provides both.
+A driver in software takes seconds a token, so answers are short.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from processes import llorch, llorch_here
+
+pytestmark = [pytest.mark.webgpu, pytest.mark.real_model]
+
+ASKED = ("--prompt", "The capital of France is", "--temperature", "0", "--repetition-penalty", "1")
+SHORT = ("--max-tokens", "4", "--max-context", "128", "--ignore-eos", "--json")
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    found = os.environ.get("LLORCH_WEBGPU_PYTHON")
+    assert found, "LLORCH_WEBGPU_PYTHON is not set; run ci/test-webgpu"
+    return found
+
+
+def library(python: str) -> str:
+    code = "import onnxruntime_ep_webgpu as plugin; print(plugin.get_library_path())"
+    return subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize(("precision", "by_path"), [("int8", False), ("fp32", True)])
+def test_the_answer_is_the_cpus(
+    smollm2: Callable[..., Path], python: str, precision: str, by_path: bool
+) -> None:
+    expected = llorch_here("generate", smollm2(precision), *ASKED, *SHORT).document()
+    folder = smollm2(precision, "--target", "webgpu", "--compute-type", "float32")
+    flags = ("--ep-library", library(python)) if by_path else ("--provider", "webgpu")
+    outcome = llorch("generate", folder, *ASKED, *SHORT, *flags, python=python)
+    answer = outcome.document()
+    assert answer["token_ids"] == expected["token_ids"]
+    assert "Paris" in str(answer["text"])
+    assert "CPUExecutionProvider" not in outcome.stderr
+
+
+def test_an_artifact_for_the_cpu_is_refused(smollm2: Callable[..., Path], python: str) -> None:
+    outcome = llorch("generate", smollm2("int8"), *ASKED, *SHORT, "--provider", "webgpu", python=python)
+    assert outcome.code == 4
+    assert "--target webgpu" in outcome.stderr

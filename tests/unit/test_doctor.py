@@ -1,0 +1,91 @@
+"""What ``llorch doctor`` finds: the machine, wheels that overwrite each other, and operators that compute wrongly."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from llorch_serve.doctor import operator_graphs, self_test
+from llorch_serve.doctor.examine import examine
+from llorch_serve.doctor.machine import look_at_machine
+from llorch_serve.doctor.operator_graphs import OperatorCase, cases
+from llorch_serve.providers import CPU, PROVIDERS, ProviderChoice
+
+
+@pytest.mark.parametrize("target", sorted(operator_graphs._OF_TARGET))
+def test_the_graphs_are_onnx(target: str) -> None:
+    for case in cases(target):
+        model = onnx.load_from_string(case.model)
+        onnx.checker.check_model(model)
+        assert [value.name for value in model.graph.input] == list(case.feeds)
+        assert np.isfinite(case.expected).all(), case.name
+        declared = [dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim]
+        assert declared == list(case.expected.shape), case.name
+
+
+def test_every_target_of_a_provider_has_operators_or_none_of_its_own() -> None:
+    assert {row.targets[0] for row in PROVIDERS} - operator_graphs._OF_TARGET.keys() == {"coreml"}
+    assert cases("coreml") == []
+
+
+def test_the_runtime_here_computes_them_all() -> None:
+    found = examine(ProviderChoice(), None)
+    assert found.problems == ()
+    assert found.used == CPU
+    assert len(found.operators) == len(cases("cpu")) >= 7
+    assert all(result.passed and result.provider == CPU for result in found.operators)
+    assert [state.name for state in found.providers if state.available] == ["cpu"]
+
+
+def changed(case: OperatorCase) -> OperatorCase:
+    expected = case.expected.copy()
+    expected.reshape(-1)[3] += 0.1 * np.abs(expected).max()
+    return replace(case, expected=expected)
+
+
+def test_an_operator_that_is_off_is_a_problem_of_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "cases", lambda target: [changed(case) for case in cases(target)])
+    found = examine(ProviderChoice(), None)
+    assert not any(result.passed for result in found.operators)
+    assert {problem.exit_code for problem in found.problems} == {4}
+    assert found.problems[0].message.startswith(f"GroupQueryAttention on {CPU} is off by 0.")
+
+
+def test_an_operator_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = [replace(case, model=case.model.replace(b"QuickGelu", b"SlowGelux")) for case in cases("cpu")]
+    monkeypatch.setattr(self_test, "cases", lambda target: broken)
+    found = examine(ProviderChoice(), None)
+    (result,) = [result for result in found.operators if not result.passed]
+    assert (result.name, result.error) == ("QuickGelu", None)
+    assert "SlowGelux" in str(result.reason)
+    assert "QuickGelu on CPUExecutionProvider fails" in found.problems[0].message
+
+
+def test_two_wheels_of_one_module_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        return "1.27.1" if name == "onnxruntime-gpu" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = examine(ProviderChoice(), None)
+    assert len(found.runtimes) == 2
+    assert [problem.exit_code for problem in found.problems] == [4]
+    assert "are both installed and overwrite each other" in found.problems[0].message
+
+
+def test_features_are_read_where_the_system_lists_them(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(
+        "processor : 0\nmodel name\t: Fast CPU\nflags\t\t: fpu avx2 avx512_vnni\n\nprocessor : 1\n"
+    )
+    machine = look_at_machine(info)
+    assert (machine.cpu, machine.cpu_features) == ("Fast CPU", ("avx2", "avx512_vnni"))
+    assert look_at_machine(tmp_path / "none").cpu_features == ()
+    assert 1 <= machine.cpus_allowed <= machine.cpus
+    assert 0 < machine.memory_free_bytes <= machine.memory_bytes
