@@ -112,6 +112,8 @@ def fake_front(**how: Any) -> Iterator[tuple[RunningFront, FakeGenerator]]:
     """Serve a fake generator over HTTP; ``how`` shapes the generator."""
     token = how.pop("token", None)
     generator = FakeGenerator(**how)
-    with running_front(generator, token=token) as front:
-        yield front, generator
-    generator.close()
+    try:
+        with running_front(generator, token=token) as front:
+            yield front, generator
+    finally:
+        generator.close()

@@ -15,17 +15,30 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from llorch_serve.http.guard import Answered, Bearer, Guard
+from llorch_serve.http.guard import Bearer, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.http.service import GenerationRoute, HttpService
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
+from llorch_serve.observe.tap import Answered
 
 _JOB_PATHS: Final = ("/v1/inference", "/execute", "/cancel")
 OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})
 """Paths that need no token."""
+
+
+_ROUTES: Final = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/load", "/metrics", "/v1/models", *_JOB_PATHS, *OPEN_PATHS}
+)
+
+
+def route_of(path: str) -> str:
+    """Return the route of a path for metrics, which must not grow with what people ask for."""
+    if path.startswith("/v1/models/"):
+        return "/v1/models/ID"
+    return path if path in _ROUTES else "other"
 
 
 def make_app(
@@ -74,4 +87,6 @@ def _http_error(error: HTTPException, method: str, path: str) -> HttpError:
         allowed = (error.headers or {}).get("Allow", "")
         found = f"{method} is not what {path[:200]} takes; use {allowed}"
         return HttpError(405, "method_not_allowed", found, (("Allow", allowed),))
-    return HttpError(error.status_code, "not_found", f"nothing is served at {path[:200]}; docs/http.md lists what is")
+    return HttpError(
+        error.status_code, "not_found", f"nothing is served at {path[:200]}; docs/http.md lists what is"
+    )

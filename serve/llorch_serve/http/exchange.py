@@ -57,8 +57,9 @@ class Exchange:
         return None
 
     async def read_body(self, limit: int = MAX_BODY_BYTES) -> bytes:
-        """Return the body of a JSON request. Raises HttpError if it is another type, too large or too slow, and
-        ClientGoneError.
+        """Return the body of a JSON request.
+
+        Raises HttpError if it is another type, too large or too slow, and ClientGoneError.
         """
         kind = (self.header("content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -102,7 +103,9 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def send_json(self, body: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    async def send_json(
+        self, body: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         """Send a whole answer."""
         content = msgspec.json.encode(body)
         await self._start(status, "application/json", (("Content-Length", str(len(content))), *headers))
@@ -115,7 +118,9 @@ class Exchange:
     async def start_events(self) -> None:
         """Send the headers of an answer of events."""
         # The second header keeps nginx from collecting events before it passes them on.
-        await self._start(200, "text/event-stream", (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no")))
+        await self._start(
+            200, "text/event-stream", (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+        )
 
     async def send_events(self, *events: tuple[str | None, object]) -> None:
         """Send events in one write, each with its name, if it has one, and what becomes its JSON."""

@@ -36,7 +36,7 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
     read: dict[str, Any] = {}
     for name, (type_, required) in known.items():
         raw_value = values.get(name)
-        if raw_value is None or memoryview(raw_value) == b"null":
+        if raw_value is None or memoryview(raw_value)[:5].tobytes() == b"null":
             if required:
                 bad.append(FieldViolation(name, f"not set, expected {_shown(type_)}"))
             continue
@@ -55,7 +55,9 @@ def _split(raw: bytes) -> dict[str, msgspec.Raw]:
     try:
         return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        found = f"not a JSON object ({error}); expected one, in UTF-8" if raw else "empty, expected a JSON object"
+        found = (
+            f"not a JSON object ({error}); expected one, in UTF-8" if raw else "empty, expected a JSON object"
+        )
         raise InvalidRequestError([FieldViolation(BODY, found)]) from error
 
 
@@ -63,9 +65,7 @@ def _split(raw: bytes) -> dict[str, msgspec.Raw]:
 def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
     """Return type and whether it must be there, by the name that JSON has."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {
-        field.encode_name: (hints[field.name], field.required) for field in msgspec.structs.fields(kind)
-    }
+    return {field.encode_name: (hints[field.name], field.required) for field in msgspec.structs.fields(kind)}
 
 
 def _violation(name: str, error: Exception) -> FieldViolation:

@@ -11,13 +11,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llorch_serve.http.exchange import CORRELATION, Exchange
 from llorch_serve.http.problems import HttpError, describe
+from llorch_serve.observe.tap import Answered
 
 _CORRELATION_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _HEADERS: Final = (
@@ -25,20 +25,6 @@ _HEADERS: Final = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One request that has been answered, for whoever keeps records. seconds: from its head to the answer's last byte.
-
-    status: None if the client left before there was one.
-    """
-
-    method: str
-    path: str
-    status: int | None
-    seconds: float
-    correlation_id: str
 
 
 class Bearer:

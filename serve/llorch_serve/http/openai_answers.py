@@ -70,7 +70,9 @@ class CompletionShapes:
         """Return the chunk that opens a choice, if there is one."""
         return None
 
-    def chunk(self, shape: AnswerShape, index: int, text: str, completion: Completion | None) -> dict[str, Any]:
+    def chunk(
+        self, shape: AnswerShape, index: int, text: str, completion: Completion | None
+    ) -> dict[str, Any]:
         """Return one chunk of a choice."""
         choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None}
         return _chunk(shape, "text_completion", choice, completion)
@@ -102,9 +104,15 @@ class ChatShapes:
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
         return _chunk(shape, "chat.completion.chunk", choice, None)
 
-    def chunk(self, shape: AnswerShape, index: int, text: str, completion: Completion | None) -> dict[str, Any]:
+    def chunk(
+        self, shape: AnswerShape, index: int, text: str, completion: Completion | None
+    ) -> dict[str, Any]:
         """Return one chunk of a choice."""
-        choice: dict[str, Any] = {"index": index, "delta": {"content": text} if text else {}, "logprobs": None}
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": {"content": text} if text else {},
+            "logprobs": None,
+        }
         return _chunk(shape, "chat.completion.chunk", choice, completion)
 
     def usage(self, shape: AnswerShape, completions: Iterable[Completion]) -> dict[str, Any]:

@@ -147,9 +147,7 @@ def _refuse(
         return
     shown = [also] if also else []
     shown += ["leaving it out" if choice is None else repr(choice) for choice in accepted]
-    bad.append(
-        FieldViolation(name, f"this worker cannot do what it asks for; accepted: {', '.join(shown)}")
-    )
+    bad.append(FieldViolation(name, f"this worker cannot do what it asks for; accepted: {', '.join(shown)}"))
 
 
 def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
@@ -192,7 +190,9 @@ def _read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViol
         return [TokenPrompt(tuple(ids))]
     if not prompt or ids or len({type(item) for item in prompt}) > 1:
         expected = "a text, token ids, a list of texts or a list of lists of token ids"
-        bad.append(FieldViolation("prompt", f"found an empty list or one of several kinds, expected {expected}"))
+        bad.append(
+            FieldViolation("prompt", f"found an empty list or one of several kinds, expected {expected}")
+        )
     elif len(prompt) > MAX_PROMPTS:
         bad.append(FieldViolation("prompt", f"found {len(prompt)} prompts, expected at most {MAX_PROMPTS}"))
     return [

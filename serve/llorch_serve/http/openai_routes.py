@@ -28,7 +28,9 @@ class Shapes(Protocol):
     def first(self, shape: AnswerShape, index: int) -> dict[str, Any] | None:
         """Return the chunk that opens a choice, if there is one."""
 
-    def chunk(self, shape: AnswerShape, index: int, text: str, completion: Completion | None) -> dict[str, Any]:
+    def chunk(
+        self, shape: AnswerShape, index: int, text: str, completion: Completion | None
+    ) -> dict[str, Any]:
         """Return one chunk of a choice."""
 
     def usage(self, shape: AnswerShape, completions: Iterable[Completion]) -> dict[str, Any]:

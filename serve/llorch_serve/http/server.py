@@ -19,9 +19,10 @@ import uvicorn
 
 from llorch_serve.errors import PortError, UnavailableError
 from llorch_serve.http.app import make_app
-from llorch_serve.http.guard import Answered, Bearer
+from llorch_serve.http.guard import Bearer
 from llorch_serve.http.service import CUT, STOPPING, HttpService
 from llorch_serve.http.status_routes import Exposition
+from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
 
 MAX_CONNECTIONS: Final = 2048
@@ -57,8 +58,10 @@ class HttpFront:
         config: HttpConfig,
         exposition: Exposition,
         on_answered: Callable[[Answered], None] = lambda _: None,
+        on_bound: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._config = config
+        self._on_bound = on_bound
         self._service = HttpService()
         bearer = None if config.token is None else Bearer(config.token)
         self._server = _Server(
@@ -85,7 +88,9 @@ class HttpFront:
         sockets = _listen(self._config.host, self._config.port)
         self._running = asyncio.ensure_future(self._server.serve(sockets))
         shown = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        return f"{shown}:{sockets[0].getsockname()[1]}"
+        address = f"{shown}:{sockets[0].getsockname()[1]}"
+        self._on_bound(address)
+        return address
 
     def set_ready(self, generator: TextGenerator) -> None:
         """Answer with ``generator``."""
