@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from llorch_serve.errors import RequestError
 from llorch_serve.observe.logs import FIELDS
 from llorch_serve.observe.tap import Answered, Ending, Observed
 from llorch_serve.requests import Completion
@@ -66,7 +67,7 @@ class Narrator:
             action,
             request.request_id,
             human,
-            level=logging.WARNING if completion is None else logging.INFO,
+            level=logging.INFO if completion or isinstance(ending.error, RequestError) else logging.WARNING,
             job_id=request.request_id,
             correlation_id=request.correlation_id,
             error_kind=type(ending.error).__name__ if completion is None else None,

@@ -166,6 +166,7 @@ async function answer() {
         turn.remove();
       }
     }
+    byId("log").scrollTop = byId("log").scrollHeight;
     running = null;
     setBusy(false);
   }
