@@ -11,45 +11,13 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
-import typer
-
-from llorch_serve.observe.logs import LogFormat, LogLevel, writes_json
+from llorch_serve.observe.logs import writes_json
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import Answered, ObservedGenerator, Observer
 from llorch_serve.rpc.server import ClosableGenerator, Front
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.requirements import required
-
-Http = Annotated[
-    str | None,
-    typer.Option(
-        "--http",
-        metavar="HOST:PORT",
-        envvar="LLORCH_HTTP",
-        help="Serve HTTP too: OpenAI's routes, /health, /metrics and a page. A port alone means the loopback. Needs the extra http.",
-        show_default=False,
-    ),
-]
-OtlpEndpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--otlp-endpoint",
-        metavar="URL",
-        envvar="LLORCH_OTLP_ENDPOINT",
-        help="Send a span of each request over OTLP/HTTP, like http://127.0.0.1:4318. Needs the extra otel.",
-        show_default=False,
-    ),
-]
-LogFormatFlag = Annotated[
-    LogFormat,
-    typer.Option("--log-format", envvar="LLORCH_LOG_FORMAT", help="How log lines on stderr look."),
-]
-LogLevelFlag = Annotated[
-    LogLevel,
-    typer.Option("--log-level", envvar="LLORCH_LOG_LEVEL", help="What is logged, and what is graver."),
-]
 
 
 @dataclass(frozen=True, slots=True)

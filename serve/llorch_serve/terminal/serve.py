@@ -11,15 +11,18 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.observe.logs import LogFormat, LogLevel, set_up_logging
-from llorch_serve.terminal.beside import Http, LogFormatFlag, LogLevelFlag, OtlpEndpoint, open_beside
 from llorch_serve.terminal.flags import (
+    Http,
     KvCacheDtype,
     KvCacheMemory,
+    LogFormatFlag,
+    LogLevelFlag,
     Lookup,
     MaxContext,
     Model,
     ModelDir,
     NoPrefixCache,
+    OtlpEndpoint,
     SingleGraph,
     StrictReuse,
     Threads,
@@ -67,6 +70,7 @@ def command(
 
     """
     from llorch_serve.rpc.server import ClosableGenerator, ServerConfig, serve
+    from llorch_serve.terminal.beside import open_beside
     from llorch_serve.terminal.opening import open_worker
     from llorch_serve.worker import Worker
 
