@@ -28,7 +28,7 @@ def connect(port: int, path: str, body: object, *, receive_buffer: int | None = 
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     client.settimeout(PATIENCE_S)
     client.connect(("127.0.0.1", port))
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
     client.sendall(head.encode() + raw)
     return client
 
@@ -116,7 +116,7 @@ def test_refusals_have_the_shape_of_their_route():
 def test_a_large_body_is_refused_by_its_length_and_by_what_comes():
     size = exchange.MAX_BODY_BYTES
     with fake_front() as (front, generator):
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         with socket.create_connection(("127.0.0.1", front.port), PATIENCE_S) as client:
             client.sendall(head + f"Content-Length: {size + 1}\r\n\r\n".encode())  # and not a byte of it
             assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
@@ -147,7 +147,7 @@ def test_a_body_that_does_not_come_times_out(monkeypatch):
         socket.create_connection(("127.0.0.1", front.port), PATIENCE_S) as client,
     ):
         client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
         )
         assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
 
@@ -294,6 +294,18 @@ def test_addresses(text, address):
 def test_addresses_that_are_none(text):
     with pytest.raises(PortError, match="--http is"):
         read_address(text)
+
+
+def test_a_site_that_points_at_the_loopback_is_kept_out():
+    with fake_front() as (front, _):
+        for host, status in (
+            ("evil.example", 403),
+            (f"localhost:{front.port}", 200),
+            ("[::1]:1", 200),
+            ("", 403),
+        ):
+            answer = send(front.port, "GET", "/health", None, {"Host": host})
+            assert (host, answer.status) == (host, status)
 
 
 def test_browsers_are_bound():

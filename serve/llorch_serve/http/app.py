@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from llorch_serve.http.guard import Bearer, Guard
+from llorch_serve.errors import LlorchError
+from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
 from llorch_serve.http.page import PAGE_PATHS, page_file
@@ -26,7 +27,7 @@ from llorch_serve.observe.tap import Answered
 
 _JOB_PATHS: Final = ("/v1/inference", "/execute", "/cancel")
 OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})
-"""Paths that need no token."""
+"""Paths that need no token: they hold nothing of the model or its users."""
 
 
 _ROUTES: Final = frozenset(
@@ -44,7 +45,7 @@ def route_of(path: str) -> str:
 def make_app(
     service: HttpService,
     exposition: Exposition,
-    bearer: Bearer | None,
+    access: Access,
     on_answered: Callable[[Answered], None],
 ) -> ASGIApp:
     """Return the application."""
@@ -66,8 +67,10 @@ def make_app(
         Route("/v1/models/{model_id:path}", status.model),
         *(Route(path, page_file) for path in PAGE_PATHS),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse, Exception: _refuse})
-    return Guard(app, bearer, OPEN_PATHS, on_answered)
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: _refuse, LlorchError: _refuse, Exception: _refuse}
+    )
+    return Guard(app, access, on_answered)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

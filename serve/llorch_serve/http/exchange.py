@@ -15,17 +15,13 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from llorch_serve.http.problems import HttpError, Problem
+from llorch_serve.http.problems import CLIENT_CLOSED, HttpError, Problem
 
 MAX_BODY_BYTES: Final = 4 * 2**20
 """Largest body taken: beyond what the longest contexts hold as text."""
 
 BODY_TIMEOUT_S: Final = 30.0
 CORRELATION: Final = "llorch.correlation_id"  # where the guard leaves it in the scope
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before its request was whole."""
 
 
 class Exchange:
@@ -59,7 +55,7 @@ class Exchange:
     async def read_body(self, limit: int = MAX_BODY_BYTES) -> bytes:
         """Return the body of a JSON request.
 
-        Raises HttpError if it is another type, too large or too slow, and ClientGoneError.
+        Raises HttpError if it is another type, too large, too slow or cut off.
         """
         kind = (self.header("content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -76,7 +72,9 @@ class Exchange:
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientGoneError
+                        raise HttpError(
+                            CLIENT_CLOSED, "client_closed", "the client left before its body was whole"
+                        )
                     body += message.get("body", b"")
                     if len(body) > limit:
                         raise _too_large(limit)

@@ -1,7 +1,7 @@
 """What every HTTP request passes first: a correlation id, the bearer token, headers that bind browsers.
 
-Input: uvicorn's events. Output: the same, with the correlation id in the scope and in the answer, or 401. The token is
-asked for everywhere but on paths that hold nothing of the model or its users: health, and the files of the page.
+Input: uvicorn's events. Output: the same, with the correlation id in the scope and in the answer, or 401, or 403 for a
+page of another site that a browser was led to take for this worker's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +21,7 @@ from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.observe.tap import Answered
 
 _CORRELATION_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_PORT: Final = re.compile(r":\d*$")
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -41,19 +43,40 @@ class Bearer:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask for what.
+
+    bearer: the token that requests must carry; None: none.
+    open_paths: paths that need no token.
+    hosts: names under which the worker may be addressed (the header Host, without its port); None: any. On the loopback a
+        site whose name is made to point here would otherwise be let in by browsers as if it were this worker's own page.
+    """
+
+    bearer: Bearer | None
+    open_paths: frozenset[str]
+    hosts: frozenset[str] | None
+
+    def refusal(self, exchange: Exchange, path: str) -> HttpError | None:
+        """Return why a request is refused, or None."""
+        host = _PORT.sub("", exchange.header("host") or "").lower()
+        if self.hosts is not None and host not in self.hosts:
+            known = ", ".join(sorted(self.hosts))
+            return HttpError(403, "unknown_host", f"Host is {host[:100]!r}, expected one of {known}")
+        if path in self.open_paths or self.bearer is None:
+            return None
+        if self.bearer.admits(exchange.header("authorization")):
+            return None
+        found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
+        return HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
+
+
 class Guard:
     """Wraps the whole application."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        bearer: Bearer | None,
-        open_paths: frozenset[str],
-        on_answered: Callable[[Answered], None],
-    ) -> None:
+    def __init__(self, app: ASGIApp, access: Access, on_answered: Callable[[Answered], None]) -> None:
         self._app = app
-        self._bearer = bearer
-        self._open_paths = open_paths
+        self._access = access
         self._on_answered = on_answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,23 +97,15 @@ class Guard:
             await send(message)
 
         try:
-            if scope["path"] in self._open_paths or self._admits(exchange):
+            refusal = self._access.refusal(exchange, scope["path"])
+            if refusal is None:
                 await self._app(scope, receive, answer)
             else:
-                await _refuse(Exchange(scope, receive, answer))
+                problem = describe(refusal, route="")
+                await Exchange(scope, receive, answer).send_problem(problem, problem.openai())
         finally:
             seconds = time.perf_counter() - begun
             self._on_answered(Answered(scope["method"], scope["path"], status, seconds, correlation_id))
-
-    def _admits(self, exchange: Exchange) -> bool:
-        return self._bearer is None or self._bearer.admits(exchange.header("authorization"))
-
-
-async def _refuse(exchange: Exchange) -> None:
-    found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
-    error = HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
-    problem = describe(error, route="")
-    await exchange.send_problem(problem, problem.openai())
 
 
 def _correlation_id(given: str | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -18,8 +19,8 @@ from typing import Final
 import uvicorn
 
 from llorch_serve.errors import PortError, UnavailableError
-from llorch_serve.http.app import make_app
-from llorch_serve.http.guard import Bearer
+from llorch_serve.http.app import OPEN_PATHS, make_app
+from llorch_serve.http.guard import Access, Bearer
 from llorch_serve.http.service import CUT, STOPPING, HttpService
 from llorch_serve.http.status_routes import Exposition
 from llorch_serve.observe.tap import Answered
@@ -63,10 +64,12 @@ class HttpFront:
         self._config = config
         self._on_bound = on_bound
         self._service = HttpService()
-        bearer = None if config.token is None else Bearer(config.token)
+        access = Access(
+            None if config.token is None else Bearer(config.token), OPEN_PATHS, _hosts(config.host)
+        )
         self._server = _Server(
             uvicorn.Config(
-                make_app(self._service, exposition, bearer, on_answered),
+                make_app(self._service, exposition, access, on_answered),
                 http="h11",  # bounds the size of a request's head
                 ws="none",
                 lifespan="off",
@@ -113,6 +116,16 @@ class HttpFront:
         if self._running is not None:
             await self._running
         self._service.close()
+
+
+def _hosts(host: str) -> frozenset[str] | None:
+    """Return the names under which a worker at ``host`` is addressed: on the loopback its own, elsewhere any."""
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return None
+    shown = f"[{host}]" if ":" in host else host
+    return frozenset({"localhost", "127.0.0.1", "[::1]", shown}) if loopback else None
 
 
 def read_address(text: str) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from llorch_serve.errors import (
     QueueFullError,
     UnavailableError,
 )
-from llorch_serve.http.exchange import ClientGoneError, Exchange
+from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.problems import Problem, describe
 from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextGenerator
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
@@ -158,8 +158,6 @@ class HttpService:
                 raise UnavailableError(self._refusal)
             raw = await exchange.read_body()
             await exchange.while_connected(self._generate(raw, exchange, dialect))
-        except ClientGoneError:
-            pass  # there is nobody to answer
         except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
             problem = describe(error, route=route)
             if exchange.started:
