@@ -77,7 +77,7 @@ def send(
 
 @contextlib.contextmanager
 def running_front(
-    generator: TextGenerator | None, *, token: str | None = None, exposition: Any = None
+    generator: TextGenerator | None, *, token: str | None = None, exposition: Any = None, tls: Any = None
 ) -> Iterator[RunningFront]:
     """Serve a generator over HTTP; None: still loading."""
     loop = asyncio.new_event_loop()
@@ -87,7 +87,7 @@ def running_front(
 
     async def start() -> tuple[HttpFront, int]:
         front = HttpFront(
-            HttpConfig("127.0.0.1", 0, token),
+            HttpConfig("127.0.0.1", 0, () if token is None else (token, "another"), tls),
             exposition or (lambda: (b"", "text/plain")),
             on_answered=answered.append,
         )

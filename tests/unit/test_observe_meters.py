@@ -9,7 +9,7 @@ from fake_generator import INFO, LOAD, FakeGenerator
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.local import stream
 from llorch_serve.observe.meters import Meters
-from llorch_serve.observe.tap import ObservedGenerator
+from llorch_serve.observe.tap import Observed, ObservedGenerator
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
 
@@ -79,6 +79,19 @@ def test_how_requests_ended(scraped):
     assert ended == {"stop": 1, "length": 1, "abort": 0}
     assert scraped["llorch:request_failure_total", "InvalidRequestError"] == 1
     assert scraped["llorch:http_requests_total", "/health", "200"] == 1
+
+
+def test_guessed_tokens_share_the_time_that_they_took():
+    meters = Meters()
+    seen = Observed(
+        GenerationRequest("a", TextPrompt("Hi")), submitted_s=0, submitted_ns=0, first_s=1, last_s=2
+    )
+    meters.produced(seen, 4, 0.4)
+    samples = scrape(meters)
+    assert samples["llorch:inter_token_latency_seconds_count",] == 4
+    assert samples["llorch:inter_token_latency_seconds_sum",] == pytest.approx(0.4)
+    assert samples["llorch:inter_token_latency_seconds_bucket", "0.1"] == 4
+    assert samples["llorch:inter_token_latency_seconds_bucket", "0.075"] == 0
 
 
 def test_the_process(scraped):

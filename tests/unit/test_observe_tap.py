@@ -57,6 +57,13 @@ def test_a_request_is_followed_from_its_coming_to_its_end(observed):
     assert last[2].completion is updates[-1].completion
 
 
+def test_an_update_without_tokens_is_none(observed):
+    generator, _, recorder = observed
+    list(stream(generator, request(tokens=None, stop=("w1",))))
+    generator.settle()
+    assert [entry[0] for entry in recorder.log] == ["begun", "produced", "ended"]
+
+
 def test_refusals_failures_and_aborts_end_too(observed):
     generator, inner, recorder = observed
     with pytest.raises(InvalidRequestError):

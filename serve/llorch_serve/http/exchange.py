@@ -21,7 +21,9 @@ MAX_BODY_BYTES: Final = 4 * 2**20
 """Largest body taken: beyond what the longest contexts hold as text."""
 
 BODY_TIMEOUT_S: Final = 30.0
-CORRELATION: Final = "llorch.correlation_id"  # where the guard leaves it in the scope
+# Where the guard leaves them in the scope.
+CORRELATION: Final = "llorch.correlation_id"
+CALLER: Final = "llorch.caller"
 
 
 class Exchange:
@@ -39,10 +41,15 @@ class Exchange:
         return str(self._scope.get(CORRELATION, ""))
 
     @property
+    def owner(self) -> str:
+        """Who asks, where the worker knows its callers; else empty."""
+        return str(self._scope.get(CALLER, ""))
+
+    @property
     def client(self) -> str:
-        """Who asks, for fairness among clients: the address that the connection comes from."""
+        """Who asks, for fairness among clients: the owner, else the address that the connection comes from."""
         address = self._scope.get("client")
-        return f"http:{address[0]}" if address else "http"
+        return self.owner or (f"http:{address[0]}" if address else "http")
 
     def header(self, name: str) -> str | None:
         """Return the first header of a lower-case name."""

@@ -6,6 +6,7 @@ page of another site that a browser was led to take for this worker's.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -16,7 +17,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llorch_serve.http.exchange import CORRELATION, Exchange
+from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.observe.tap import Answered
 
@@ -30,24 +31,28 @@ _HEADERS: Final = (
 
 
 class Bearer:
-    """A token that requests must carry. Compared in constant time."""
+    """Tokens of which requests must carry one. Compared in constant time, by their digests."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
+    def __init__(self, tokens: tuple[str, ...]) -> None:
+        self._digests = tuple(_digest(token.encode()) for token in tokens)
 
-    def admits(self, header: str | None) -> bool:
-        """Tell whether an Authorization header carries the token."""
+    def caller(self, header: str | None) -> str | None:
+        """Return a name for whoever an Authorization header's token belongs to, fit to be logged; None: nobody's."""
         scheme, _, given = (header or "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(
-            given.strip().encode("latin-1", "replace"), self._token
-        )
+        digest = _digest(given.strip().encode("latin-1", "replace"))
+        known = [hmac.compare_digest(digest, expected) for expected in self._digests]
+        return f"token:{digest[:16]}" if scheme.lower() == "bearer" and any(known) else None
+
+
+def _digest(token: bytes) -> str:
+    return hashlib.sha256(token).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may ask for what.
 
-    bearer: the token that requests must carry; None: none.
+    bearer: the tokens of which requests must carry one; None: none.
     open_paths: paths that need no token.
     hosts: names under which the worker may be addressed (the header Host, without its port); None: any. On the loopback a
         site whose name is made to point here would otherwise be let in by browsers as if it were this worker's own page.
@@ -57,18 +62,19 @@ class Access:
     open_paths: frozenset[str]
     hosts: frozenset[str] | None
 
-    def refusal(self, exchange: Exchange, path: str) -> HttpError | None:
-        """Return why a request is refused, or None."""
+    def admit(self, exchange: Exchange, path: str) -> str:
+        """Return who asks, empty where that cannot be told. Raises HttpError for what is refused."""
         host = _PORT.sub("", exchange.header("host") or "").lower()
         if self.hosts is not None and host not in self.hosts:
             known = ", ".join(sorted(self.hosts))
-            return HttpError(403, "unknown_host", f"Host is {host[:100]!r}, expected one of {known}")
-        if path in self.open_paths or self.bearer is None:
-            return None
-        if self.bearer.admits(exchange.header("authorization")):
-            return None
-        found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
-        return HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
+            raise HttpError(403, "unknown_host", f"Host is {host[:100]!r}, expected one of {known}")
+        if self.bearer is None:
+            return ""
+        caller = self.bearer.caller(exchange.header("authorization"))
+        if caller is None and path not in self.open_paths:
+            found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
+            raise HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
+        return caller or ""
 
 
 class Guard:
@@ -97,12 +103,11 @@ class Guard:
             await send(message)
 
         try:
-            refusal = self._access.refusal(exchange, scope["path"])
-            if refusal is None:
-                await self._app(scope, receive, answer)
-            else:
-                problem = describe(refusal, route="")
-                await Exchange(scope, receive, answer).send_problem(problem, problem.openai())
+            scope[CALLER] = self._access.admit(exchange, scope["path"])
+            await self._app(scope, receive, answer)
+        except HttpError as error:
+            problem = describe(error, route="")
+            await Exchange(scope, receive, answer).send_problem(problem, problem.openai())
         finally:
             seconds = time.perf_counter() - begun
             self._on_answered(Answered(scope["method"], scope["path"], status, seconds, correlation_id))

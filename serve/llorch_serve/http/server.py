@@ -12,8 +12,9 @@ import errno
 import ipaddress
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import uvicorn
@@ -36,11 +37,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """How the front listens. host, port: port 0 takes any free one. token: what requests must carry; None: nothing."""
+    """How the front listens.
+
+    host, port: port 0 takes any free one. tokens: requests must carry one of them; none: no token is asked for.
+    tls: None: plain HTTP.
+    """
 
     host: str
     port: int
-    token: str | None = None
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    tls: ssl.SSLContext | None = None
 
 
 class _Server(uvicorn.Server):
@@ -64,12 +70,11 @@ class HttpFront:
         self._config = config
         self._on_bound = on_bound
         self._service = HttpService()
-        access = Access(
-            None if config.token is None else Bearer(config.token), OPEN_PATHS, _hosts(config.host)
-        )
+        access = Access(Bearer(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
         self._server = _Server(
             uvicorn.Config(
                 make_app(self._service, exposition, access, on_answered),
+                ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
                 http="h11",  # bounds the size of a request's head
                 ws="none",
                 lifespan="off",

@@ -41,13 +41,13 @@ def announce(narrator: Narrator, action: str, target: str, human: str) -> None:
         say(human)
 
 
-def open_beside(http: str | None, otlp_endpoint: str | None, *, token: str | None = None) -> Beside:
+def open_beside(http: str | None, otlp_endpoint: str | None, *, tokens: tuple[str, ...] = ()) -> Beside:
     """Prepare what the flags ask for. Raises ProviderError for a missing library and PortError for a bad address."""
     narrator = Narrator(f"{socket.gethostname()}-{os.getpid()}")
     makers: list[Callable[[ClosableGenerator], Observer]] = [lambda _: narrator]
     fronts: list[Callable[[], Front]] = []
     if http is not None:
-        front, maker = _http_front(http, token, narrator)
+        front, maker = _http_front(http, tokens, narrator)
         fronts.append(front)
         makers.append(maker)
     if otlp_endpoint is not None:
@@ -60,7 +60,7 @@ def open_beside(http: str | None, otlp_endpoint: str | None, *, token: str | Non
 
 
 def _http_front(
-    address: str, token: str | None, narrator: Narrator
+    address: str, tokens: tuple[str, ...], narrator: Narrator
 ) -> tuple[Callable[[], Front], Callable[[ClosableGenerator], Observer]]:
     """Return what makes the front, and what makes the observer behind its /metrics."""
     with required("http"):
@@ -81,7 +81,7 @@ def _http_front(
 
     def make() -> Front:
         return HttpFront(
-            HttpConfig(host, port, token),
+            HttpConfig(host, port, tokens),
             meters.expose,
             on_answered=answered,
             on_bound=lambda bound: announce(narrator, "http.listen", bound, f"HTTP at http://{bound}"),
