@@ -19,7 +19,7 @@ import numpy.typing as npt
 from llorch_serve.capabilities import FULL, Capabilities
 from llorch_serve.kv_cache import KvCapacity
 from llorch_serve.providers import Placement
-from llorch_serve.sampler import SamplingRow, sample
+from llorch_serve.sampler import SamplingRow, sample_batch
 from llorch_serve.sampling import ResolvedSampling
 from llorch_serve.sequence import Sequence as TokenSequence
 
@@ -65,10 +65,11 @@ def continuation(
     rule: Rule | None = None,
 ) -> list[int]:
     """Return what a sequence must generate: at most ``count`` tokens, up to and without the first stop token."""
-    row = SamplingRow.begin(params, prompt_ids=prompt, stop_ids=stop_ids, vocab_size=vocab_size)
+    row = SamplingRow.begin(params, prompt_ids=prompt, stop_ids=stop_ids)
     tokens = list(prompt)
     while len(tokens) - len(prompt) < count:
-        token = sample(next_logits(tokens, vocab_size, rule), row)
+        (token,) = sample_batch(next_logits(tokens, vocab_size, rule)[None], [row])
+        assert isinstance(token, int), token
         if token in stop_ids:
             break
         tokens.append(token)
@@ -87,7 +88,7 @@ def greedy_row(sequence: TokenSequence, vocab_size: int, **params: object) -> Sa
     """Return the sampling state before the first token; greedy unless ``params`` say otherwise."""
     resolved = ResolvedSampling(**{**{name: getattr(GREEDY, name) for name in _FIELDS}, **params})
     prompt = sequence.token_ids[: sequence.prompt_length]
-    return SamplingRow.begin(resolved, prompt_ids=prompt, stop_ids=sequence.stop_ids, vocab_size=vocab_size)
+    return SamplingRow.begin(resolved, prompt_ids=prompt, stop_ids=sequence.stop_ids)
 
 
 _FIELDS = tuple(ResolvedSampling.__dataclass_fields__)

@@ -283,7 +283,13 @@ def write_optimum_folder(path: Path, *, half: bool = False, edit: dict[str, Any]
     _edit(config, edit or {})
     _write_shared_files(path, chat_template=CHAT_TEMPLATE)
     (path / "config.json").write_text(json.dumps(config))
-    generation = {"eos_token_id": TURN_END_ID, "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    generation = {
+        "eos_token_id": TURN_END_ID,
+        "do_sample": True,
+        "temperature": 0.6,
+        "typical_p": 0.9,
+        "top_p": 0.9,
+    }
     (path / "generation_config.json").write_text(json.dumps(generation))
     onnx.save(decoder(fused=False, positions=True, half=half), path / "model.onnx")
     return path

@@ -81,3 +81,6 @@ KL_ROW_TINY: Final = 0.005
 """Nats, tiny models, activations rounded by rows against unrounded ones (measured: 1e-4 to 0.0023)."""
 KL_HALF_TARGETS: Final = 1e-5
 """Nats, tiny models, graphs of other targets in float16 against float64 (measured: 6e-7 to 9e-7)."""
+
+LOGPROBS: Final = 1e-4
+"""Log-probabilities of fp32 graphs against transformers: a logit and the logarithm of a sum, each as exact as the logits."""

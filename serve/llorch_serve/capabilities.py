@@ -16,6 +16,7 @@ class Capabilities:
     batched_decode: one model call advances all running sequences; else each takes a call of its own.
     chunked_prefill: a prompt may be cut into several calls; else it is one, however long.
     chosen_logits: only the wanted rows of logits are computed; else those of every prompt token are.
+    prompt_logits: logits can be had for any position of a prompt; else for the last one of a call.
     prefix_reuse: a sequence may start from part of what a slot holds.
     drafts: several tokens of a running sequence may be checked in one call, with logits for each.
     separate_prompts: prompts run on another graph than running sequences do.
@@ -25,6 +26,7 @@ class Capabilities:
     batched_decode: bool = True
     chunked_prefill: bool = True
     chosen_logits: bool = True
+    prompt_logits: bool = True
     prefix_reuse: bool = True
     drafts: bool = True
     separate_prompts: bool = False
@@ -36,6 +38,7 @@ class Capabilities:
             (self.batched_decode, "no batching: each running sequence takes model calls of its own"),
             (self.chunked_prefill, "no chunked prefill: a long prompt holds up every other answer"),
             (self.chosen_logits, "logits of every prompt token are computed"),
+            (self.prompt_logits, "no log-probabilities of a prompt's own tokens, so no scores"),
             (self.prefix_reuse, "no prefix reuse: every prompt is computed from its first token"),
             (self.drafts, "no --lookup"),
         )

@@ -8,7 +8,7 @@ that gRPC otherwise adds to every message.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -19,9 +19,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UnavailableError, WorkerError
 from llorch_serve.load import Load
-from llorch_serve.requests import GenerationRequest, GenerationUpdate, ModelInfo, Prompt
+from llorch_serve.requests import (
+    ContinuationScore,
+    GenerationRequest,
+    GenerationUpdate,
+    ModelInfo,
+    Prompt,
+    ScoreRequest,
+)
 from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME, convert, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.convert_score import read_scores, write_score_request
 from llorch_serve.rpc.status import read_status
 
 _OPTIONS: Final = (
@@ -100,19 +108,40 @@ class WorkerClient:
         """
         message = pb.GenerateStreamRequest(request=convert.write_generation_request(request))
         self._check_size(message)
-        return self._updates(request.request_id, message, timeout_s)
+        return self._updates(request, message, timeout_s)
+
+    def complete(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> list[GenerationUpdate]:
+        """Return the whole answers of a request in the order of their index, each as one update with its completion.
+
+        ``timeout_s`` bounds all of them together, in seconds.
+        """
+        message = convert.write_generation_request(request)
+        return convert.read_answers(self._call(self._service.Generate, message, timeout_s))
 
     def _updates(
-        self, request_id: str, message: pb.GenerateStreamRequest, timeout_s: float | None
+        self, request: GenerationRequest, message: pb.GenerateStreamRequest, timeout_s: float | None
     ) -> Iterator[GenerationUpdate]:
         stream = self._service.GenerateStream(message, timeout=timeout_s)
+        open_answers = request.sampling.n
         try:
             for response in stream:
-                yield convert.read_update(request_id, response)
+                update = convert.read_update(request.request_id, response, open_answers=open_answers)
+                open_answers = update.open_answers
+                yield update
         except grpc.RpcError as error:
             raise read_status(error, address=self.address) from error
         finally:
             stream.cancel()
+
+    def score(self, request: ScoreRequest, *, timeout_s: float | None = None) -> Sequence[ContinuationScore]:
+        """Return how likely each continuation of a context is, in their order.
+
+        ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model's graph cannot score.
+        """
+        message = write_score_request(request)
+        return read_scores(self._call(self._service.Score, message, timeout_s))
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""
@@ -134,10 +163,10 @@ class WorkerClient:
         """Return how busy the worker is."""
         return convert.read_load(self._call(self._service.GetLoad, pb.GetLoadRequest()))
 
-    def _call(self, method: Callable[[Message], R], message: Message) -> R:
+    def _call(self, method: Callable[..., R], message: Message, timeout_s: float | None = None) -> R:
         self._check_size(message)
         try:
-            return method(message)
+            return method(message, timeout=timeout_s)
         except grpc.RpcError as error:
             raise read_status(error, address=self.address) from error
 

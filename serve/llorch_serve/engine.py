@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
-from llorch_serve.errors import ProviderError
+from llorch_serve.errors import NonFiniteLogitsError, ProviderError
 from llorch_serve.load import Load
+from llorch_serve.logprobs import TokenScores, score_token
 from llorch_serve.plan import StepPlan
 from llorch_serve.runner import Logits, Session, run
 from llorch_serve.sampler import SamplingRow, sample_batch, sample_draft
@@ -25,10 +27,10 @@ class Engine:
         self._clock = clock
         self._rows: dict[Sequence, SamplingRow] = {}
 
-    def add(self, sequence: Sequence, row: SamplingRow) -> None:
-        """Queue a sequence and its sampling state. Raises QueueFullError."""
-        self._scheduler.add(sequence)
-        self._rows[sequence] = row
+    def add(self, *entries: tuple[Sequence, SamplingRow]) -> None:
+        """Queue sequences, each with its sampling state, all or none. Raises QueueFullError."""
+        self._scheduler.add(*(sequence for sequence, _ in entries))
+        self._rows.update(entries)
 
     def abort(self, sequence: Sequence) -> None:
         """Forget a sequence; its slot is free for the next step. Does nothing if it has ended."""
@@ -38,7 +40,7 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one model call and return its tokens; an empty list if nothing was due or no token resulted.
 
-        A failure of the runtime ends the sequences of this step with that error, and no others.
+        A failure of the runtime, or a prompt that cannot be scored, ends the sequences of this step with that error, and no others.
         """
         plan = self._scheduler.schedule()
         if plan is None:
@@ -46,9 +48,10 @@ class Engine:
         self._stamp_start(plan)
         try:
             logits = run(self._session, plan)
-        except ProviderError as error:
+        except (ProviderError, NonFiniteLogitsError) as error:
             return self._fail(plan, error)
-        events = self._scheduler.update(plan, self._sample(plan, logits))
+        results = self._sample(plan, logits)
+        events = self._with_scores(self._scheduler.update(plan, results), _score(plan, results, logits))
         now = self._clock()
         for event in events:
             sequence = event.sequence
@@ -77,13 +80,38 @@ class Engine:
                 results.append((result,))
         return results
 
-    def _stamp_start(self, plan: StepPlan) -> None:
-        if plan.prefill is not None and plan.prefill.sequence.started_at is None:
-            plan.prefill.sequence.started_at = self._clock()
+    @staticmethod
+    def _with_scores(events: list[TokenEvent], scores: dict[Sequence, list[TokenScores]]) -> list[TokenEvent]:
+        """Return the events with the log-probabilities of their tokens; a sequence may end before its last one."""
+        if not scores:
+            return events
+        told = []
+        for event in events:
+            if event.token_id is not None and event.sequence in scores:
+                event = dataclasses.replace(event, scores=scores[event.sequence].pop(0))
+            told.append(event)
+        return told
 
-    def _fail(self, plan: StepPlan, error: ProviderError) -> list[TokenEvent]:
+    def _stamp_start(self, plan: StepPlan) -> None:
+        begun = plan.prefill or plan.start
+        if begun is not None and begun.sequence.started_at is None:
+            begun.sequence.started_at = self._clock()
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         failed = plan.computed()
         for sequence in failed:
             del self._rows[sequence]
             self._scheduler.remove(sequence, keep_cache=False)
         return [TokenEvent(sequence, None, error=error) for sequence in failed]
+
+
+def _score(plan: StepPlan, results: list[Sampled], logits: Logits) -> dict[Sequence, list[TokenScores]]:
+    """Return the log-probabilities of the tokens of every sequence that asks for them, as the model gave them."""
+    scores = {}
+    for row, (sequence, tokens) in enumerate(zip(plan.sampled(), results, strict=True)):
+        if sequence.logprobs is not None and not isinstance(tokens, Exception):
+            # A check has a row of logits for each of its tokens, any other step one for each sequence.
+            scores[sequence] = [
+                score_token(logits[row + i], token, top=sequence.logprobs) for i, token in enumerate(tokens)
+            ]
+    return scores

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from llorch_serve.errors import CancelledError
-from llorch_serve.requests import GenerationRequest, GenerationUpdate, TextGenerator
+from llorch_serve.requests import (
+    ContinuationScore,
+    GenerationRequest,
+    GenerationUpdate,
+    ScoreRequest,
+    TextGenerator,
+    UpdateSink,
+)
 from llorch_serve.sequence import FinishReason
 
 
@@ -24,8 +31,24 @@ def stream(generator: TextGenerator, request: GenerationRequest) -> Iterator[Gen
 
     Raises what ``submit`` raises, the request's own error, or CancelledError.
     """
+    return _updates(generator, request.request_id, lambda sink: generator.submit(request, sink))
+
+
+def score(generator: TextGenerator, request: ScoreRequest) -> list[ContinuationScore]:
+    """Return the scores of a request in the order of its continuations.
+
+    Raises what ``submit_score`` raises, the request's own error, or CancelledError.
+    """
+    updates = _updates(generator, request.request_id, lambda sink: generator.submit_score(request, sink))
+    found = {update.index: update.score for update in updates}
+    return [score for _, score in sorted(found.items()) if score is not None]
+
+
+def _updates(
+    generator: TextGenerator, request_id: str, submit: Callable[[UpdateSink], None]
+) -> Iterator[GenerationUpdate]:
     sink = _QueueSink()
-    generator.submit(request, sink)
+    submit(sink)
     done = False
     try:
         while not done:
@@ -34,8 +57,8 @@ def stream(generator: TextGenerator, request: GenerationRequest) -> Iterator[Gen
             if update.error is not None:
                 raise update.error
             if update.completion is not None and update.completion.reason is FinishReason.CANCELLED:
-                raise CancelledError(f"request {request.request_id} was aborted")
+                raise CancelledError(f"request {request_id} was aborted")
             yield update
     finally:
         if not done:
-            generator.abort(request.request_id)
+            generator.abort(request_id)

@@ -15,8 +15,7 @@ from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class _Add:
-    sequence: Sequence
-    row: SamplingRow
+    entries: tuple[tuple[Sequence, SamplingRow], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,12 @@ class EngineLoop:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, sequence: Sequence, row: SamplingRow) -> None:
-        """Queue a sequence; any thread."""
-        self._commands.put(_Add(sequence, row))
+    def add(self, *entries: tuple[Sequence, SamplingRow]) -> None:
+        """Queue the sequences of one request, all or none; any thread.
+
+        Where the queue is full for them, the first one's event says so.
+        """
+        self._commands.put(_Add(entries))
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence; its last event has reason CANCELLED. Any thread; idempotent."""
@@ -104,11 +106,11 @@ class EngineLoop:
 
     def _add(self, command: _Add) -> None:
         try:
-            self._engine.add(command.sequence, command.row)
+            self._engine.add(*command.entries)
         except QueueFullError as error:
-            self._on_events([TokenEvent(command.sequence, None, error=error)])
+            self._on_events([TokenEvent(command.entries[0][0], None, error=error)])
         else:
-            self._live.add(command.sequence)
+            self._live.update(sequence for sequence, _ in command.entries)
 
     def _cancel(self, sequence: Sequence) -> TokenEvent:
         self._engine.abort(sequence)

@@ -262,6 +262,8 @@ class GenerationDefaults(_Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
 
 
 class SourceInfo(_Struct, frozen=True, kw_only=True):

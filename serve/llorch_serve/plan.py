@@ -41,13 +41,26 @@ SlotEdit = SlotCopy | SlotSwap | SlotRelease
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Run ``token_ids`` at positions ``start`` and on; samples: whether the next token follows from the last one."""
+    """Run ``token_ids`` at positions ``start`` and on.
+
+    samples: whether the next token follows from the last one. scored: indices into ``token_ids`` of those whose logits go to
+    the sequence's scores.
+    """
 
     sequence: Sequence
     slot: int
     token_ids: tuple[int, ...]
     start: int
     samples: bool
+    scored: range = range(0)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedStart:
+    """Let a sequence take its first token from the logits of a prompt that it shares; its slot holds the prompt already."""
+
+    sequence: Sequence
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +89,15 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: the edits in their order, then one call of the model.
+    """One step: the edits in their order, then at most one call of the model.
 
     The call is a chunk of one prompt, or the check of one sequence's draft, or one token of each running sequence
-    (row i runs in slot i).
+    (row i runs in slot i). A shared start needs none.
     """
 
     edits: tuple[SlotEdit, ...] = ()
     prefill: PrefillChunk | None = None
+    start: SharedStart | None = None
     verify: VerifyChunk | None = None
     decode: tuple[DecodeRow, ...] = ()
 
@@ -91,6 +105,8 @@ class StepPlan:
         """Return the sequences that get tokens in this step, in the order of the logits."""
         if self.prefill is not None:
             return [self.prefill.sequence] if self.prefill.samples else []
+        if self.start is not None:
+            return [self.start.sequence]
         if self.verify is not None:
             return [self.verify.sequence]
         return [row.sequence for row in self.decode]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from llorch_serve.load import Load
+from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -63,6 +65,40 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A request for the log-likelihoods of continuations, each one right behind the same context.
+
+    context: without tokens it stands for the token that begins a text (BOS, else EOS).
+    logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only sums.
+    """
+
+    request_id: str
+    context: Prompt
+    continuations: tuple[TextPrompt | TokenPrompt, ...]
+    logprobs: int | None = None
+    client_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationScore:
+    """How likely a continuation is.
+
+    logprob: sum of the natural log-probabilities of its tokens, each given all before it.
+    is_greedy: whether each token is the likeliest one at its place, so that greedy decoding would have said the same.
+    token_count, context_tokens: tokens of the continuation, and of the context before it.
+    cached_tokens: how many of the context's the KV cache already held.
+    logprobs: one for each of its tokens if the request asked for them, else none.
+    """
+
+    logprob: float
+    is_greedy: bool
+    token_count: int
+    context_tokens: int
+    cached_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Durations of one request in seconds.
 
@@ -78,8 +114,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a request ended.
+    """How an answer ended.
 
+    prompt_tokens, cached_tokens: 0 but for the first answer of a request, so that a sum over answers is right.
     stop_matched: the stop string, or the text of the stop token, that ended it (reason STOP only).
     seed: the seed that sampling used; sending it again gives the same tokens.
     cached_tokens: tokens of the prompt whose keys and values were in the cache already.
@@ -99,12 +136,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class GenerationUpdate:
-    """Progress of one request after one engine step.
+    """Progress of one answer to a request after one engine step.
 
     text: new text; may be empty while bytes of a character or the start of a possible stop string are held back.
     token_ids: tokens generated since the last update (a stop token is not among them).
-    completion: set on the last update of a request, and only there, unless ``error`` is set.
+    completion: set on the last update of an answer, and only there, unless ``error`` is set.
     error: the request failed; nothing follows.
+    logprobs: one for each of ``token_ids`` if the request asked for them, else none.
+    index: which of the request's answers it is.
+    open_answers: answers that still go on after this update.
+    prompt_logprobs: one for each token of the prompt but the first, if the request asked for them: with the first update of
+        answer 0, and only there.
+    score: of a continuation, with its only update; ``index`` says which.
     """
 
     request_id: str
@@ -112,11 +155,29 @@ class GenerationUpdate:
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     error: Exception | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
+    open_answers: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    score: ContinuationScore | None = None
 
     @property
     def is_last(self) -> bool:
         """Whether this update ends its request."""
-        return self.completion is not None or self.error is not None
+        return self.error is not None or (self.completion is not None and self.open_answers == 0)
+
+
+def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
+    """Return successive updates of one answer, at least one, as one."""
+    if len(updates) == 1:
+        return updates[0]
+    return replace(
+        updates[-1],
+        text="".join(update.text for update in updates),
+        token_ids=tuple(token for update in updates for token in update.token_ids),
+        logprobs=tuple(place for update in updates for place in update.logprobs),
+        prompt_logprobs=tuple(place for update in updates for place in update.prompt_logprobs),
+    )
 
 
 class UpdateSink(Protocol):
@@ -163,6 +224,12 @@ class TextGenerator(Protocol):
 
         Raises InvalidRequestError (every bad field), QueueFullError or UnavailableError; after a normal return
         the sink gets updates until one with ``is_last``.
+        """
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Check, tokenise and queue the continuations of a request; each ends with one update that has its score.
+
+        Raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot score.
         """
 
     def abort(self, request_id: str) -> None:

@@ -43,7 +43,9 @@ class Session(Protocol):
 def run(session: Session, plan: StepPlan) -> Logits:
     """Run ``plan``; return logits [rows, vocabulary], valid until the next call.
 
-    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``.
+    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``. Logits that a prompt's scores need
+    go there instead.
+    Raises ProviderError, or NonFiniteLogitsError for a prompt that cannot be scored.
     """
     for edit in plan.edits:
         if isinstance(edit, SlotCopy):
@@ -54,7 +56,23 @@ def run(session: Session, plan: StepPlan) -> Logits:
             session.release_slot(edit.slot, edit.keep)
     if plan.prefill is not None:
         chunk = plan.prefill
-        return session.prefill(chunk.slot, chunk.token_ids, chunk.start, None if chunk.samples else ())
+        # A prompt that is continued has no token after its last one to score, so no position is named twice.
+        sampled = (len(chunk.token_ids) - 1,) if chunk.samples else ()
+        wanted = (*chunk.scored, *sampled) if chunk.scored or not sampled else None
+        logits = session.prefill(chunk.slot, chunk.token_ids, chunk.start, wanted)
+        if chunk.scored:
+            assert chunk.sequence.prompt_scores is not None
+            chunk.sequence.prompt_scores.take(logits[: len(chunk.scored)])
+            logits = logits[len(chunk.scored) :]
+        shared = chunk.sequence.shared
+        if chunk.samples and shared is not None and not shared.computed:
+            shared.logits = logits[-1].copy()
+        return logits
+    if plan.start is not None:
+        shared = plan.start.sequence.shared
+        assert shared is not None
+        assert shared.logits is not None
+        return shared.logits[None]
     if plan.verify is not None:
         return session.verify(plan.verify.slot, plan.verify.token_ids, plan.verify.start)
     if not session.capabilities.batched_decode:  # a call for each row

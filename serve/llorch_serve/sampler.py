@@ -1,66 +1,57 @@
 """From logits to a token: :func:`sample_batch` chooses the next token of every row, by :class:`ResolvedSampling`.
 
-Logits come from the runner after each step; the chosen ids go back to the engine.
+Logits come from the runner after each step; the chosen ids go back to the engine. docs/generation.md states the order of
+operations, which is that of transformers' processors and warpers: ``adjusting.py`` does what comes before temperature,
+``candidates.py`` and ``filters.py`` temperature and the filters, this module the draw.
 
-Order of operations, the one of transformers' processors and warpers: repetition penalty, ``min_tokens`` (stop
-tokens masked), temperature, top-k, top-p, min-p, draw. A row's draw depends on its own logits, seed and position
-only, never on its neighbours in the batch.
+A row's draw depends on its own logits, seed and position only, bit for bit, never on its neighbours in the batch.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from llorch_serve.adjusting import Adjustment, adjusted
+from llorch_serve.candidates import Candidates, find_candidates
+from llorch_serve.draws import Draws
 from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError, RequestError
+from llorch_serve.filters import FEW, Table, filter_few, filter_many
 from llorch_serve.sampling import ResolvedSampling
+from llorch_serve.selection import FloatArray, IdArray, Values
 
-FloatArray = npt.NDArray[np.float32]
-IdArray = npt.NDArray[np.int64]
+_LINES: Final = 64  # a row that is drawn from as a whole is summed in so many lines
 
 
 @dataclass(slots=True)
 class SamplingRow:
-    """What the sampler keeps about one sequence between steps.
-
-    stop_ids: tokens that ``min_tokens`` forbids until then, int64 without duplicates.
-    seen: bool[vocab_size], true for tokens of prompt and answer; None if nothing is penalised.
-    generated: tokens generated so far, and thereby the position of the next draw.
-    """
+    """What the sampler keeps about one sequence between steps."""
 
     params: ResolvedSampling
-    stop_ids: IdArray
-    seen: npt.NDArray[np.bool_] | None
-    generated: int = 0
+    adjustment: Adjustment
+    draws: Draws
 
     @classmethod
     def begin(
-        cls, params: ResolvedSampling, *, prompt_ids: Sequence[int], stop_ids: Iterable[int], vocab_size: int
+        cls, params: ResolvedSampling, *, prompt_ids: Sequence[int], stop_ids: Iterable[int]
     ) -> SamplingRow:
-        """Return the state before the first generated token. All ids must be below ``vocab_size``."""
-        seen = None
-        if params.repetition_penalty != 1:
-            seen = np.zeros(vocab_size, dtype=np.bool_)
-            seen[np.asarray(prompt_ids, dtype=np.int64)] = True
-        return cls(params, np.array(sorted(set(stop_ids)), dtype=np.int64), seen)
+        """Return the state before the first generated token. All ids must be inside the vocabulary."""
+        adjustment = Adjustment.begin(params, prompt_ids, frozenset(stop_ids))
+        return cls(params, adjustment, Draws(params.seed))
 
     def append(self, token_id: int) -> None:
         """Count a generated token."""
-        self.generated += 1
-        if self.seen is not None:
-            self.seen[token_id] = True
+        self.adjustment.append(token_id)
 
     @property
-    def is_plainly_greedy(self) -> bool:
-        """Whether the next token is simply the most likely one."""
-        return self.params.temperature == 0 and self.seen is None and not self._masks_stops
-
-    @property
-    def _masks_stops(self) -> bool:
-        return self.generated < self.params.min_tokens and self.stop_ids.size > 0
+    def generated(self) -> int:
+        """Tokens generated so far, and thereby the position of the next draw."""
+        return self.adjustment.generated
 
 
 def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
@@ -70,20 +61,22 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
     """
     assert logits.ndim == 2
     assert len(logits) == len(rows)
-    if all(row.is_plainly_greedy for row in rows):
-        best = logits.argmax(axis=1)
-        # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
-        finite = np.isfinite(logits[np.arange(len(rows)), best]) & np.isfinite(logits.min(axis=1))
-        return [
-            int(token) if ok else _non_finite(values)
-            for token, ok, values in zip(best, finite, logits, strict=True)
-        ]
-    chosen: list[int | RequestError] = []
-    for values, row in zip(logits, rows, strict=True):
-        try:
-            chosen.append(sample(values, row))
-        except RequestError as error:
-            chosen.append(error)
+    if not rows:
+        return []
+    best = logits.argmax(axis=1)
+    # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
+    finite = np.isfinite(logits[np.arange(len(rows)), best]) & np.isfinite(logits.min(axis=1))
+    chosen: list[int | RequestError] = best.tolist()
+    for index in np.flatnonzero(~finite).tolist():
+        chosen[index] = _non_finite(logits[index])
+    # Where nothing applies to a greedy row, the most likely token is it.
+    rest = [
+        i for i, row in enumerate(rows) if finite[i] and (row.params.temperature or row.adjustment.applies)
+    ]
+    if rest:
+        some = logits if len(rest) == len(rows) else logits[rest]
+        for index, token in zip(rest, _choose(some, [rows[i] for i in rest]), strict=True):
+            chosen[index] = token
     return chosen
 
 
@@ -108,113 +101,92 @@ def sample_draft(
     return tuple(chosen)
 
 
-def sample(logits: FloatArray, row: SamplingRow) -> int:
-    """Choose the next token of one row from float32 logits [vocab_size], which are not modified.
+def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]:
+    """Return the ids that may be drawn for one row, and their weights, not normalised.
 
-    Raises NonFiniteLogitsError, or InvalidRequestError if ``min_tokens`` forbids the whole vocabulary.
+    logits: float32 [vocab_size], finite. Raises InvalidRequestError if ``min_tokens`` forbids the whole vocabulary.
     """
-    ids, weights = distribution(logits, row)
-    if len(ids) == 1:
-        return int(ids[0])
-    cumulative = weights.cumsum(dtype=np.float64)
-    # Never past the end: uniform < 1, and rounding cannot lift the product to the last sum.
-    target = uniform(row.params.seed, row.generated) * cumulative[-1]
-    return int(ids[cumulative.searchsorted(target, side="right")])
+    (scores,) = adjusted(logits[None], [row.adjustment])
+    if np.isneginf(scores.max()):
+        raise _hopeless(row)
+    if row.params.temperature == 0:
+        return np.array([scores.argmax()]), np.ones(1)
+    candidates = find_candidates(scores, row.params)
+    if len(candidates) <= FEW and candidates.ids is not None:
+        table = filter_few([candidates], [row.params])
+        ids, weights = table.ids[0], table.weights[0]
+    else:
+        found, many = filter_many(candidates, row.params)
+        ids, weights = np.arange(len(scores)) if found is None else found, many.astype(np.float64)
+    return ids[weights > 0], weights[weights > 0]
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1), a multiple of 2**-53, that belongs to a seed and a position.
+def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
+    """Choose the next token of rows of finite logits that need more than a look for the largest."""
+    chosen: list[int | RequestError] = [0] * len(rows)
+    # Tables of rows with few candidates, by the number of binary digits of that: rows of one table are of like length.
+    tables: defaultdict[int, list[tuple[int, Candidates]]] = defaultdict(list)
+    for index, (scores, row) in enumerate(
+        zip(adjusted(logits, [r.adjustment for r in rows]), rows, strict=True)
+    ):
+        if row.adjustment.masks_stops and np.isneginf(scores.max()):
+            chosen[index] = _hopeless(row)
+        elif row.params.temperature == 0:
+            chosen[index] = int(scores.argmax())
+        else:
+            candidates = find_candidates(scores, row.params)
+            if candidates.ids is not None and len(candidates) <= FEW:
+                tables[len(candidates).bit_length()].append((index, candidates))
+            else:
+                ids, weights = filter_many(candidates, row.params)
+                place = _draw_from_many(weights, row.draws.at(row.generated))
+                chosen[index] = place if ids is None else int(ids[place])
+    for entries in tables.values():
+        places = [index for index, _ in entries]
+        table = filter_few([candidates for _, candidates in entries], [rows[i].params for i in places])
+        numbers = [rows[i].draws.at(rows[i].generated) for i in places]
+        for index, token in zip(places, _draw_from_table(table, numbers), strict=True):
+            chosen[index] = token
+    return chosen
 
-    Philox is counter-based (Salmon et al. 2011), so that no state is carried from step to step.
+
+def _draw_from_table(table: Table, numbers: Sequence[float]) -> list[int]:
+    """Draw one token of each row, by its number in [0, 1)."""
+    sums = table.weights.cumsum(axis=1)
+    # Never past the end: a number is at most 1 - 2**-53, and rounding cannot lift the product to the last sum.
+    targets = np.array(numbers) * sums[:, -1]
+    places = (sums <= targets[:, None]).sum(axis=1)
+    found: list[int] = table.ids[np.arange(len(places)), places].tolist()
+    return found
+
+
+def _draw_from_many(weights: FloatArray, number: float) -> int:
+    """Return the index that a number in [0, 1) falls on, where each has the share of its weight.
+
+    A running sum over a whole vocabulary is the slowest part of a draw: here the weights are lines below each other, a
+    column is drawn by the columns' sums, and then one of its weights.
     """
-    return (int(np.random.Philox(key=seed, counter=position).random_raw()) >> 11) * 2.0**-53
+    columns = len(weights) // _LINES
+    lines = weights[: columns * _LINES].reshape(_LINES, columns)
+    tail = weights[columns * _LINES :]
+    sums = np.concatenate([lines.sum(axis=0, dtype=np.float64), tail]).cumsum()
+    target = number * sums[-1]
+    column = int(sums.searchsorted(target, side="right"))
+    if column >= columns:
+        return columns * _LINES + column - columns
+    below = sums[column - 1] if column > 0 else 0.0
+    inside = below + lines[:, column].cumsum(dtype=np.float64)
+    # Added in another order, the sums may end a hair below the column's; then it is the last weight that counts.
+    line = min(int(inside.searchsorted(target, side="right")), int(np.flatnonzero(lines[:, column])[-1]))
+    return line * columns + column
 
 
-def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, FloatArray]:
-    """Return the ids that may be drawn, ascending, and their weights: float32, not normalised, the largest is 1.
-
-    Raises what :func:`sample` raises.
-    """
-    if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
-        raise _non_finite(logits)
-    params = row.params
-    scores = _processed(logits, row)
-    if params.temperature == 0:
-        return np.array([scores.argmax()]), np.ones(1, dtype=np.float32)
-    ids = np.arange(len(scores))
-    if 0 < params.top_k < len(scores):
-        ids = np.flatnonzero(scores >= _kth_largest(scores, params.top_k))
-        scores = scores[ids]
-    # Below the smallest normal float32 the division would be by zero; there it picks the maximum, as it should.
-    temperature = max(params.temperature, float(np.finfo(np.float32).tiny))
-    with np.errstate(over="ignore"):
-        weights = np.exp((scores - scores.max()) / np.float32(temperature))
-    if params.top_p < 1:
-        kept = _nucleus(weights, params.top_p)
-        ids, weights = ids[kept], weights[kept]
-    if params.min_p > 0:
-        kept = np.flatnonzero(weights >= params.min_p)
-        ids, weights = ids[kept], weights[kept]
-    return ids, weights
+def _hopeless(row: SamplingRow) -> InvalidRequestError:
+    found = f"found {row.params.min_tokens} where every token is a stop token, expected 0"
+    return InvalidRequestError([FieldViolation("sampling.min_tokens", found)])
 
 
-def _processed(logits: FloatArray, row: SamplingRow) -> FloatArray:
-    """Return logits after repetition penalty and ``min_tokens``: the same array if neither applies."""
-    if row.seen is None and not row._masks_stops:
-        return logits
-    scores = logits.copy()
-    if row.seen is not None:
-        seen = np.flatnonzero(row.seen)
-        values = scores[seen].astype(np.float64)
-        penalty = row.params.repetition_penalty
-        with np.errstate(over="ignore"):
-            values = np.where(values < 0, values * penalty, values / penalty)
-        # A penalty near 0 would make them infinite; the largest float32 is as certain and stays a number.
-        limit = float(np.finfo(np.float32).max)
-        scores[seen] = values.clip(-limit, limit)
-    if row._masks_stops:
-        scores[row.stop_ids] = -np.inf
-        if np.isneginf(scores.max()):
-            found = f"found {row.params.min_tokens} where every token is a stop token, expected 0"
-            raise InvalidRequestError([FieldViolation("sampling.min_tokens", found)])
-    return scores
-
-
-def _kth_largest(scores: FloatArray, k: int) -> np.float32:
-    """Return the k-th largest score. Tokens that tie with it are kept by the caller, as transformers does."""
-    columns = len(scores) // 32
-    if k <= columns:
-        # Each column's maximum is a score of its own, so at least k scores reach the k-th largest maximum:
-        # what lies below it is out, and a partition of the few that remain is far cheaper.
-        maxima = scores[: columns * 32].reshape(32, columns).max(axis=0)
-        scores = scores[scores >= np.partition(maxima, columns - k)[columns - k]]
-    return np.float32(np.partition(scores, len(scores) - k)[len(scores) - k])
-
-
-def _nucleus(weights: FloatArray, top_p: float) -> IdArray:
-    """Return the indices, ascending, of the fewest weights whose share reaches ``top_p``; ties: lower index first.
-
-    A sort of the whole vocabulary would take milliseconds. The upper half of a non-negative float32's bits orders
-    it as the number does, so sums over these 16257 bins find the bin at the edge, and only that one is sorted.
-    """
-    bins = weights.view(np.int32) >> 16
-    mass = np.bincount(bins, weights=weights)
-    from_top = mass[::-1].cumsum()
-    target = top_p * from_top[-1]
-    rank = int((from_top >= target).argmax())
-    edge = len(mass) - 1 - rank
-    inside = np.flatnonzero(bins == edge)
-    inside = inside[np.argsort(-weights[inside], kind="stable")]
-    above = from_top[rank - 1] if rank > 0 else 0.0
-    reached = above + weights[inside].cumsum(dtype=np.float64) >= target
-    # Rounding may leave the last sum a hair short of the target; then the whole bin is in.
-    count = int(reached.argmax()) + 1 if reached.any() else len(inside)
-    kept = bins > edge
-    kept[inside[:count]] = True
-    return np.flatnonzero(kept)
-
-
-def _non_finite(logits: FloatArray) -> NonFiniteLogitsError:
+def _non_finite(logits: npt.NDArray[np.float32]) -> NonFiniteLogitsError:
     count = int(len(logits) - np.isfinite(logits).sum())
     return NonFiniteLogitsError(
         f"the model gave {count} logits of {len(logits)} that are not finite; expected none. "

@@ -13,7 +13,7 @@ from typing import Final
 
 from llorch_serve.chunking import shortened
 from llorch_serve.load import Load
-from llorch_serve.plan import DecodeRow, PrefillChunk, SlotEdit, StepPlan, VerifyChunk
+from llorch_serve.plan import DecodeRow, PrefillChunk, SharedStart, SlotEdit, StepPlan, VerifyChunk
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.slots import SHORTEST_REUSE, SlotTable
 from llorch_serve.waiting import WaitingQueue
@@ -74,10 +74,10 @@ class Scheduler:
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._drafted_tokens = self._accepted_tokens = 0
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFullError."""
-        assert sequence.most_tokens <= self._budget
-        self._waiting.add(sequence)
+    def add(self, *sequences: Sequence) -> None:
+        """Queue sequences, all or none. Raises QueueFullError."""
+        assert all(sequence.most_tokens <= self._budget for sequence in sequences)
+        self._waiting.add(*sequences)
 
     def remove(self, sequence: Sequence, *, keep_cache: bool = True) -> None:
         """Forget a sequence, wherever it is; its slot is free at once.
@@ -130,6 +130,9 @@ class Scheduler:
             prefilling = self._prefilling(edits)
             if prefilling is not None:
                 self._prefilled_last = True
+                if prefilling.pending == 0:
+                    assert prefilling.slot is not None
+                    return StepPlan(edits=tuple(edits), start=SharedStart(prefilling, prefilling.slot))
                 return StepPlan(edits=tuple(edits), prefill=self._chunk(prefilling, shared=bool(decoding)))
         if not decoding:
             self._prefilled_last = False
@@ -158,11 +161,20 @@ class Scheduler:
             end = plan.verify.start + len(plan.verify.token_ids)
             plan.verify.sequence.written = max(plan.verify.sequence.written, end)
         events = []
+        if plan.prefill is not None and plan.prefill.sequence.max_new_tokens == 0:
+            events += self._end_of_prompt(plan.prefill.sequence)
         for sequence, result in zip(plan.sampled(), results, strict=True):
             if plan.verify is not None and not isinstance(result, Exception):
                 self._learn(plan.verify, len(result))
             events += self._advance(sequence, result)
         return events
+
+    def _end_of_prompt(self, sequence: Sequence) -> list[TokenEvent]:
+        """End a sequence of which only the prompt is wanted, if that is done."""
+        if sequence.pending:
+            return []
+        self.remove(sequence)
+        return [TokenEvent(sequence, None, FinishReason.LENGTH)]
 
     def _learn(self, check: VerifyChunk, tokens: int) -> None:
         """Count a checked draft: of ``tokens`` that came of it, all but the last were guessed."""
@@ -217,8 +229,12 @@ class Scheduler:
         if following is None or not self._table.has_room(following):
             return None
         self._waiting.take(following)
-        edits += self._table.give(following)
+        # Answers that share a prompt stand in one line behind the one that computes it, and one prompt is under way at a time.
+        shared = self._kv_cache and following.shared is not None and following.shared.computed
+        edits += self._table.give(following, whole_prompt=shared)
         following.status = SequenceStatus.PREFILL
+        if following.pending == 0:
+            return following  # the prompt has been counted
         self._prompt_tokens += following.prompt_length
         self._cached_tokens += following.cached_tokens
         return following
@@ -233,6 +249,8 @@ class Scheduler:
         if shared and self._doubling is not None:
             most = shortened(most, sequence.computed, self._doubling)
         count = min(most, rest) if rest > 0 else 1
+        if sequence.prompt_scores is not None:
+            count = sequence.prompt_scores.limit(sequence.computed, count)
         # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows in blocks
         # of a multiple of _ROW_BLOCK.
         while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
@@ -243,7 +261,10 @@ class Scheduler:
             slot=sequence.slot,
             token_ids=tuple(sequence.token_ids[start : start + count]),
             start=start,
-            samples=count == sequence.pending,
+            samples=count == sequence.pending and sequence.max_new_tokens > 0,
+            scored=range(0)
+            if sequence.prompt_scores is None
+            else sequence.prompt_scores.wanted(start, count),
         )
 
     def _check(self, decoding: list[Sequence]) -> VerifyChunk | None:

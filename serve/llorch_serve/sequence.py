@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from llorch_serve.logprobs import TokenScores
 from llorch_serve.lookup import PromptLookup
+from llorch_serve.prompt_scores import PromptScores
+from llorch_serve.shared_prompt import SharedPrompt
 
 
 class FinishReason(enum.Enum):
@@ -31,10 +34,13 @@ class Sequence:
 
     token_ids: the prompt (at least one token), then what was generated.
     prompt_length: tokens of the prompt.
-    max_new_tokens: tokens that may be generated, at least 1, already bounded by the context length.
+    max_new_tokens: tokens that may be generated, already bounded by the context length; 0: it ends with its prompt.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
     lookup: guesses of what follows; None: no guessing.
+    logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is told.
+    shared: the prompt, where other sequences have the same one and only the first computes it.
+    prompt_scores: takes the log-probabilities of the prompt's own tokens; None: nobody asked.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
     written: positions that calls have written, those of wrong guesses included.
@@ -51,6 +57,9 @@ class Sequence:
     stop_ids: frozenset[int]
     client: str = ""
     lookup: PromptLookup | None = None
+    logprobs: int | None = None
+    shared: SharedPrompt | None = None
+    prompt_scores: PromptScores | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0
@@ -68,6 +77,15 @@ class Sequence:
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.prompt_length
+
+    @property
+    def reusable(self) -> int:
+        """Tokens of the prompt whose keys and values may come from the cache, since nothing else is wanted of them."""
+        return (
+            self.prompt_length
+            if self.prompt_scores is None
+            else min(self.prompt_length, self.prompt_scores.first - 1)
+        )
 
     @property
     def most_tokens(self) -> int:
@@ -88,6 +106,7 @@ class TokenEvent:
     finish: why it ended with this event; None while it goes on.
     is_stop_token: ``token_id`` is what ended it, and is not part of the answer.
     error: the sequence failed; nothing follows.
+    scores: the token's log-probabilities, if the sequence asks for them.
     """
 
     sequence: Sequence = field(repr=False)
@@ -95,3 +114,4 @@ class TokenEvent:
     finish: FinishReason | None = None
     is_stop_token: bool = False
     error: Exception | None = None
+    scores: TokenScores | None = None

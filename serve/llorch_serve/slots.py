@@ -96,9 +96,15 @@ class SlotTable:
         running = sum(other.most_tokens for other in self)
         return idle and running + sequence.most_tokens <= self._budget
 
-    def give(self, sequence: Sequence) -> list[SlotEdit]:
-        """Give an idle slot to a sequence, with as much of its prompt as the cache holds; :meth:`has_room` must hold."""
-        source, length = self._longest_prefix(sequence)
+    def give(self, sequence: Sequence, *, whole_prompt: bool = False) -> list[SlotEdit]:
+        """Give an idle slot to a sequence, with as much of its prompt as the cache holds; :meth:`has_room` must hold.
+
+        whole_prompt: nothing of it needs computing where a slot holds all of it, whatever the rules for reuse are.
+        """
+        source = self._holder(sequence) if whole_prompt else None
+        length = sequence.prompt_length
+        if source is None:
+            source, length = self._longest_prefix(sequence)
         target = self._target(source, length)
         slot, edits = self._slots[target], list[SlotEdit]()
         sequence.prefilled = 0
@@ -161,15 +167,31 @@ class SlotTable:
     def _prefilled(self, slot: _Slot) -> int:
         return slot.prefilled if slot.sequence is None else slot.sequence.prefilled
 
+    def _holder(self, sequence: Sequence) -> int | None:
+        """Return a slot that holds the whole prompt, or None; where several do, one that prefill calls filled."""
+        length = sequence.prompt_length
+        filled = {
+            index: self._prefilled(slot) >= length
+            for index, slot in enumerate(self._slots)
+            if self._held_tokens(slot)[:length] == sequence.token_ids
+        }
+        usable = [index for index in filled if filled[index] or not self._strict_reuse]
+        # Of equals an idle one is better, since it can be used where it is.
+        return max(
+            usable, key=lambda index: (filled[index], self._slots[index].sequence is None), default=None
+        )
+
+    def _held_tokens(self, slot: _Slot) -> list[int]:
+        return slot.tokens if slot.sequence is None else slot.sequence.token_ids[: slot.sequence.computed]
+
     def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
         """Return the slot that holds the longest prefix of a prompt, and its length; None and 0 if none is worth it."""
         if not self._prefix_cache:
             return None, 0
         best, longest = None, self._shortest_reuse - 1
-        wanted = sequence.token_ids[: max(sequence.prompt_length - ROWS_LEFT, 0)]
+        wanted = sequence.token_ids[: min(max(sequence.prompt_length - ROWS_LEFT, 0), sequence.reusable)]
         for index, slot in enumerate(self._slots):
-            held = slot.tokens if slot.sequence is None else slot.sequence.token_ids[: slot.sequence.computed]
-            length = common_prefix(wanted, held)
+            length = common_prefix(wanted, self._held_tokens(slot))
             if self._strict_reuse:
                 length = min(length, self._prefilled(slot))
             # Of equals an idle one is better, since it can be used where it is.

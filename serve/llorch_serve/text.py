@@ -22,6 +22,7 @@ import tokenizers
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
 from llorch_serve.guard import GuardedEncoder
 from llorch_serve.stops import StopMatcher
+from llorch_serve.token_bytes import TokenBytes
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
 REPLACEMENT = "\ufffd"
@@ -118,6 +119,14 @@ class Tokenizer:
         if not 0 <= token_id < self.vocab_size or self._inner.id_to_token(token_id) is None:
             return None
         return self._inner.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for; none for an id without a token."""
+        return self._bytes.of(token_id)
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._inner)
 
     @cached_property
     def guard(self) -> GuardedEncoder:

@@ -37,13 +37,17 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._length
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence at the end of its client's line. Raises QueueFullError."""
-        if self._length >= self._limit:
+    def add(self, *sequences: Sequence) -> None:
+        """Queue sequences at the end of their clients' lines, all or none. Raises QueueFullError."""
+        if self._length + len(sequences) > self._limit:
             raise QueueFullError(
-                f"{self._length} requests are waiting, the most this worker queues; try again later",
+                f"{self._length} requests are waiting, and this worker queues {self._limit}; try again later",
                 retry_after_s=1.0,
             )
+        for sequence in sequences:
+            self._add(sequence)
+
+    def _add(self, sequence: Sequence) -> None:
         client = self._clients.get(sequence.client)
         if client is None:
             served = min((other.served for other in self._clients.values()), default=0)

@@ -12,47 +12,52 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
+from llorch_serve.answers import Answer, Answers, answer_seed
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
-from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError, UsageError
+from llorch_serve.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    LlorchError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
 from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.load import Load
 from llorch_serve.local import stream
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.loop import EngineLoop
+from llorch_serve.prompt_scores import PromptScores, most_rows
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
-    Completion,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
-    Timings,
+    ScoreRequest,
     TokenPrompt,
     UpdateSink,
 )
 from llorch_serve.sampler import SamplingRow
 from llorch_serve.sampling import SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
-from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
+from llorch_serve.scoring import (
+    PromptLogprobs,
+    ScoredContinuation,
+    encode_pairs,
+    place_violations,
+    score_sequences,
+)
+from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
+from llorch_serve.shared_prompt import SharedPrompt
 from llorch_serve.text import TextStream, Tokenizer
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request between submission and its last update."""
-
-    request: GenerationRequest
-    sequence: Sequence
-    sink: UpdateSink
-    stream: TextStream
-    seed: int
 
 
 class Worker:
@@ -69,8 +74,8 @@ class Worker:
         self._session = session
         self._prompts = prompts
         self._tokenizer = prompts.tokenizer
-        self._live: dict[Sequence, _Live] = {}
-        self._by_id: dict[str, Sequence] = {}
+        self._live: dict[Sequence, tuple[Answers, Answer]] = {}
+        self._by_id: dict[str, Answers] = {}
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
@@ -86,6 +91,11 @@ class Worker:
             doubling=able.doubling_position,
         )
         self._lookup = config.lookup
+        # Copying a slot's beginning needs what reusing it needs.
+        self._shares_prompts = able.prefix_reuse
+        self._most_waiting = max(1, config.max_waiting)
+        vocab_size = artifact.manifest.model.vocab_size
+        self._scored_rows = most_rows(vocab_size) if able.chunked_prefill else None
         self._engine = Engine(session, scheduler)
         self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
@@ -133,54 +143,126 @@ class Worker:
         """
         info = self.artifact.manifest
         bad = request.sampling.violations(vocab_size=info.model.vocab_size)
+        if not bad and request.sampling.answers > self._most_waiting:
+            field = "n" if request.sampling.best_of is None else "best_of"
+            found = f"found {request.sampling.answers}; this worker queues {self._most_waiting}, the most it can take"
+            bad.append(FieldViolation(f"sampling.{field}", found))
         ids: tuple[int, ...] = ()
+        prompt_text = ""
         try:
-            ids, _ = self._prompts.encode(request.prompt)
+            ids, prompt_text = self._prompts.encode(request.prompt)
         except InvalidRequestError as error:
             bad += error.violations
         else:
             bad += self._prompts.violations(ids, context=self._session.capacity.context)
+        top = request.sampling.prompt_logprobs
+        if top is not None and not bad:
+            bad += place_violations(len(ids) - 1, top, "sampling.prompt_logprobs")
         if bad:
             raise InvalidRequestError(bad)
+        if top is not None:
+            self._check_scores_prompts()
         resolved = resolve(request.sampling, info.generation, lambda: secrets.randbits(63))
         stop_ids = set(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stop_ids.update(info.stop_token_ids)
         room = self._session.capacity.context - len(ids)
         wanted = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
-        sequence = Sequence(
-            request_id=request.request_id,
-            token_ids=list(ids),
-            prompt_length=len(ids),
-            max_new_tokens=wanted,
-            stop_ids=frozenset(stop_ids),
-            client=request.client_id,
-            lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
-            submitted_at=time.perf_counter(),
-        )
-        text = TextStream(self._tokenizer, request.sampling.stop)
-        live = _Live(request, sequence, sink, text, resolved.seed)
-        if wanted == 0:
+        count = request.sampling.answers
+        shared = SharedPrompt() if count > 1 and self._shares_prompts else None
+        # What ranks the answers is the log-probability of their tokens, whether or not it is told.
+        logprobs = 0 if request.sampling.best_of is not None else None
+        logprobs = logprobs if request.sampling.logprobs is None else request.sampling.logprobs
+        members, rows = [], []
+        for index in range(count):
+            seed = answer_seed(resolved.seed, index)
+            sequence = Sequence(
+                request_id=request.request_id,
+                token_ids=list(ids),
+                prompt_length=len(ids),
+                max_new_tokens=wanted,
+                stop_ids=frozenset(stop_ids),
+                client=request.client_id,
+                lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+                logprobs=logprobs,
+                shared=shared,
+                submitted_at=time.perf_counter(),
+            )
+            text = TextStream(
+                self._tokenizer,
+                request.sampling.stop,
+                keep_special_tokens=request.sampling.keep_special_tokens,
+            )
+            answer = Answer(request.request_id, index, sequence, text, seed)
+            answer.opening = prompt_text if request.sampling.echo else ""
+            answer.tells_logprobs = request.sampling.logprobs is not None
+            members.append(answer)
+            rows.append(SamplingRow.begin(replace(resolved, seed=seed), prompt_ids=ids, stop_ids=stop_ids))
+        if top is not None:
+            members[0].sequence.prompt_scores = PromptScores(ids, 1, top, self._scored_rows)
+            members[0].report = PromptLogprobs()
+        best = None if request.sampling.best_of is None else request.sampling.n
+        answers = Answers(request.request_id, sink, members, best)
+        if wanted == 0 and top is None:
             self._check_open()
             # Nothing for the engine to do: the one update comes on the caller's own thread.
-            sink.deliver([_update(live, "", (), self._completion(live, FinishReason.LENGTH, None))])
+            end = TokenEvent(members[0].sequence, None, FinishReason.LENGTH)
+            sink.deliver(answers.take(members[0].translate(end, self._tokenizer)[0]))
             return
-        row = SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=stop_ids, vocab_size=info.model.vocab_size)
+        self._enter(answers, rows)
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Check, tokenise and queue the continuations of a request.
+
+        Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or UnavailableError.
+        """
+        info, context = self.artifact.manifest, self._session.capacity.context
+        prefix = info.eos_token_id if info.bos_token_id is None else info.bos_token_id
+        vocab_size = info.model.vocab_size
+        pairs = encode_pairs(request, self._prompts, prefix_id=prefix, vocab_size=vocab_size, context=context)
+        if len(pairs) > self._most_waiting:
+            found = f"found {len(pairs)}; this worker queues {self._most_waiting}, the most it can take"
+            raise InvalidRequestError([FieldViolation("continuations", found)])
+        self._check_scores_prompts()
+        sequences = score_sequences(request, pairs, rows=self._scored_rows, now=time.perf_counter())
+        members = [
+            Answer(
+                request.request_id,
+                index,
+                sequence,
+                TextStream(self._tokenizer),
+                report=ScoredContinuation(pair, request.logprobs),
+            )
+            for index, (pair, sequence) in enumerate(zip(pairs, sequences, strict=True))
+        ]
+        unused = resolve(SamplingParams(temperature=0), info.generation, lambda: 0)
+        row = SamplingRow.begin(unused, prompt_ids=(), stop_ids=())
+        self._enter(Answers(request.request_id, sink, members), [row] * len(members))
+
+    def _enter(self, answers: Answers, rows: list[SamplingRow]) -> None:
+        """Make a request live and hand its sequences to the loop. Raises InvalidRequestError or UnavailableError."""
         with self._lock:
             self._check_open()
-            if request.request_id in self._by_id:
-                found = f"found {request.request_id!r}, which a live request already has; expected a new one"
+            if answers.request_id in self._by_id:
+                found = f"found {answers.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
-            self._live[sequence] = live
-            self._by_id[request.request_id] = sequence
+            self._live.update((answer.sequence, (answers, answer)) for answer in answers.members)
+            self._by_id[answers.request_id] = answers
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
-            self._loop.add(sequence, row)
+            self._loop.add(*zip(answers.sequences, rows, strict=True))
+
+    def _check_scores_prompts(self) -> None:
+        if not self._session.capabilities.prompt_logits:
+            raise UnsupportedError(
+                f"the graph of {self.artifact.manifest.model_id} gives logits for the last token of a call only, so no "
+                "token of a prompt can be scored; leave prompt_logprobs out, or export the model with llorch"
+            )
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
-            sequence = self._by_id.get(request_id)
-        if sequence is not None:
+            answers = self._by_id.get(request_id)
+        for sequence in answers.sequences if answers is not None else ():
             self._loop.abort(sequence)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
@@ -233,64 +315,38 @@ class Worker:
             live = self._live.get(event.sequence)
             if live is None:
                 continue
-            update, stopped = self._translate(live, event)
+            answers, answer = live
+            update, stopped = answer.translate(event, self._tokenizer)
             if stopped and event.finish is None:
                 ended_early.append(event.sequence)
-            if update.is_last:
+            told = answers.take(update)
+            if answers.open == 0 or update.error is not None:
+                ended_early += self._end(answers)
+            elif update.completion is not None:
                 with self._lock:
                     del self._live[event.sequence]
-                    del self._by_id[live.request.request_id]
-            by_sink.setdefault(id(live.sink), (live.sink, []))[1].append(update)
+            if told:
+                by_sink.setdefault(id(answers.sink), (answers.sink, []))[1].extend(told)
         for sink, updates in by_sink.values():
             sink.deliver(updates)
         return ended_early
 
-    def _translate(self, live: _Live, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
-        """Return the update of one event, and whether a stop string ended the answer."""
-        if event.error is not None:
-            return GenerationUpdate(live.request.request_id, "", (), error=event.error), False
-        text, matched = "", None
-        ids: tuple[int, ...] = ()
-        if event.token_id is not None and not event.is_stop_token:
-            text, matched = live.stream.push(event.token_id)
-            ids = (event.token_id,)
-        if matched is not None:
-            return _update(live, text, ids, self._completion(live, FinishReason.STOP, matched)), True
-        if event.finish is None:
-            return _update(live, text, ids, None), False
-        text += live.stream.finish()
-        stop_text = None
-        if event.is_stop_token and event.token_id is not None:
-            stop_text = self._tokenizer.token_text(event.token_id)
-        return _update(live, text, ids, self._completion(live, event.finish, stop_text)), False
-
-    def _completion(self, live: _Live, reason: FinishReason, stop_matched: str | None) -> Completion:
-        s = live.sequence
-        started = s.submitted_at if s.started_at is None else s.started_at
-        first = started if s.first_token_at is None else s.first_token_at
-        last = first if s.last_token_at is None else s.last_token_at
-        return Completion(
-            reason=reason,
-            stop_matched=stop_matched,
-            prompt_tokens=s.prompt_length,
-            generated_tokens=s.generated,
-            cached_tokens=s.cached_tokens,
-            drafted_tokens=s.drafted,
-            accepted_tokens=s.accepted,
-            seed=live.seed,
-            timings=Timings(
-                queue_s=started - s.submitted_at, prefill_s=first - started, decode_s=last - first
-            ),
-        )
+    def _end(self, answers: Answers) -> list[Sequence]:
+        """Forget a request; return those of its sequences that have not ended, since another one's error ends all."""
+        with self._lock:
+            del self._by_id[answers.request_id]
+            for sequence in answers.sequences:
+                self._live.pop(sequence, None)
+        return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
 
     def _on_death(self, error: BaseException) -> None:
         """Tell every caller that the engine is gone; nothing is answered after this."""
         with self._lock:
             self._failure = error
-            live, self._live, self._by_id = list(self._live.values()), {}, {}
+            live, self._live, self._by_id = list(self._by_id.values()), {}, {}
         failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
-        for entry in live:
-            entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
+        for answers in live:
+            answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=failure)])
 
 
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
@@ -303,7 +359,3 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
             raise UsageError(
                 f"{flag} has no effect on the graph in {folder} ({'; '.join(able.limits())}); leave it out"
             )
-
-
-def _update(live: _Live, text: str, ids: tuple[int, ...], completion: Completion | None) -> GenerationUpdate:
-    return GenerationUpdate(live.request.request_id, text, ids, completion)

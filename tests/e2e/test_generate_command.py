@@ -187,6 +187,17 @@ def test_chat_goes_through_the_template(tiny):
         (("--prompt", "a", "--temperature", "2.5", "--top-p", "0"), "top_p"),
         (("--prompt", "a", "--min-tokens", "9", "--max-tokens", "8"), "min_tokens"),
         (("--prompt", "a", "--seed", "-1"), "seed"),
+        (("--prompt", "a", "--typical-p", "0"), "typical_p"),
+        (("--prompt", "a", "--presence-penalty", "2.1"), "presence_penalty"),
+        (("--prompt", "a", "--frequency-penalty", "nan"), "frequency_penalty"),
+        (("--prompt", "a", "--repeat-last-n", "-2"), "repeat_last_n"),
+        (("--prompt", "a", "--stop-token-id", "512"), "stop_token_ids[0]"),
+        (("--prompt", "a", "--logit-bias", "512=1"), "logit_bias[512]"),
+        (("--prompt", "a", "--logit-bias", "5=101"), "logit_bias[5]"),
+        (("--prompt", "a", "--logit-bias", "5:1"), "'5:1'"),
+        (("--prompt", "a", "--logit-bias", "5=1", "--logit-bias", "5=2"), "token 5 twice"),
+        (("--prompt", "a", "--logprobs", "3"), "--json"),
+        (("--prompt", "a", "--json", "--logprobs", "21"), "logprobs"),
     ],
 )
 def test_what_cannot_be_done_is_a_usage_error(tiny, flags, named):
@@ -250,6 +261,53 @@ def test_repetition_penalty_changes_what_is_likeliest(tiny, greedy):
     assert len(set(found)) > len(set(greedy))
 
 
+def test_typical_p_keeps_one_token_whatever_the_seed(tiny):
+    flags = ("--temperature", "1.5", "--typical-p", "0.000001", "--max-tokens", "8")
+    assert (
+        answer(tiny, *flags, "--seed", "1")["token_ids"] == answer(tiny, *flags, "--seed", "2")["token_ids"]
+    )
+
+
+def test_penalties_on_the_answer_make_it_more_varied(tiny, greedy):
+    for flag in (("--presence-penalty", "2"), ("--frequency-penalty", "2")):
+        found = answer(tiny, *GREEDY, "--max-tokens", "24", *flag)["token_ids"]
+        assert len(set(found)) > len(set(greedy)), flag
+        unseen = answer(tiny, *GREEDY, "--max-tokens", "24", *flag, "--repeat-last-n", "0")["token_ids"]
+        assert unseen == greedy, flag
+
+
+def test_a_bias_makes_a_token_certain_or_impossible(tiny, greedy):
+    bias = ("--logit-bias", "99=100", "--logit-bias", f"{greedy[0]}=-100")
+    assert answer(tiny, *GREEDY, "--max-tokens", "3", *bias)["token_ids"] == [99] * 3
+    assert answer(tiny, *GREEDY, "--max-tokens", "3", *bias[2:])["token_ids"][0] != greedy[0]
+
+
+def test_a_stop_token_of_ones_own_ends_the_answer(tiny, greedy):
+    stop = ("--stop-token-id", str(greedy[5]), "--stop-token-id", str(greedy[2]))
+    found = answer(tiny, *GREEDY, "--max-tokens", "24", *stop)
+    assert (found["token_ids"], found["finish_reason"]) == (greedy[:2], "stop")
+
+
+def test_special_tokens_are_shown_on_demand(tiny):
+    wish = (*GREEDY, "--logit-bias", f"{BOS_ID}=100", "--max-tokens", "2")
+    assert answer(tiny, *wish)["text"] == ""
+    assert answer(tiny, *wish, "--keep-special-tokens")["text"] == "<|bos|><|bos|>"
+
+
+def test_logprobs_stand_in_the_document(tiny, greedy):
+    found = answer(tiny, *GREEDY, "--max-tokens", "4", "--logprobs", "2")
+    assert "logprobs" not in answer(tiny, *GREEDY, "--max-tokens", "4")
+    places = found["logprobs"]
+    assert [place["token_id"] for place in places] == found["token_ids"] == greedy[:4]
+    for place in places:
+        assert place["top"][0] == {key: place[key] for key in ("token_id", "logprob", "text", "bytes")}
+        assert len(place["top"]) == 2
+        assert place["top"][1]["logprob"] <= place["logprob"] < 0
+    assert (
+        bytes(byte for place in places for byte in place["bytes"]).decode("utf-8", "replace") == found["text"]
+    )
+
+
 def test_stop_strings_end_the_answer_before_them(tiny):
     whole = answer(tiny, *GREEDY, "--max-tokens", "24")["text"]
     stop = whole[5:8]
@@ -306,6 +364,8 @@ def test_sampling_flags_reach_the_worker(tiny_worker, tiny):
         "--seed",
         "4",
     )
+    flags += ("--typical-p", "0.9", "--presence-penalty", "0.3", "--frequency-penalty", "0.2")
+    flags += ("--repeat-last-n", "9", "--logit-bias", "70=2", "--stop-token-id", "7", "--logprobs", "1")
     flags += (
         "--repetition-penalty",
         "1.2",
@@ -319,7 +379,8 @@ def test_sampling_flags_reach_the_worker(tiny_worker, tiny):
     )
     remote = llorch_here("generate", "--connect", tiny_worker.address, *flags).document()
     local = llorch_here("generate", tiny, *flags).document()
-    assert (remote["token_ids"], remote["text"]) == (local["token_ids"], local["text"])
+    for key in ("token_ids", "text", "logprobs"):
+        assert remote[key] == local[key]
 
 
 @pytest.mark.parametrize(

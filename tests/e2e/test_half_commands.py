@@ -106,10 +106,10 @@ def test_a_request_that_overflows_ends_with_internal_and_its_neighbours_go_on(tm
         for ids, count in (([5, 9, 300, 17], 60), ([5, BAD_TOKEN], 4))
     )
     with serving(folder) as worker, open_stub(worker.address) as stub:
-        alone = list(stub.Generate(good, timeout=PATIENCE_S).token_ids)
+        alone = list(stub.Generate(good, timeout=PATIENCE_S).choices[0].token_ids)
         neighbour: list[int] = []
         thread = threading.Thread(
-            target=lambda: neighbour.extend(stub.Generate(good, timeout=PATIENCE_S).token_ids)
+            target=lambda: neighbour.extend(stub.Generate(good, timeout=PATIENCE_S).choices[0].token_ids)
         )
         thread.start()
         for _ in range(5):
@@ -120,4 +120,4 @@ def test_a_request_that_overflows_ends_with_internal_and_its_neighbours_go_on(tm
         thread.join(PATIENCE_S)
         assert neighbour == alone
         assert "are not finite" in " ".join(worker.command.log)
-        assert list(stub.Generate(good, timeout=PATIENCE_S).token_ids) == alone
+        assert list(stub.Generate(good, timeout=PATIENCE_S).choices[0].token_ids) == alone

@@ -99,8 +99,9 @@ def test_a_whole_answer(stub):
     message = request(request_id="mine")
     message.sampling.stop.append("w2")
     message.sampling.max_tokens = 9
-    answer = stub.Generate(message, timeout=PATIENCE_S)
-    assert (answer.request_id, answer.text, list(answer.token_ids)) == ("mine", "w0 w1 ", [0, 1])
+    response = stub.Generate(message, timeout=PATIENCE_S)
+    [answer] = response.choices
+    assert (response.request_id, answer.text, list(answer.token_ids)) == ("mine", "w0 w1 ", [0, 1])
     assert answer.completion.finish_reason == pb.FINISH_REASON_STOP
     assert answer.completion.stop_matched == "w2"
 
@@ -108,7 +109,7 @@ def test_a_whole_answer(stub):
 def test_an_answer_of_no_tokens(stub):
     message = request()
     message.sampling.stop.append("w0")
-    assert stub.Generate(message, timeout=PATIENCE_S).text == ""
+    assert stub.Generate(message, timeout=PATIENCE_S).choices[0].text == ""
     [only] = stub.GenerateStream(pb.GenerateStreamRequest(request=message), timeout=PATIENCE_S)
     assert only.request_id
     assert only.completion.usage.generated_tokens == 0
@@ -182,11 +183,11 @@ def test_bytes_that_are_no_message_are_the_callers_fault(server, method, wire):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert list(violations(caught.value)) == ["request"]
     with open_stub(server.address) as stub:
-        assert stub.Generate(request(), timeout=PATIENCE_S).text == "w0 w1 w2 "
+        assert stub.Generate(request(), timeout=PATIENCE_S).choices[0].text == "w0 w1 w2 "
 
 
 def test_the_model_must_be_the_one_served(stub):
-    assert stub.Generate(request(model=INFO.model_id), timeout=PATIENCE_S).text
+    assert stub.Generate(request(model=INFO.model_id), timeout=PATIENCE_S).choices[0].text
     with pytest.raises(grpc.RpcError, match="'other' was asked for, this worker serves 'fake-1M'") as caught:
         stub.Generate(request(model="other"), timeout=PATIENCE_S)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -246,7 +247,7 @@ def test_a_bug_in_submit_leaves_the_id_free(stub, generator, caplog):
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "KeyError: 'secret'" in caplog.text
     generator.fail_submit = None
-    assert stub.Generate(request(request_id="a"), timeout=PATIENCE_S).text
+    assert stub.Generate(request(request_id="a"), timeout=PATIENCE_S).choices[0].text
 
 
 def test_an_abort_from_the_workers_side_ends_cancelled(stepped, stepped_stub):
@@ -335,7 +336,9 @@ def test_a_client_that_goes_away_in_mid_stream_leaves_no_noise(caplog):
                 next(stream(stub, max_tokens=None))
         generator.wait_for(lambda g: len(g.aborted) == 20 and not g.live_ids)
         with open_stub(running.address) as stub:
-            assert stub.Generate(request(), timeout=PATIENCE_S).completion.usage.generated_tokens == 3
+            assert (
+                stub.Generate(request(), timeout=PATIENCE_S).choices[0].completion.usage.generated_tokens == 3
+            )
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.INFO and r.name != "asyncio"] == []
 
 
@@ -343,7 +346,7 @@ def test_many_errors_at_once(stub):
     bad = [stub.Generate.future(request(max_tokens=-1), timeout=PATIENCE_S) for _ in range(300)]
     good = [stub.Generate.future(request(), timeout=PATIENCE_S) for _ in range(20)]
     assert {f.exception().code() for f in bad} == {grpc.StatusCode.INVALID_ARGUMENT}
-    assert {f.result().text for f in good} == {"w0 w1 w2 "}
+    assert {f.result().choices[0].text for f in good} == {"w0 w1 w2 "}
 
 
 def test_a_message_beyond_the_limit_gets_a_status_with_both_sizes(server):
@@ -354,7 +357,7 @@ def test_a_message_beyond_the_limit_gets_a_status_with_both_sizes(server):
         with pytest.raises(grpc.RpcError, match=r"larger than max \(170000\d\d vs. 16777216\)") as caught:
             stub.Tokenize(too_large, timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert stub.Generate(request(), timeout=PATIENCE_S).text
+        assert stub.Generate(request(), timeout=PATIENCE_S).choices[0].text
 
 
 def test_a_smaller_limit_can_be_set(generator):
@@ -364,7 +367,7 @@ def test_a_smaller_limit_can_be_set(generator):
     ):
         with pytest.raises(grpc.RpcError, match=r"\(50000\d\d vs. 4194304\)"):
             stub.Tokenize(pb.TokenizeRequest(input=pb.Input(text="a" * 5_000_000)), timeout=PATIENCE_S)
-        assert stub.Generate(request(), timeout=PATIENCE_S).text
+        assert stub.Generate(request(), timeout=PATIENCE_S).choices[0].text
 
 
 def test_tokenize_and_detokenize(stub):

@@ -106,7 +106,7 @@ def test_health_follows_the_worker():
         generator = FakeGenerator()
         running.call(running.server.set_ready(generator))
         assert (next(overall), next(service)) == (STATUS.SERVING, STATUS.SERVING)
-        assert stub.Generate(REQUEST, timeout=PATIENCE_S).text == "w0 w1 "
+        assert stub.Generate(REQUEST, timeout=PATIENCE_S).choices[0].text == "w0 w1 "
         running.call(running.server.drain(asyncio.Event()))
         assert (next(overall), next(service)) == (STATUS.NOT_SERVING, STATUS.NOT_SERVING)
         assert "shutting down" in str(refusal(lambda: stub.Generate(REQUEST, timeout=PATIENCE_S)))

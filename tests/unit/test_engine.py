@@ -43,7 +43,7 @@ class Bench:
     ) -> Sequence:
         sequence = sequence_of(name, prompt, count)
         sequence.lookup = PromptLookup(prompt, max_draft=lookup) if lookup else None
-        self.engine.add(sequence, greedy_row(sequence, VOCAB, **params))
+        self.engine.add((sequence, greedy_row(sequence, VOCAB, **params)))
         self.events[sequence] = []
         return sequence
 
@@ -207,7 +207,7 @@ def test_what_the_queue_refuses_leaves_nothing_behind() -> None:
     first = bench.add("a", (1,), 2)
     refused = sequence_of("b", (2,), 2)
     with pytest.raises(QueueFullError):
-        bench.engine.add(refused, greedy_row(refused, VOCAB))
+        bench.engine.add((refused, greedy_row(refused, VOCAB)))
     bench.engine.abort(refused)
     bench.drain()
     assert bench.tokens(first) == continuation((1,), 2, VOCAB)
@@ -255,7 +255,7 @@ def test_a_stop_token_inside_a_guess_ends_the_answer_there() -> None:
     scheduler = Scheduler(slots=1, budget=64, prefill_chunk=8, max_waiting=1)
     engine = Engine(session, scheduler, ticking())
     sequence.lookup = PromptLookup(sequence.token_ids, max_draft=6)
-    engine.add(sequence, greedy_row(sequence, VOCAB))
+    engine.add((sequence, greedy_row(sequence, VOCAB)))
     events: list[TokenEvent] = []
     while sequence.status is not SequenceStatus.FINISHED:
         events += engine.step()

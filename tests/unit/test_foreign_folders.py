@@ -107,7 +107,7 @@ def test_an_optimum_folder_is_described(optimum: Path) -> None:
     )
     assert (info.bos_token_id, info.eos_token_id) == (BOS_ID, EOS_ID)
     assert info.stop_token_ids == (EOS_ID, TURN_END_ID)
-    assert info.generation == GenerationDefaults(temperature=0.6, top_p=0.9)
+    assert info.generation == GenerationDefaults(temperature=0.6, top_p=0.9, typical_p=0.9)
     assert model.chat_template() == CHAT_TEMPLATE
 
 

@@ -69,7 +69,7 @@ class Running:
 
     def add(self, name: str, prompt: tuple[int, ...], count: int) -> Sequence:
         sequence = sequence_of(name, prompt, count)
-        self.loop.add(sequence, greedy_row(sequence, VOCAB))
+        self.loop.add((sequence, greedy_row(sequence, VOCAB)))
         return sequence
 
     def next(self) -> list[TokenEvent]:

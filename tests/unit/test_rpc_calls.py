@@ -33,13 +33,13 @@ def test_updates_that_pile_up_become_one():
         await delivered(live, GenerationUpdate("a", "x", (1,)), GenerationUpdate("other", "no", (9,)))
         await delivered(live, GenerationUpdate("a", "", (2,)))
         await delivered(live, GenerationUpdate("a", "y", (3,)))
-        assert await call.take() == ("xy", [1, 2, 3], None)
+        assert await call.take() == [GenerationUpdate("a", "xy", (1, 2, 3))]
         waiting = asyncio.ensure_future(call.take())
         await asyncio.sleep(0)
         await delivered(live, GenerationUpdate("a", "", ()))
         assert not waiting.done()
         await delivered(live, GenerationUpdate("a", "", (), DONE))
-        assert await waiting == ("", [], DONE)
+        assert await waiting == [GenerationUpdate("a", "", (), DONE)]
 
     asyncio.run(scenario())
 
@@ -53,7 +53,7 @@ def test_a_whole_answer_wakes_its_handler_once():
         await asyncio.sleep(0)
         assert not waiting.done()
         await delivered(live, GenerationUpdate("a", "y", (2,), DONE))
-        assert await waiting == ("xy", [1, 2], DONE)
+        assert await waiting == [GenerationUpdate("a", "xy", (1, 2), DONE)]
 
     asyncio.run(scenario())
 
@@ -67,7 +67,7 @@ def test_an_error_ends_a_call_and_a_failure_after_the_end_does_not():
         live.add("a", ended := LiveCall(whole=True))
         await delivered(live, GenerationUpdate("a", "", (1,), DONE))
         ended.fail(UnavailableError("late"))
-        assert await ended.take() == ("", [1], DONE)
+        assert await ended.take() == [GenerationUpdate("a", "", (1,), DONE)]
         live.add("a", failed := LiveCall(whole=True))
         failed.fail(UnavailableError("draining"))
         with pytest.raises(UnavailableError, match="draining"):
@@ -91,7 +91,7 @@ def test_an_id_is_taken_until_the_last_update_even_if_its_handler_left():
         assert call.ended
         live.add("a", second)
         await delivered(live, GenerationUpdate("a", "new", (5,)))
-        assert await second.take() == ("new", [5], None)
+        assert await second.take() == [GenerationUpdate("a", "new", (5,))]
         live.discard(second)
         assert list(live) == []
 

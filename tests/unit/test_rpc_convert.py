@@ -8,6 +8,7 @@ import pytest
 
 from fake_generator import INFO, LOAD
 from llorch_serve.errors import InvalidRequestError
+from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -36,6 +37,14 @@ SAMPLINGS = [
         temperature=0.0, top_k=0, top_p=0.0, min_p=0.0, repetition_penalty=0.0, seed=0, max_tokens=0
     ),
     SamplingParams(
+        typical_p=0.0,
+        repeat_last_n=0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias={0: 0.0},
+        logprobs=0,
+    ),
+    SamplingParams(
         temperature=0.7,
         top_k=40,
         top_p=0.9,
@@ -47,8 +56,23 @@ SAMPLINGS = [
         stop=("\n\n", "END"),
         stop_token_ids=(2, 32000),
         ignore_eos=True,
+        typical_p=0.95,
+        repeat_last_n=-1,
+        presence_penalty=-2.0,
+        frequency_penalty=1.5,
+        logit_bias={2**32 - 1: -100.0, 7: 0.5},
+        logprobs=20,
+        keep_special_tokens=True,
+        n=3,
+        best_of=16,
+        prompt_logprobs=0,
+        echo=True,
     ),
 ]
+LOGPROBS = (
+    TokenLogprobs(TokenLogprob(5, -0.25, "a", b"a"), (TokenLogprob(6, -0.125, "\ufffd", b"\xc3"),)),
+    TokenLogprobs(TokenLogprob(6, -9999.0, "", b"")),
+)
 
 
 def over_the_wire(message):
@@ -81,7 +105,9 @@ def test_every_bad_field_is_named_at_once():
             chat=pb.ChatInput(messages=[pb.ChatMessage(role="user"), pb.ChatMessage(content="x")])
         ),
         sampling=pb.Sampling(
-            stop=["x"] * (convert.MAX_ITEMS + 1), stop_token_ids=[1] * (convert.MAX_ITEMS + 1)
+            stop=["x"] * (convert.MAX_ITEMS + 1),
+            stop_token_ids=[1] * (convert.MAX_ITEMS + 1),
+            logit_bias=dict.fromkeys(range(convert.MAX_ITEMS + 1), 1.0),
         ),
         request_id="é" * 65,
         client_id="x" * 129,
@@ -92,6 +118,7 @@ def test_every_bad_field_is_named_at_once():
         "input.chat.messages[1].role",
         "sampling.stop",
         "sampling.stop_token_ids",
+        "sampling.logit_bias",
         "request_id",
         "client_id",
     ]
@@ -126,7 +153,9 @@ def test_values_no_message_can_carry_are_named():
     request = GenerationRequest(
         "\ud800",
         ChatPrompt((ChatMessage("user", "\udfff"),)),
-        SamplingParams(top_k=2**31, seed=-(2**63) - 1, stop=("\ud800",), stop_token_ids=(-1,)),
+        SamplingParams(
+            top_k=2**31, seed=-(2**63) - 1, stop=("\ud800",), stop_token_ids=(-1,), logit_bias={-1: 1.0}
+        ),
     )
     with pytest.raises(InvalidRequestError) as caught:
         convert.write_generation_request(request)
@@ -137,6 +166,7 @@ def test_values_no_message_can_carry_are_named():
         "sampling.seed",
         "sampling.stop",
         "sampling.stop_token_ids",
+        "sampling.logit_bias",
     ]
     with pytest.raises(InvalidRequestError, match=r"input\.text"):
         convert.write_prompt(TextPrompt("\ud800"))
@@ -159,16 +189,43 @@ def test_a_completion_survives_the_wire(reason, matched):
     completion = Completion(
         reason, matched, 3, 4, 2**63 - 1, timings, cached_tokens=5, drafted_tokens=6, accepted_tokens=7
     )
-    message = over_the_wire(convert.write_update("", "txt", [5, 6], completion))
-    assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5, 6), completion)
-    answer = over_the_wire(convert.write_answer("id", "txt", [5, 6], completion))
-    assert (answer.request_id, answer.text, list(answer.token_ids)) == ("id", "txt", [5, 6])
-    assert answer.completion == message.completion
+    update = GenerationUpdate("id", "txt", (5, 6), completion, logprobs=LOGPROBS)
+    assert convert.read_update("id", over_the_wire(convert.write_update(update, first=False))) == update
+    [answer] = convert.read_answers(over_the_wire(convert.write_answers("id", [update])))
+    assert answer == update
+
+
+def test_answers_are_told_apart_on_the_wire_and_end_with_the_last():
+    completion = Completion(FinishReason.STOP, None, 3, 4, 5, Timings(0, 0, 0))
+    second = GenerationUpdate("id", "b", (6,), completion, index=1, open_answers=1)
+    first = GenerationUpdate("id", "a", (5,), completion, index=0, open_answers=0)
+    message = over_the_wire(convert.write_answers("id", [second, first]))
+    assert [choice.text for choice in message.choices] == ["a", "b"]
+    assert [answer.index for answer in convert.read_answers(message)] == [0, 1]
+    assert [answer.is_last for answer in convert.read_answers(message)] == [False, True]
+    left = 2
+    for update in (second, first):
+        wire = over_the_wire(convert.write_update(update, first=False))
+        found = convert.read_update("id", wire, open_answers=left)
+        assert found == update
+        left = found.open_answers
+
+
+def test_logprobs_survive_the_wire():
+    token = TokenLogprob(2**32 - 1, -9999.0, "\ufffd", b"\xf0\x9f")
+    places = (TokenLogprobs(token, (TokenLogprob(0, -0.1, "a", b"a"), token)), TokenLogprobs(token))
+    update = GenerationUpdate("id", "txt", (5, 6), logprobs=places, prompt_logprobs=LOGPROBS, open_answers=1)
+    assert convert.read_update("id", over_the_wire(convert.write_update(update, first=True))) == update
+    done = Completion(FinishReason.LENGTH, None, 1, 2, 3, Timings(0, 0, 0))
+    answer = GenerationUpdate("id", "txt", (5, 6), done, logprobs=places, prompt_logprobs=LOGPROBS)
+    assert convert.read_answers(over_the_wire(convert.write_answers("id", [answer]))) == [answer]
 
 
 def test_a_delta_has_no_completion():
-    message = over_the_wire(convert.write_update("id", "txt", [5], None))
-    assert convert.read_update("id", message) == GenerationUpdate("id", "txt", (5,))
+    update = GenerationUpdate("id", "txt", (5,), index=3, open_answers=1)
+    message = over_the_wire(convert.write_update(update, first=True))
+    assert message.request_id == "id"
+    assert convert.read_update("id", message) == update
 
 
 def test_a_request_without_client_is_its_connections():

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llorch_serve.draws import Draws, uniforms
 from llorch_serve.errors import ArtifactError, InvalidRequestError, NonFiniteLogitsError
 from llorch_serve.manifest import GenerationDefaults
-from llorch_serve.sampler import SamplingRow, distribution, sample, sample_batch, uniform
+from llorch_serve.sampler import SamplingRow, distribution, sample_batch
 from llorch_serve.sampling import MAX_SEED, ResolvedSampling, SamplingParams, check_defaults, resolve
 
 NEUTRAL: dict[str, Any] = {
@@ -29,11 +30,15 @@ NEUTRAL: dict[str, Any] = {
 LOGITS = np.array([1.0, 3.0, 2.0, 0.0, -1.0], dtype=np.float32)
 
 
-def row_of(
-    *, prompt: Sequence[int] = (), stops: Sequence[int] = (), vocab: int = 5, **params: Any
-) -> SamplingRow:
+def row_of(*, prompt: Sequence[int] = (), stops: Sequence[int] = (), **params: Any) -> SamplingRow:
     resolved = ResolvedSampling(**{**NEUTRAL, **params})
-    return SamplingRow.begin(resolved, prompt_ids=prompt, stop_ids=stops, vocab_size=vocab)
+    return SamplingRow.begin(resolved, prompt_ids=prompt, stop_ids=stops)
+
+
+def sample(logits: npt.NDArray[np.float32], row: SamplingRow) -> int:
+    (token,) = sample_batch(logits[None], [row])
+    assert isinstance(token, int), token
+    return token
 
 
 def probabilities(logits: npt.NDArray[np.float32], row: SamplingRow) -> npt.NDArray[np.float64]:
@@ -54,7 +59,7 @@ def softmax(logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 def test_temperature_zero_takes_the_first_maximum_whatever_else_is_set() -> None:
     logits = np.array([0, 5, 5, 1], dtype=np.float32)
-    row = row_of(temperature=0.0, top_k=2, top_p=0.5, min_p=0.5, vocab=4)
+    row = row_of(temperature=0.0, top_k=2, top_p=0.5, min_p=0.5)
     assert sample(logits, row) == 1
     assert sample_batch(logits[None], [row]) == [1]
 
@@ -73,14 +78,14 @@ def test_top_k_keeps_the_k_most_likely(top_k: int) -> None:
 
 def test_top_k_keeps_tokens_that_tie_with_the_last() -> None:
     logits = np.array([1, 2, 1, 0], dtype=np.float32)
-    assert set(np.flatnonzero(probabilities(logits, row_of(top_k=2, vocab=4)))) == {0, 1, 2}
+    assert set(np.flatnonzero(probabilities(logits, row_of(top_k=2)))) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("vocab", [100, 5000])
 @pytest.mark.parametrize("top_k", [1, 3, 40, 99, 3000])
 def test_top_k_finds_the_same_tokens_in_large_vocabularies(vocab: int, top_k: int) -> None:
     logits = np.random.default_rng(3).permutation(vocab).astype(np.float32) / vocab
-    kept = np.flatnonzero(probabilities(logits, row_of(top_k=top_k, vocab=vocab)))
+    kept = np.flatnonzero(probabilities(logits, row_of(top_k=top_k)))
     assert set(kept) == set(np.argsort(-logits)[:top_k])
 
 
@@ -104,7 +109,7 @@ def test_top_p_equals_the_definition_ties_by_id(values: list[float], top_p: floa
     if np.abs(reached - top_p).min() < 1e-5:
         return  # float32 may round to either side
     kept = order[: int((reached >= top_p).argmax()) + 1]
-    found = np.flatnonzero(probabilities(logits, row_of(top_p=top_p, vocab=len(values))))
+    found = np.flatnonzero(probabilities(logits, row_of(top_p=top_p)))
     # Weights too small for float32's exponent count as nothing, and can only be the last ones.
     assert set(found) == set(kept)
 
@@ -124,7 +129,7 @@ def test_min_p_drops_what_is_unlikely_beside_the_best(min_p: float, kept: set[in
 
 def test_repetition_penalty_makes_seen_tokens_less_likely_also_below_zero() -> None:
     logits = np.array([-1.0, -1.1, 2.0, 2.0], dtype=np.float32)
-    row = row_of(prompt=[0, 2], repetition_penalty=1.5, vocab=4)
+    row = row_of(prompt=[0, 2], repetition_penalty=1.5)
     np.testing.assert_allclose(probabilities(logits, row), softmax([-1.5, -1.1, 2 / 1.5, 2.0]), rtol=1e-5)
     row.append(3)
     np.testing.assert_allclose(probabilities(logits, row), softmax([-1.5, -1.1, 2 / 1.5, 2 / 1.5]), rtol=1e-5)
@@ -132,14 +137,13 @@ def test_repetition_penalty_makes_seen_tokens_less_likely_also_below_zero() -> N
 
 def test_repetition_penalty_changes_the_greedy_choice() -> None:
     row = row_of(prompt=[1], temperature=0.0, repetition_penalty=2.0)
-    assert not row.is_plainly_greedy
     assert sample_batch(LOGITS[None], [row]) == [2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_min_tokens_forbids_stop_tokens_exactly_so_many_times(temperature: float) -> None:
     logits = np.array([0, 0, 50, 0], dtype=np.float32)
-    row = row_of(stops=[2], min_tokens=4, temperature=temperature, vocab=4)
+    row = row_of(stops=[2], min_tokens=4, temperature=temperature)
     chosen = []
     for _ in range(6):
         [token] = sample_batch(logits[None], [row])
@@ -161,7 +165,7 @@ def test_the_seed_decides_the_draw_and_so_does_the_position() -> None:
     flat = np.zeros(1000, dtype=np.float32)
 
     def draws(seed: int) -> list[int]:
-        row = row_of(seed=seed, vocab=1000)
+        row = row_of(seed=seed)
         tokens = []
         for _ in range(20):
             tokens.append(sample(flat, row))
@@ -176,7 +180,7 @@ def test_the_seed_decides_the_draw_and_so_does_the_position() -> None:
 
 def test_draws_are_the_same_on_every_machine() -> None:
     # numpy keeps Philox's stream stable; these numbers were taken once.
-    assert [uniform(7, 0), uniform(7, 1), uniform(MAX_SEED, 10**6)] == [
+    assert [Draws(7).at(0), Draws(7).at(1), Draws(MAX_SEED).at(10**6)] == [
         0.8720734548204873,
         0.0828426870273763,
         0.1653810847067234,
@@ -203,7 +207,7 @@ def test_draws_follow_the_distribution(params: dict[str, Any]) -> None:
 
 
 def test_draws_of_different_seeds_are_independent() -> None:
-    numbers = np.array([uniform(seed, position) for seed in range(40) for position in range(40)])
+    numbers = np.concatenate([uniforms(seed, 0, 40) for seed in range(40)])
     histogram = np.histogram(numbers, bins=16, range=(0, 1))[0]
     assert ((histogram - 100) ** 2 / 100).sum() < 37.7  # 0.1 % for 15 degrees of freedom
     grid = numbers.reshape(40, 40)
@@ -213,28 +217,41 @@ def test_draws_of_different_seeds_are_independent() -> None:
 # Batches.
 
 
-def mixed_rows(vocab: int) -> list[SamplingRow]:
+def mixed_rows() -> list[SamplingRow]:
     return [
-        row_of(temperature=0.0, vocab=vocab),
-        row_of(seed=1, vocab=vocab),
-        row_of(seed=2, top_p=0.8, prompt=[1, 2, 3], repetition_penalty=1.3, vocab=vocab),
-        row_of(seed=3, top_k=5, min_p=0.1, stops=[0, 4], min_tokens=3, vocab=vocab),
+        row_of(temperature=0.0),
+        row_of(seed=1),
+        row_of(seed=2, top_p=0.8, prompt=[1, 2, 3], repetition_penalty=1.3),
+        row_of(seed=3, top_k=5, min_p=0.1, stops=[0, 4], min_tokens=3),
+        row_of(seed=4, min_p=0.01, temperature=1.4),
+        row_of(seed=5, typical_p=0.8),
+        row_of(seed=6, typical_p=0.7, top_k=60, top_p=0.95, logit_bias={7: 3.0, 11: -100.0}),
+        row_of(seed=7, top_k=2000, temperature=2.0, prompt=[5], repetition_penalty=0.7, repeat_last_n=9),
+        row_of(temperature=0.0, logit_bias={9: 50.0}),
+        row_of(seed=8, top_p=0.999, temperature=1.9),
     ]
 
 
 def test_a_row_gives_alone_what_it_gives_in_any_batch() -> None:
-    logits = np.random.default_rng(0).normal(0, 2, (4, 3000)).astype(np.float32)
-    together = sample_batch(logits, mixed_rows(3000))
-    alone = [sample_batch(logits[i : i + 1], [row])[0] for i, row in enumerate(mixed_rows(3000))]
-    backwards = sample_batch(logits[::-1], mixed_rows(3000)[::-1])[::-1]
-    assert together == alone == backwards
+    rng = np.random.default_rng(0)
+    shared, reversed_, single = mixed_rows(), mixed_rows(), mixed_rows()
+    for _ in range(30):
+        logits = rng.normal(0, rng.uniform(0.5, 4), (len(shared), 3000)).astype(np.float32)
+        together = sample_batch(logits, shared)
+        alone = [sample_batch(logits[i : i + 1], [row])[0] for i, row in enumerate(single)]
+        backwards = sample_batch(logits[::-1], reversed_[::-1])[::-1]
+        assert together == alone == backwards
+        for rows in (shared, reversed_, single):
+            for row, token in zip(rows, together, strict=True):
+                assert isinstance(token, int)
+                row.append(token)
 
 
 def test_logits_are_not_modified() -> None:
-    logits = np.random.default_rng(0).normal(0, 2, (4, 300)).astype(np.float32)
+    logits = np.random.default_rng(0).normal(0, 2, (len(mixed_rows()), 300)).astype(np.float32)
     before = logits.copy()
     logits.setflags(write=False)
-    sample_batch(logits, mixed_rows(300))
+    sample_batch(logits, mixed_rows())
     np.testing.assert_array_equal(logits, before)
 
 
@@ -277,8 +294,8 @@ def test_a_top_p_just_below_one_keeps_every_token() -> None:
 
 def test_all_logits_equal_leaves_all_tokens() -> None:
     flat = np.full(50, -3.0, dtype=np.float32)
-    np.testing.assert_allclose(probabilities(flat, row_of(vocab=50, top_k=7, min_p=1.0)), np.full(50, 0.02))
-    assert np.count_nonzero(probabilities(flat, row_of(vocab=50, top_p=0.5))) == 25
+    np.testing.assert_allclose(probabilities(flat, row_of(top_k=7, min_p=1.0)), np.full(50, 0.02))
+    assert np.count_nonzero(probabilities(flat, row_of(top_p=0.5))) == 25
 
 
 # Ranges and defaults.

@@ -9,17 +9,20 @@ import functools
 import itertools
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_session import FakeSession, continuation, sequence_of
+from fake_session import FakeSession, continuation, next_logits, sequence_of
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.plan import SlotRelease, StepPlan
+from llorch_serve.prompt_scores import PromptScores
 from llorch_serve.runner import run
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+from llorch_serve.shared_prompt import SharedPrompt
 
 VOCAB = 24
 CONTEXT = 64
@@ -85,6 +88,26 @@ class Simulation:
         self.added.append(sequence)
         return sequence
 
+    def add_answers(self, prompt: Seq[int], counts: Seq[int]) -> list[Sequence]:
+        """Add one sequence for each count, all of one prompt that they share."""
+        shared = SharedPrompt()
+        group = [sequence_of(f"r{len(self.added)}.{i}", prompt, count) for i, count in enumerate(counts)]
+        for sequence in group:
+            sequence.shared = shared
+            if self.lookup:
+                sequence.lookup = PromptLookup(prompt, max_draft=self.lookup)
+        self.scheduler.add(*group)
+        self.added += group
+        return group
+
+    def add_scored(self, prompt: Seq[int], first: int, count: int) -> Sequence:
+        """Add a sequence whose prompt's tokens from ``first`` on are scored."""
+        sequence = sequence_of(f"r{len(self.added)}", prompt, count)
+        sequence.prompt_scores = PromptScores(tuple(prompt), first, top=1, rows=3)
+        self.scheduler.add(sequence)
+        self.added.append(sequence)
+        return sequence
+
     def remove(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         self.removed.add(sequence)
@@ -129,9 +152,13 @@ class Simulation:
         assert len({s.slot for s in running}) == len(running), "two sequences in one slot"
         assert all(0 <= s.slot < self.slots for s in running if s.slot is not None)
         decoding = [s for s in self.live if before[s] is SequenceStatus.DECODE]
-        assert [plan.prefill is not None, plan.verify is not None, bool(plan.decode)].count(True) == 1
+        kinds = [plan.prefill is not None, plan.start is not None, plan.verify is not None, bool(plan.decode)]
+        assert kinds.count(True) == 1
         if plan.prefill is not None:
             self._check_prefill(plan, before)
+            kind = "prefill"
+        elif plan.start is not None:
+            self._check_start(plan)
             kind = "prefill"
         elif plan.verify is not None:
             self._check_verify(plan, decoding)
@@ -189,7 +216,8 @@ class Simulation:
         end = chunk.start + len(chunk.token_ids)
         assert list(chunk.token_ids) == sequence.token_ids[chunk.start : end]
         assert 1 <= len(chunk.token_ids) <= self.chunk
-        assert chunk.samples == (end == len(sequence.token_ids))
+        assert chunk.samples == (end == len(sequence.token_ids) and sequence.max_new_tokens > 0)
+        assert len(chunk.scored) <= 3 or sequence.prompt_scores is None
         if end == sequence.prompt_length >= 2 and self.chunk >= 3:
             assert len(chunk.token_ids) >= 2, "the prompt's last row runs alone"
         if sequence not in self.started:
@@ -197,9 +225,21 @@ class Simulation:
             assert chunk.start <= max(sequence.prompt_length - 2, 0)
             if not self.prefix_cache:
                 assert chunk.start == 0
-            self.started.append(sequence)
-            earlier = self.added[: self.added.index(sequence)]
-            assert all(s in self.started or s in self.removed for s in earlier), "overtaken"
+            self._start(sequence)
+
+    def _check_start(self, plan: StepPlan) -> None:
+        assert plan.start is not None
+        sequence = plan.start.sequence
+        assert sequence not in self.started
+        assert plan.start.slot == sequence.slot
+        assert sequence.computed == sequence.prompt_length == len(sequence.token_ids)
+        assert self.kv_cache
+        self._start(sequence)
+
+    def _start(self, sequence: Sequence) -> None:
+        self.started.append(sequence)
+        earlier = self.added[: self.added.index(sequence)]
+        assert all(s in self.started or s in self.removed for s in earlier), "overtaken"
 
     def _take(self, event: TokenEvent) -> None:
         sequence = event.sequence
@@ -208,13 +248,17 @@ class Simulation:
         if event.finish is not None:
             self.ended[sequence] = event
             assert sequence.slot is None
+            if sequence.prompt_scores is not None:
+                self._check_scores(sequence.prompt_scores)
         prompt = tuple(sequence.token_ids[: sequence.prompt_length])
         wanted = answer(prompt, sequence.max_new_tokens, sequence.stop_ids)
         got = sequence.token_ids[sequence.prompt_length :]
         assert got == wanted[: len(got)]
         if event.finish is None:
-            assert len(got) < sequence.max_new_tokens
-            assert event.token_id == got[-1]
+            # A draft that was right gives several events in one step.
+            told = len(self.token_steps[sequence])
+            assert told < sequence.max_new_tokens
+            assert event.token_id == got[told - 1]
         elif event.finish is FinishReason.STOP:
             assert event.is_stop_token
             assert event.token_id in sequence.stop_ids
@@ -223,6 +267,14 @@ class Simulation:
             assert event.finish is FinishReason.LENGTH
             assert len(got) == sequence.max_new_tokens
             assert not event.is_stop_token
+
+    def _check_scores(self, scores: PromptScores) -> None:
+        assert len(scores.found) == len(scores.tokens) - scores.first
+        for place, found in enumerate(scores.found, scores.first):
+            logits = next_logits(scores.tokens[:place], VOCAB).astype(np.float64)
+            assert found.token_id == scores.tokens[place]
+            assert found.logprob == pytest.approx(logits[found.token_id] - np.log(np.exp(logits).sum()))
+            assert found.top[0][0] == logits.argmax()
 
     def _check_counts(self) -> None:
         assert self.scheduler.running == sum(s.slot is not None for s in self.live)
@@ -235,7 +287,9 @@ adds = st.tuples(
 )
 removes = st.tuples(st.just("remove"), st.integers(0, 100))
 steps = st.tuples(st.just("step"), st.integers(1, 8))
-scripts = st.lists(st.one_of(adds, steps, removes), max_size=25)
+answers = st.tuples(st.just("answers"), prompts, st.lists(st.integers(1, 12), min_size=2, max_size=5))
+scored = st.tuples(st.just("scored"), prompts, st.integers(1, 20), st.integers(0, 3))
+scripts = st.lists(st.one_of(adds, answers, scored, steps, removes), max_size=25)
 
 
 def play(simulation: Simulation, script: list[tuple[object, ...]]) -> None:
@@ -243,6 +297,10 @@ def play(simulation: Simulation, script: list[tuple[object, ...]]) -> None:
         match command:
             case ("add", prompt, count, stop_ids):
                 simulation.add(prompt, count, sorted(stop_ids))
+            case ("answers", prompt, counts):
+                simulation.add_answers(prompt, counts)
+            case ("scored", prompt, first, count):
+                simulation.add_scored(prompt, min(first, len(prompt)), count)
             case ("remove", pick) if simulation.live:
                 simulation.remove(simulation.live[pick % len(simulation.live)])
             case ("step", count):
@@ -264,7 +322,9 @@ def test_every_sequence_gets_its_own_answer_whatever_comes_and_goes(
 # Few different tokens, so that prompts share prefixes and answers repeat themselves.
 similar = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 similar_adds = st.tuples(st.just("add"), similar, st.integers(1, 12), st.just(frozenset()))
-similar_scripts = st.lists(st.one_of(similar_adds, steps, removes), max_size=25)
+similar_scored = st.tuples(st.just("scored"), similar, st.integers(1, 24), st.integers(0, 3))
+several = st.tuples(st.just("answers"), similar, st.lists(st.integers(1, 12), min_size=2, max_size=5))
+similar_scripts = st.lists(st.one_of(similar_adds, several, similar_scored, steps, removes), max_size=25)
 
 
 @settings(deadline=None, max_examples=200)
@@ -496,3 +556,51 @@ def test_a_stop_token_is_not_part_of_the_sequence() -> None:
 
 def test_nothing_to_do_is_no_plan() -> None:
     assert Scheduler(slots=2, budget=8, prefill_chunk=4, max_waiting=1).schedule() is None
+
+
+def test_answers_of_one_prompt_run_it_once_and_start_from_its_end() -> None:
+    simulation = Simulation(slots=4, chunk=8, prefix_cache=False)
+    group = simulation.add_answers(tuple(range(20)), (6, 6, 6))
+    simulation.drain()
+    prefilled = [len(call.token_ids) for call in simulation.session.calls if call.kind == "prefill"]
+    assert sum(prefilled) == 20
+    assert len({tuple(sequence.token_ids) for sequence in group}) == 1
+    assert simulation.scheduler.load().prompt_tokens == 20
+    assert simulation.scheduler.load().cached_tokens == 0
+    assert [move[2] for move in simulation.session.moves[:2]] == [20, 20]
+
+
+def test_answers_beyond_the_slots_start_from_one_that_has_ended() -> None:
+    simulation = Simulation(slots=2, chunk=8)
+    group = simulation.add_answers(tuple(range(20)), (3, 9, 4, 4, 5))
+    simulation.drain()
+    prefilled = [len(call.token_ids) for call in simulation.session.calls if call.kind == "prefill"]
+    assert sum(prefilled) == 20, "an answer computed the prompt again"
+    assert set(simulation.ended) == set(group)
+
+
+def test_an_answer_whose_prompt_has_left_the_cache_computes_it_again() -> None:
+    simulation = Simulation(slots=1, chunk=8, prefix_cache=False)
+    simulation.add_answers(tuple(range(10)), (2, 2))
+    simulation.drain()
+    prefilled = [len(call.token_ids) for call in simulation.session.calls if call.kind == "prefill"]
+    assert sum(prefilled) == 20
+
+
+def test_starting_answers_and_running_ones_take_turns() -> None:
+    simulation = Simulation(slots=4, chunk=8)
+    first = simulation.add((1, 2), 20)
+    simulation.step()
+    simulation.add_answers((3, 4, 5), (9, 9, 9))
+    steps = simulation.token_steps
+    simulation.drain()
+    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(steps[first]))
+
+
+def test_the_answers_of_a_request_are_queued_all_or_none() -> None:
+    simulation = Simulation(slots=1, chunk=8, max_waiting=3)
+    simulation.add((1,), 2)
+    with pytest.raises(QueueFullError, match="1 requests are waiting"):
+        simulation.add_answers((2,), (1, 1, 1))
+    assert simulation.scheduler.waiting == 1
+    simulation.drain()

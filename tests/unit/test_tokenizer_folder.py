@@ -122,6 +122,8 @@ def test_a_model_without_template_has_none(tmp_path: Path) -> None:
             {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.2},
             GenerationDefaults(temperature=0.0, repetition_penalty=1.2),
         ),
+        ({"typical_p": 0.9, "top_p": 1.0}, GenerationDefaults(typical_p=0.9, top_p=1.0)),
+        ({"do_sample": False, "typical_p": 0.9}, GenerationDefaults(temperature=0.0)),
         ({"max_new_tokens": 5, "_from_model_config": True}, GenerationDefaults()),
     ],
 )
@@ -142,6 +144,7 @@ def test_recommended_sampling_values_follow_do_sample(
         ({"temperature": -1}, "temperature is -1, expected a number from 0 to 2"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_p": 0}, "top_p is 0, expected a number above 0 to 1"),
+        ({"typical_p": 0}, "typical_p is 0, expected a number above 0 to 1"),
         ({"top_k": 1.5}, "top_k is 1.5, expected an integer"),
         ({"do_sample": "no"}, "do_sample is 'no'"),
     ],

@@ -187,9 +187,10 @@ def test_sampling_values_of_the_file_are_read() -> None:
         "general.sampling.temp": 0.5,
         "general.sampling.top_k": 20,
         "general.sampling.penalty_repeat": 1.25,
+        "general.sampling.penalty_last_n": 64,
     }
     assert _assets(changes).generation == GenerationDefaults(
-        temperature=0.5, top_k=20, repetition_penalty=1.25
+        temperature=0.5, top_k=20, repetition_penalty=1.25, repeat_last_n=64
     )
 
 

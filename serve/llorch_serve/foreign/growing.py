@@ -42,6 +42,7 @@ class GrowingSession:
             batched_decode=False,
             chunked_prefill=False,
             chosen_logits=graph.last_logits,
+            prompt_logits=not graph.last_logits,
             prefix_reuse=False,
             drafts=False,
         )

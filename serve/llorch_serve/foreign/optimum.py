@@ -42,6 +42,7 @@ class _Generation(msgspec.Struct):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repetition_penalty: float | None = None
 
 
@@ -100,5 +101,6 @@ def _defaults(generation: _Generation) -> GenerationDefaults:
         top_k=generation.top_k,
         top_p=generation.top_p,
         min_p=generation.min_p,
+        typical_p=generation.typical_p,
         repetition_penalty=generation.repetition_penalty,
     )

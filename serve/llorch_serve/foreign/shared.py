@@ -29,7 +29,11 @@ class SharedSession:
     def __init__(self, model: ForeignModel, graph: LoadedGraph, capacity: KvCapacity) -> None:
         self.capacity = capacity
         self.placement = graph.placement
-        self.capabilities = Capabilities(chosen_logits=graph.last_logits, drafts=not graph.last_logits)
+        self.capabilities = Capabilities(
+            chosen_logits=graph.last_logits,
+            prompt_logits=not graph.last_logits,
+            drafts=not graph.last_logits,
+        )
         self._graph = graph
         self._names = model.names
         self._layers = model.manifest.model.layers

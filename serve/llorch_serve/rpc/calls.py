@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
-from llorch_serve.requests import Completion, GenerationUpdate
+from llorch_serve.requests import GenerationUpdate, joined
 
 MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tokenisation
 
@@ -30,11 +30,9 @@ class LiveCall:
     """
 
     __slots__ = (
-        "_text",
-        "_token_ids",
+        "_news",
         "_waiter",
         "abandoned",
-        "completion",
         "ended",
         "error",
         "request_id",
@@ -48,14 +46,12 @@ class LiveCall:
         self.abandoned = False
         self.submitted = False
         self.ended = False
-        self.completion: Completion | None = None
         self.error: Exception | None = None
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
+        self._news: dict[int, list[GenerationUpdate]] = {}  # by the answer's index
         self._waiter: asyncio.Future[None] | None = None
 
-    async def take(self) -> tuple[str, list[int], Completion | None]:
-        """Wait for something new, and return all of it: text, token ids, and the completion at the end.
+    async def take(self) -> list[GenerationUpdate]:
+        """Wait for something new, and return all of it, joined to one update for each answer that has news, the last one last.
 
         Raises the error that ended the request.
         """
@@ -64,16 +60,13 @@ class LiveCall:
             await self._waiter
         if self.error is not None:
             raise self.error
-        text, token_ids = "".join(self._text), self._token_ids
-        self._text, self._token_ids = [], []
-        return text, token_ids, self.completion
+        news, self._news = self._news, {}
+        return sorted(map(joined, news.values()), key=lambda update: (update.is_last, update.index))
 
     def add(self, update: GenerationUpdate) -> None:
         """Take one update and wake the handler if it waits for it."""
-        if update.text:
-            self._text.append(update.text)
-        self._token_ids += update.token_ids
-        self.completion = update.completion
+        if update.text or update.token_ids or update.completion is not None:
+            self._news.setdefault(update.index, []).append(update)
         self.error = self.error or update.error
         self.ended = update.is_last
         self._wake()
@@ -87,7 +80,7 @@ class LiveCall:
     def _due(self) -> bool:
         if self.ended or self.error is not None:
             return True
-        return not self.whole and bool(self._token_ids or self._text)
+        return not self.whole and bool(self._news)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done() and self._due():

@@ -28,6 +28,7 @@ from llorch_serve.requests import (
     TokenPrompt,
 )
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -37,7 +38,22 @@ MAX_TOKEN_IDS: Final = (
 )  # beyond any context; keeps a hostile 16 MiB message from becoming a gigabyte of ints
 MAX_ITEMS: Final = 2**14  # likewise for messages, stop strings and stop token ids
 
-_SCALARS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
+_SCALARS: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "best_of",
+    "prompt_logprobs",
+    "typical_p",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+)
 
 _REASON_TO_WIRE: Final = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -57,8 +73,16 @@ def read_generation_request(message: pb.GenerateRequest, *, connection: str = ""
     Raises InvalidRequestError.
     """
     bad: list[FieldViolation] = []
-    prompt = _read_input(message.input, bad)
+    prompt = read_input(message.input, bad)
     sampling = _read_sampling(message.sampling, bad)
+    request_id = read_ids(message, bad)
+    if bad or prompt is None:
+        raise InvalidRequestError(bad)
+    return GenerationRequest(request_id, prompt, sampling, client_id=message.client_id or connection)
+
+
+def read_ids(message: pb.GenerateRequest | pb.ScoreRequest, bad: list[FieldViolation]) -> str:
+    """Return a message's request_id, or a random one if it has none; add to ``bad`` what ids of it cannot be taken."""
     request_id = message.request_id if message.HasField("request_id") else secrets.token_hex(8)
     size = len(request_id.encode())
     if not 0 < size <= MAX_REQUEST_ID_BYTES:
@@ -74,15 +98,13 @@ def read_generation_request(message: pb.GenerateRequest, *, connection: str = ""
                 "client_id", f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}, or no client_id"
             )
         )
-    if bad or prompt is None:
-        raise InvalidRequestError(bad)
-    return GenerationRequest(request_id, prompt, sampling, client_id=message.client_id or connection)
+    return request_id
 
 
 def read_prompt(message: pb.Input) -> Prompt:
     """Return the prompt. Raises InvalidRequestError."""
     bad: list[FieldViolation] = []
-    prompt = _read_input(message, bad)
+    prompt = read_input(message, bad)
     if bad or prompt is None:
         raise InvalidRequestError(bad)
     return prompt
@@ -97,34 +119,36 @@ def read_token_ids(ids: Iterable[int], *, count: int, field: str) -> tuple[int, 
     return tuple(ids)
 
 
-def _read_input(message: pb.Input, bad: list[FieldViolation]) -> Prompt | None:
+def read_input(message: pb.Input, bad: list[FieldViolation], field: str = "input") -> Prompt | None:
+    """Return the prompt, or None where there is none to return; add to ``bad`` what is wrong with ``field``."""
     kind = message.WhichOneof("kind")
     if kind == "text":
         return TextPrompt(message.text)
     if kind == "tokens":
-        ids = message.tokens.ids
-        return (
-            TokenPrompt(tuple(ids))
-            if _check_count("input.tokens.ids", len(ids), MAX_TOKEN_IDS, bad)
-            else None
-        )
+        return read_tokens(message.tokens, f"{field}.tokens.ids", bad)
     if kind == "chat":
-        return _read_chat(message.chat, bad)
-    bad.append(FieldViolation("input", "not set, expected one of text, tokens and chat"))
+        return _read_chat(message.chat, field, bad)
+    bad.append(FieldViolation(field, "not set, expected one of text, tokens and chat"))
     return None
 
 
-def _read_chat(message: pb.ChatInput, bad: list[FieldViolation]) -> ChatPrompt | None:
+def read_tokens(message: pb.TokenInput, field: str, bad: list[FieldViolation]) -> TokenPrompt | None:
+    """Return token ids, or None where they are too many."""
+    fits = _check_count(field, len(message.ids), MAX_TOKEN_IDS, bad)
+    return TokenPrompt(tuple(message.ids)) if fits else None
+
+
+def _read_chat(message: pb.ChatInput, field: str, bad: list[FieldViolation]) -> ChatPrompt | None:
     if not message.messages:
-        bad.append(FieldViolation("input.chat.messages", "found none, expected at least one message"))
+        bad.append(FieldViolation(f"{field}.chat.messages", "found none, expected at least one message"))
         return None
-    if not _check_count("input.chat.messages", len(message.messages), MAX_ITEMS, bad):
+    if not _check_count(f"{field}.chat.messages", len(message.messages), MAX_ITEMS, bad):
         return None
     for index, item in enumerate(message.messages):
         if not item.role:
             bad.append(
                 FieldViolation(
-                    f"input.chat.messages[{index}].role", "found an empty role, expected one like user"
+                    f"{field}.chat.messages[{index}].role", "found an empty role, expected one like user"
                 )
             )
     return ChatPrompt(tuple(ChatMessage(item.role, item.content) for item in message.messages))
@@ -133,6 +157,7 @@ def _read_chat(message: pb.ChatInput, bad: list[FieldViolation]) -> ChatPrompt |
 def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingParams:
     stop_fits = _check_count("sampling.stop", len(message.stop), MAX_ITEMS, bad)
     ids_fit = _check_count("sampling.stop_token_ids", len(message.stop_token_ids), MAX_ITEMS, bad)
+    bias_fits = _check_count("sampling.logit_bias", len(message.logit_bias), MAX_ITEMS, bad)
     sent = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
     return SamplingParams(
         **sent,
@@ -140,6 +165,10 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         stop=tuple(message.stop) if stop_fits else (),
         stop_token_ids=tuple(message.stop_token_ids) if ids_fit else (),
         ignore_eos=message.ignore_eos,
+        n=message.n if message.HasField("n") else 1,
+        echo=message.echo,
+        logit_bias=dict(message.logit_bias) if bias_fits else {},
+        keep_special_tokens=message.keep_special_tokens,
     )
 
 
@@ -157,16 +186,20 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     bad: list[FieldViolation] = []
     message = pb.GenerateRequest()
     sampling = request.sampling
-    _set(message, "request_id", request.request_id, "request_id", bad)
+    set_field(message, "request_id", request.request_id, "request_id", bad)
     if request.client_id:
-        _set(message, "client_id", request.client_id, "client_id", bad)
-    _fill_input(message.input, request.prompt, bad)
-    for name in (*_SCALARS, "min_tokens", "ignore_eos"):
+        set_field(message, "client_id", request.client_id, "client_id", bad)
+    fill_input(message.input, request.prompt, bad)
+    for name in (*_SCALARS, "min_tokens", "ignore_eos", "keep_special_tokens", "n", "echo"):
         value = getattr(sampling, name)
         if value is not None:
-            _set(message.sampling, name, value, f"sampling.{name}", bad)
-    _extend(message.sampling.stop, sampling.stop, "sampling.stop", bad)
-    _extend(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
+            set_field(message.sampling, name, value, f"sampling.{name}", bad)
+    extend_field(message.sampling.stop, sampling.stop, "sampling.stop", bad)
+    extend_field(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
+    try:
+        message.sampling.logit_bias.update(sampling.logit_bias)
+    except (ValueError, TypeError) as error:
+        bad.append(FieldViolation("sampling.logit_bias", f"cannot be sent: {error}"))
     if bad:
         raise InvalidRequestError(bad)
     return message
@@ -176,7 +209,7 @@ def write_prompt(prompt: Prompt) -> pb.Input:
     """Return the message. Raises InvalidRequestError as :func:`write_generation_request` does."""
     bad: list[FieldViolation] = []
     message = pb.Input()
-    _fill_input(message, prompt, bad)
+    fill_input(message, prompt, bad)
     if bad:
         raise InvalidRequestError(bad)
     return message
@@ -188,35 +221,43 @@ def write_detokenize_request(
     """Return the message. Raises InvalidRequestError for ids below 0 or of more than 32 bits."""
     bad: list[FieldViolation] = []
     message = pb.DetokenizeRequest(keep_special_tokens=keep_special_tokens)
-    _extend(message.token_ids, token_ids, "token_ids", bad)
+    extend_field(message.token_ids, token_ids, "token_ids", bad)
     if bad:
         raise InvalidRequestError(bad)
     return message
 
 
-def _fill_input(message: pb.Input, prompt: Prompt, bad: list[FieldViolation]) -> None:
+def fill_input(
+    message: pb.Input | pb.Continuation, prompt: Prompt, bad: list[FieldViolation], field: str = "input"
+) -> None:
+    """Fill in a prompt; add to ``bad`` what no message can carry."""
     match prompt:
         case TextPrompt(text):
-            _set(message, "text", text, "input.text", bad)
+            set_field(message, "text", text, f"{field}.text", bad)
         case TokenPrompt(ids):
             message.tokens.SetInParent()
-            _extend(message.tokens.ids, ids, "input.tokens.ids", bad)
+            extend_field(message.tokens.ids, ids, f"{field}.tokens.ids", bad)
         case ChatPrompt(messages):
+            assert isinstance(message, pb.Input)
             message.chat.SetInParent()
             for index, item in enumerate(messages):
                 wire = message.chat.messages.add()
-                _set(wire, "role", item.role, f"input.chat.messages[{index}].role", bad)
-                _set(wire, "content", item.content, f"input.chat.messages[{index}].content", bad)
+                set_field(wire, "role", item.role, f"{field}.chat.messages[{index}].role", bad)
+                set_field(wire, "content", item.content, f"{field}.chat.messages[{index}].content", bad)
 
 
-def _set(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
+def set_field(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
+    """Set a field; add to ``bad`` a value that it cannot carry."""
     try:
         setattr(message, name, value)
     except ValueError as error:  # out of the wire type's range, or text that UTF-8 cannot encode
         bad.append(FieldViolation(path, f"cannot be sent: {error}"))
 
 
-def _extend(target: MutableSequence[T], values: Sequence[T], path: str, bad: list[FieldViolation]) -> None:
+def extend_field(
+    target: MutableSequence[T], values: Sequence[T], path: str, bad: list[FieldViolation]
+) -> None:
+    """Extend a repeated field; add to ``bad`` values that it cannot carry."""
     try:
         target.extend(values)
     except ValueError as error:
@@ -226,29 +267,77 @@ def _extend(target: MutableSequence[T], values: Sequence[T], path: str, bad: lis
 # Answers.
 
 
-def write_update(
-    request_id: str, text: str, token_ids: list[int], completion: Completion | None
-) -> pb.GenerateStreamResponse:
-    """Return one message of a stream; ``request_id`` is empty on all but the first."""
-    message = pb.GenerateStreamResponse(request_id=request_id, text=text, token_ids=token_ids)
-    if completion is not None:
-        message.completion.CopyFrom(_write_completion(completion))
+def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamResponse:
+    """Return one message of a stream; only the first one carries the request's id."""
+    message = pb.GenerateStreamResponse(
+        text=update.text,
+        token_ids=update.token_ids,
+        index=update.index,
+        logprobs=write_logprobs(update.logprobs),
+        prompt_logprobs=write_logprobs(update.prompt_logprobs),
+    )
+    if first:
+        message.request_id = update.request_id
+    if update.completion is not None:
+        message.completion.CopyFrom(_write_completion(update.completion))
     return message
 
 
-def read_update(request_id: str, message: pb.GenerateStreamResponse) -> GenerationUpdate:
-    """Return the update that one message of a stream stands for."""
+def read_update(
+    request_id: str, message: pb.GenerateStreamResponse, *, open_answers: int = 1
+) -> GenerationUpdate:
+    """Return the update that one message of a stream stands for; open_answers: those that went on before it."""
     completion = _read_completion(message.completion) if message.HasField("completion") else None
-    return GenerationUpdate(request_id, message.text, tuple(message.token_ids), completion)
-
-
-def write_answer(
-    request_id: str, text: str, token_ids: list[int], completion: Completion
-) -> pb.GenerateResponse:
-    """Return a whole answer."""
-    return pb.GenerateResponse(
-        request_id=request_id, text=text, token_ids=token_ids, completion=_write_completion(completion)
+    left = open_answers - (completion is not None)
+    return GenerationUpdate(
+        request_id,
+        message.text,
+        tuple(message.token_ids),
+        completion,
+        logprobs=read_logprobs(message.logprobs),
+        index=message.index,
+        open_answers=left,
+        prompt_logprobs=read_logprobs(message.prompt_logprobs),
     )
+
+
+def write_answers(request_id: str, answers: Sequence[GenerationUpdate]) -> pb.GenerateResponse:
+    """Return whole answers, each as one update with its completion."""
+    in_order = sorted(answers, key=lambda answer: answer.index)
+    return pb.GenerateResponse(
+        request_id=request_id,
+        choices=[_write_choice(answer) for answer in in_order],
+        prompt_logprobs=write_logprobs(in_order[0].prompt_logprobs),
+    )
+
+
+def _write_choice(answer: GenerationUpdate) -> pb.Choice:
+    assert answer.completion is not None
+    return pb.Choice(
+        index=answer.index,
+        text=answer.text,
+        token_ids=answer.token_ids,
+        completion=_write_completion(answer.completion),
+        logprobs=write_logprobs(answer.logprobs),
+    )
+
+
+def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:
+    """Return whole answers, each as one update with its completion."""
+    left = len(message.choices)
+    return [
+        GenerationUpdate(
+            message.request_id,
+            choice.text,
+            tuple(choice.token_ids),
+            _read_completion(choice.completion),
+            logprobs=read_logprobs(choice.logprobs),
+            index=choice.index,
+            open_answers=left - place,
+            prompt_logprobs=read_logprobs(message.prompt_logprobs) if place == 1 else (),
+        )
+        for place, choice in enumerate(message.choices, 1)
+    ]
 
 
 _USAGE_FIELDS: Final = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)

@@ -27,10 +27,11 @@ from llorch_serve.errors import (
     QueueFullError,
     UnavailableError,
 )
-from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextGenerator
+from llorch_serve.requests import GenerationUpdate, ModelInfo, TextGenerator, UpdateSink
 from llorch_serve.rpc import convert
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
+from llorch_serve.rpc.convert_score import read_score_request, write_scores
 from llorch_serve.rpc.status import write_status
 from llorch_serve.sequence import FinishReason
 
@@ -41,6 +42,8 @@ M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 Context = grpc.aio.ServicerContext[Any, Any]
 Body = Callable[[bytes, Context], Awaitable[Any]]
+_Submission = tuple[str, Callable[[UpdateSink], None]]
+"""A request's id, and what submits it with the sink that it is given."""
 
 
 class GenerationServicer:
@@ -90,6 +93,7 @@ class GenerationServicer:
         bodies: dict[str, tuple[Any, Body, type[Message]]] = {
             "Generate": (unary, self._generate, pb.GenerateResponse),
             "GenerateStream": (stream, self._generate_stream, pb.GenerateStreamResponse),
+            "Score": (unary, self._score, pb.ScoreResponse),
             "Tokenize": (unary, self._tokenize, pb.TokenizeResponse),
             "Detokenize": (unary, self._detokenize, pb.DetokenizeResponse),
             "GetModelInfo": (unary, self._get_model_info, pb.GetModelInfoResponse),
@@ -125,36 +129,71 @@ class GenerationServicer:
 
     async def _generate(self, raw: bytes, context: Context) -> pb.GenerateResponse:
         async def collect(call: LiveCall) -> pb.GenerateResponse:
-            text, token_ids, completion = await call.take()
-            assert completion is not None
-            return convert.write_answer(call.request_id, text, token_ids, _completed(completion))
+            answers = await call.take()
+            for answer in answers:
+                _check_completed(answer)
+            return convert.write_answers(call.request_id, answers)
 
         parse = functools.partial(_parse, pb.GenerateRequest, raw)
-        return await self._run(parse, len(raw), context.peer(), collect, whole=True)
+        return await self._run(functools.partial(self._generation, parse), raw, context, collect, whole=True)
+
+    async def _score(self, raw: bytes, context: Context) -> pb.ScoreResponse:
+        async def collect(call: LiveCall) -> pb.ScoreResponse:
+            scores = await call.take()
+            for score in scores:
+                _check_completed(score)
+            return write_scores(call.request_id, scores)
+
+        def read(connection: str) -> _Submission:
+            assert self._generator is not None
+            message = _parse(pb.ScoreRequest, raw)
+            self._check_model(message)
+            request = read_score_request(message, connection=connection)
+            return request.request_id, functools.partial(self._generator.submit_score, request)
+
+        return await self._run(read, raw, context, collect, whole=True)
 
     async def _generate_stream(self, raw: bytes, context: Context) -> None:
         async def forward(call: LiveCall) -> None:
-            request_id, completion = call.request_id, None
-            while completion is None:
-                text, token_ids, completion = await call.take()
-                if completion is not None:
-                    _completed(completion)
-                await context.write(convert.write_update(request_id, text, token_ids, completion))
-                request_id = ""
+            first, ended = True, False
+            while not ended:
+                for update in await call.take():
+                    _check_completed(update)
+                    await context.write(convert.write_update(update, first=first))
+                    first, ended = False, update.is_last
 
         def parse() -> pb.GenerateRequest:
             message = _parse(pb.GenerateStreamRequest, raw)
             if not message.HasField("request"):
                 raise InvalidRequestError([FieldViolation("request", "not set, expected a GenerateRequest")])
+            if message.request.sampling.HasField("best_of"):
+                found = "found with GenerateStream, which cannot know yet which answers are best; expected none, or Generate"
+                raise InvalidRequestError([FieldViolation("sampling.best_of", found)])
             return message.request
 
-        await self._run(parse, len(raw), context.peer(), forward, whole=False)
+        await self._run(functools.partial(self._generation, parse), raw, context, forward, whole=False)
+
+    def _generation(self, parse: Callable[[], pb.GenerateRequest], connection: str) -> _Submission:
+        """Read a request for generated text. A pool thread."""
+        assert self._generator is not None
+        message = parse()
+        self._check_model(message)
+        request = convert.read_generation_request(message, connection=connection)
+        return request.request_id, functools.partial(self._generator.submit, request)
+
+    def _check_model(self, message: pb.GenerateRequest | pb.ScoreRequest) -> None:
+        assert self._info is not None
+        if message.HasField("model") and message.model != self._info.model_id:
+            raise ModelMismatchError(
+                f"model {message.model[:200]!r} was asked for, this worker serves {self._info.model_id!r}; "
+                "ask for that, leave model out, or call another worker"
+            )
 
     async def _run(
         self,
-        parse: Callable[[], pb.GenerateRequest],
-        size: int,
-        connection: str,
+        read: Callable[[str], _Submission],
+        raw: bytes,
+        context: Context,
         consume: Callable[[LiveCall], Awaitable[R]],
         *,
         whole: bool,
@@ -163,7 +202,7 @@ class GenerationServicer:
         call = LiveCall(whole=whole)
         # Shielded, since a thread cannot be interrupted: what it admits after the caller left is aborted then.
         admission = asyncio.ensure_future(
-            self._in_pool(size, functools.partial(self._admit, parse, connection, call))
+            self._in_pool(len(raw), functools.partial(self._admit, read, context.peer(), call))
         )
         try:
             await asyncio.shield(admission)
@@ -175,22 +214,14 @@ class GenerationServicer:
             else:
                 admission.add_done_callback(lambda _: self._abort(call))
 
-    def _admit(self, parse: Callable[[], pb.GenerateRequest], connection: str, call: LiveCall) -> None:
+    def _admit(self, read: Callable[[str], _Submission], connection: str, call: LiveCall) -> None:
         """Parse, check and submit a request. A pool thread."""
         if call.abandoned:
             return
-        message = parse()
-        assert self._generator is not None
-        assert self._info is not None
-        if message.HasField("model") and message.model != self._info.model_id:
-            raise ModelMismatchError(
-                f"model {message.model[:200]!r} was asked for, this worker serves {self._info.model_id!r}; "
-                "ask for that, leave model out, or call another worker"
-            )
-        request: GenerationRequest = convert.read_generation_request(message, connection=connection)
-        self._calls.add(request.request_id, call)
+        request_id, submit = read(connection)
+        self._calls.add(request_id, call)
         try:
-            self._generator.submit(request, self._calls)
+            submit(self._calls)
             call.submitted = True
         finally:
             if not call.submitted:
@@ -252,8 +283,8 @@ def _parse(kind: type[M], raw: bytes) -> M:
         raise InvalidRequestError([FieldViolation("request", found)]) from error
 
 
-def _completed(completion: Completion) -> Completion:
-    """Return the completion. Raises CancelledError where the request did not run to its end."""
-    if completion.reason is FinishReason.CANCELLED:
+def _check_completed(update: GenerationUpdate) -> None:
+    """Raise CancelledError where an answer ends with this update without having run to its end."""
+    completion = update.completion
+    if completion is not None and completion.reason is FinishReason.CANCELLED:
         raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")
-    return completion

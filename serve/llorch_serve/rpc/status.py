@@ -2,7 +2,7 @@
 
 The servicer calls :func:`write_status` with what a request ended with; the client calls :func:`read_status` with
 what gRPC raised. Between them travel a code, one line of text and google.rpc details: BadRequest with each bad
-field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network) is unavailable.
+field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network) is unavailable or cannot.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from llorch_serve.errors import (
     NonFiniteLogitsError,
     QueueFullError,
     UnavailableError,
+    UnsupportedError,
     WorkerError,
 )
 
@@ -42,6 +43,7 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     ModelMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     CancelledError: grpc.StatusCode.CANCELLED,
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
 }
@@ -81,6 +83,8 @@ def write_status(
             logger.error("%s: %s", method, text)
         case UnavailableError():
             status.details.append(_pack(error_details_pb2.ErrorInfo(reason="NOT_SERVING", domain=_DOMAIN)))
+        case UnsupportedError():
+            status.details.append(_pack(error_details_pb2.ErrorInfo(reason="UNSUPPORTED", domain=_DOMAIN)))
     return code, text, ((_DETAILS_KEY, status.SerializeToString()),)
 
 
@@ -133,8 +137,10 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
     if code is grpc.StatusCode.CANCELLED:
         return CancelledError(text)
+    if code is grpc.StatusCode.UNIMPLEMENTED and _is_ours(error):
+        return UnsupportedError(text)
     if code is grpc.StatusCode.UNAVAILABLE:
-        if any(info.domain == _DOMAIN for info in _details(error, error_details_pb2.ErrorInfo)):
+        if _is_ours(error):
             return UnavailableError(text)
         return WorkerError(
             f"no worker answers at {address} ({text}); start one with: llorch serve DIR, or correct the address"
@@ -144,6 +150,11 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
             f"the worker at {address} did not finish in time; allow more time or ask for fewer tokens"
         )
     return WorkerError(f"the worker at {address} answered {code.name}: {text}")
+
+
+def _is_ours(error: grpc.RpcError) -> bool:
+    """Tell whether a worker said it, and not a proxy, or a worker that lacks the method."""
+    return any(info.domain == _DOMAIN for info in _details(error, error_details_pb2.ErrorInfo))
 
 
 def _details(error: grpc.RpcError, kind: type[M]) -> list[M]:

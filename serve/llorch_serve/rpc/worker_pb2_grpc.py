@@ -45,6 +45,11 @@ class GenerationServiceStub(object):
                 request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/llorch.v1.GenerationService/Score',
+                request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/llorch.v1.GenerationService/Tokenize',
                 request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.TokenizeRequest.SerializeToString,
@@ -80,6 +85,13 @@ class GenerationServiceServicer(object):
 
     def GenerateStream(self, request, context):
         """Streams deltas, then one terminal message that carries the completion.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How likely each of some continuations of a context is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,6 +134,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GenerateStreamRequest.FromString,
                     response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreRequest.FromString,
+                    response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -199,6 +216,33 @@ class GenerationService(object):
             '/llorch.v1.GenerationService/GenerateStream',
             llorch__serve_dot_rpc_dot_worker__pb2.GenerateStreamRequest.SerializeToString,
             llorch__serve_dot_rpc_dot_worker__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/llorch.v1.GenerationService/Score',
+            llorch__serve_dot_rpc_dot_worker__pb2.ScoreRequest.SerializeToString,
+            llorch__serve_dot_rpc_dot_worker__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

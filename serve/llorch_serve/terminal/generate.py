@@ -1,28 +1,27 @@
-"""``llorch generate``: one answer, from an artifact in this process or from a running worker."""
+"""``llorch generate``: one answer or several, from an artifact in this process or from a running worker."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.errors import LlorchError, UsageError
+from llorch_serve.errors import UsageError
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
-    Completion,
     GenerationRequest,
     GenerationUpdate,
     Prompt,
     TextPrompt,
     TokenPrompt,
 )
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
+from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.flags import (
     Connect,
     KvCacheDtype,
@@ -76,13 +75,67 @@ def command(
         float | None,
         typer.Option(help="Above 1: tokens already present become less likely.", show_default=False),
     ] = None,
+    typical_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep the tokens of most typical surprise that reach p together.", show_default=False
+        ),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(help="-2 to 2; above 0: tokens of the answer become less likely.", show_default=False),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same for every time a token is there.", show_default=False)
+    ] = None,
+    repeat_last_n: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens back that penalties look; 0: none, -1: all. Default: the model's, else all.",
+            show_default=False,
+        ),
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS",
+            help="Add -100 to 100 to a token's logit; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this string; may be repeated.", show_default=False)
     ] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="End at this token; may be repeated.", show_default=False)
+    ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="The model's stop tokens do not end it.")
     ] = False,
+    keep_special_tokens: Annotated[
+        bool, typer.Option("--keep-special-tokens", help="Show special tokens in the text.")
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --json: each token's log-probability, and the N likeliest (0 to 20).",
+            show_default=False,
+        ),
+    ] = None,
+    n: Annotated[int, typer.Option(help="Answers, each with a seed of its own (1 to 16).")] = 1,
+    best_of: Annotated[
+        int | None,
+        typer.Option(help="Generate so many, and show the n likeliest by mean.", show_default=False),
+    ] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Show the prompt's text before the answer.")] = False,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With --json: the same for each token of the prompt.", show_default=False
+        ),
+    ] = None,
     no_kv_cache: Annotated[
         bool,
         typer.Option(
@@ -96,7 +149,7 @@ def command(
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Generate one answer and stream it to stdout.
+    """Generate one answer and stream it to stdout, or several and print them when all have ended.
 
     For example:
 
@@ -106,35 +159,54 @@ def command(
 
         llorch generate --connect 127.0.0.1:50051 --chat "Hello" --json
 
+        llorch generate artifacts/smollm2 --prompt "Once" --temperature 1 --n 4
+
     """
+    for flag, asked in (("--logprobs", logprobs), ("--prompt-logprobs", prompt_logprobs)):
+        if asked is not None and not as_json:
+            raise UsageError(f"{flag} shows in the JSON document alone; add --json")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        typical_p=typical_p,
         repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repeat_last_n=repeat_last_n,
+        logit_bias=read_bias(logit_bias or ()),
         seed=seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
         ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        keep_special_tokens=keep_special_tokens,
+        n=n,
+        best_of=best_of,
+        echo=echo,
+        prompt_logprobs=prompt_logprobs,
     )
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
-        _print_answer(_remote(connect, wait, request), as_json)
+        show_answers(_remote(connect, wait, request), params.n, as_json=as_json)
         return
     refuse_wait(wait)
     target = resolve_artifact(find_target(model_dir, model))
+    # Numbers out of range are refused by the worker, by name.
+    slots = min(max(params.answers, 1), MAX_ANSWERS)
     session = SessionConfig(
-        threads=threads, slots=1, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
+        threads=threads, slots=slots, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
     )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
     config = EngineConfig(session=session, kv_cache=not no_kv_cache, lookup=lookup)
-    _print_answer(_local(target, config, request), as_json)
+    show_answers(_local(target, config, request), params.n, as_json=as_json)
 
 
 def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) -> Prompt:
@@ -161,6 +233,23 @@ def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) ->
         ) from error
 
 
+def read_bias(given: Sequence[str]) -> dict[int, float]:
+    """Return the biases by token id. Raises UsageError for anything but an id and a number, and for an id given twice."""
+    bias: dict[int, float] = {}
+    for text in given:
+        token, _, value = text.partition("=")
+        try:
+            token_id, number = int(token), float(value)
+        except ValueError as error:
+            raise UsageError(
+                f"--logit-bias is {text!r}; expected a token id and a number, like 123=-5"
+            ) from error
+        if token_id in bias:
+            raise UsageError(f"--logit-bias names token {token_id} twice; give it once")
+        bias[token_id] = number
+    return bias
+
+
 def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> Iterator[GenerationUpdate]:
     from llorch_serve.local import stream
     from llorch_serve.terminal.opening import open_worker
@@ -178,42 +267,6 @@ def _remote(address: str, wait: float | None, request: GenerationRequest) -> Ite
     with WorkerClient(address) as client:
         if wait:
             client.wait_until_ready(wait)
-        yield from client.generate(request)
-
-
-def _print_answer(updates: Iterator[GenerationUpdate], as_json: bool) -> None:
-    text: list[str] = []
-    ids: list[int] = []
-    completion: Completion | None = None
-    for update in updates:
-        text.append(update.text)
-        ids.extend(update.token_ids)
-        completion = update.completion
-        if not as_json:
-            write(update.text)
-    if completion is None:
-        raise LlorchError("the answer ended without a completion; please report this")
-    if as_json:
-        write_json(_document("".join(text), ids, completion))
-        return
-    write("\n")
-    if completion.reason.value == "length":
-        say(
-            f"(ended after {completion.generated_tokens} tokens: the limit of --max-tokens or of the context)"
-        )
-
-
-def _document(text: str, ids: list[int], completion: Completion) -> dict[str, object]:
-    return {
-        "text": text,
-        "token_ids": ids,
-        "finish_reason": completion.reason.value,
-        "stop_matched": completion.stop_matched,
-        "prompt_tokens": completion.prompt_tokens,
-        "generated_tokens": completion.generated_tokens,
-        "cached_tokens": completion.cached_tokens,
-        "drafted_tokens": completion.drafted_tokens,
-        "accepted_tokens": completion.accepted_tokens,
-        "seed": completion.seed,
-        "timings": completion.timings,
-    }
+        # Which answers are the best shows when all have ended, so that nothing streams.
+        best = request.sampling.best_of is not None
+        yield from client.complete(request) if best else client.generate(request)

@@ -1,0 +1,76 @@
+"""What ``llorch generate`` and ``llorch score`` print: answers as text or JSON, and log-probabilities as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from llorch_serve.errors import LlorchError
+from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
+from llorch_serve.requests import GenerationUpdate, joined
+from llorch_serve.terminal.console import say, write, write_json
+
+
+def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bool) -> None:
+    """Print ``count`` answers on stdout: one alone as it comes, several when all have ended."""
+    streams = count == 1 and not as_json
+    found: dict[int, list[GenerationUpdate]] = {}
+    for update in updates:
+        found.setdefault(update.index, []).append(update)
+        if streams:
+            write(update.text)
+    answers = [joined(parts) for _, parts in sorted(found.items())]
+    if len(answers) != count or any(answer.completion is None for answer in answers):
+        raise LlorchError("an answer ended without a completion; please report this")
+    if as_json:
+        write_json(_document(answers[0]) if count == 1 else {"answers": list(map(_document, answers))})
+    elif streams:
+        write("\n")
+        _say_limit(answers[0], "")
+    else:
+        for answer in answers:
+            write(f"[{answer.index}] {answer.text}\n")
+            _say_limit(answer, f"[{answer.index}] ")
+
+
+def _say_limit(answer: GenerationUpdate, label: str) -> None:
+    completion = answer.completion
+    if completion is not None and completion.reason.value == "length":
+        tokens = completion.generated_tokens
+        say(f"({label}ended after {tokens} tokens: the limit of --max-tokens or of the context)")
+
+
+def _document(answer: GenerationUpdate) -> dict[str, object]:
+    completion = answer.completion
+    assert completion is not None
+    document: dict[str, object] = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": completion.reason.value,
+        "stop_matched": completion.stop_matched,
+        "prompt_tokens": completion.prompt_tokens,
+        "generated_tokens": completion.generated_tokens,
+        "cached_tokens": completion.cached_tokens,
+        "drafted_tokens": completion.drafted_tokens,
+        "accepted_tokens": completion.accepted_tokens,
+        "seed": completion.seed,
+        "timings": completion.timings,
+    }
+    if answer.logprobs:
+        document["logprobs"] = places(answer.logprobs)
+    if answer.prompt_logprobs:
+        document["prompt_logprobs"] = places(answer.prompt_logprobs)
+    return document
+
+
+def places(logprobs: Iterable[TokenLogprobs]) -> list[dict[str, object]]:
+    """Return log-probabilities for a JSON document."""
+    return [{**_token(place.chosen), "top": [_token(token) for token in place.top]} for place in logprobs]
+
+
+def _token(token: TokenLogprob) -> dict[str, object]:
+    return {
+        "token_id": token.token_id,
+        "logprob": token.logprob,
+        "text": token.text,
+        "bytes": list(token.raw),
+    }

@@ -1,0 +1,59 @@
+"""lm-eval's own transformers model and the example's model agree, question by question, on fp32 weights.
+
+Needs an interpreter with lm-eval, named by LLORCH_LMEVAL_PYTHON; ``ci/test-lmeval`` makes one and runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+from processes import WorkerProcess, environment
+
+pytestmark = [pytest.mark.lmeval, pytest.mark.real_model]
+
+EXAMPLE = REPOSITORY / "examples" / "lm_eval"
+LOG_LIKELIHOODS = 1e-3
+"""Sums over a few tokens; each is as exact as the logits."""
+
+
+def evaluate(
+    output: Path, command: tuple[str, ...], model: str, arguments: str
+) -> tuple[dict[str, float], list[float]]:
+    """Run lm-eval; return the accuracies, and the log-likelihoods of all choices in their order."""
+    python = os.environ.get("LLORCH_LMEVAL_PYTHON")
+    assert python, "LLORCH_LMEVAL_PYTHON is not set; run ci/test-lmeval"
+    flags = ("--model", model, "--model_args", arguments, "--tasks", "llorch_everyday", "--device", "cpu")
+    subprocess.run(
+        [python, *command, *flags, "--output_path", str(output), "--log_samples"],
+        check=True,
+        env=environment(HF_DATASETS_OFFLINE="1"),
+        stdout=subprocess.DEVNULL,
+    )
+    [results] = output.rglob("results_*.json")
+    [samples] = output.rglob("samples_*.jsonl")
+    found = json.loads(results.read_text())["results"]["llorch_everyday"]
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    lines.sort(key=lambda line: line["doc_id"])
+    logprobs = [float(answer[0]) for line in lines for answer in line["filtered_resps"]]
+    return {name: found[f"{name},none"] for name in ("acc", "acc_norm")}, logprobs
+
+
+def test_the_accuracy_through_score_is_that_of_lm_evals_own_model(
+    tmp_path: Path, smollm2_gguf: Path, smollm2_worker: Callable[..., WorkerProcess]
+) -> None:
+    address = smollm2_worker("fp32").address
+    ours = evaluate(tmp_path / "ours", (str(EXAMPLE / "run.py"),), "llorch", f"address={address}")
+    weights = f"pretrained={smollm2_gguf.parent},gguf_file={smollm2_gguf.name},dtype=float32"
+    theirs = evaluate(
+        tmp_path / "theirs", ("-m", "lm_eval", "run", "--include_path", str(EXAMPLE)), "hf", weights
+    )
+    assert ours[0] == theirs[0]
+    assert len(ours[1]) == 200
+    assert ours[1] == pytest.approx(theirs[1], abs=LOG_LIKELIHOODS)
