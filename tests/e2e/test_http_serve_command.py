@@ -204,6 +204,103 @@ def test_a_client_that_leaves_frees_its_slot(long):
         assert answer.document["usage"]["completion_tokens"] == 3
 
 
+@pytest.fixture
+def client(both):
+    """OpenAI's client of the tiny model."""
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{both[1]}/v1", api_key="-", timeout=PATIENCE_S, max_retries=0
+    ) as made:
+        yield made
+
+
+def asked(client, **more):
+    return {"model": client.models.list().data[0].id, "prompt": "Paris", "max_tokens": 4} | more
+
+
+def test_several_answers_have_their_own_seeds_and_texts(client):
+    body = asked(client, n=3, seed=7, temperature=2)
+    whole = client.completions.create(**body)
+    assert [c.index for c in whole.choices] == [0, 1, 2]
+    assert len({c.llorch["seed"] for c in whole.choices}) == 3
+    assert len({c.text for c in whole.choices}) > 1
+    texts = ["", "", ""]
+    for chunk in client.completions.create(**body, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [c.text for c in whole.choices]
+    alone = client.completions.create(**asked(client, seed=whole.choices[1].llorch["seed"], temperature=2))
+    assert alone.choices[0].text == texts[1]
+    assert whole.usage.prompt_tokens == alone.usage.prompt_tokens
+
+
+def test_the_best_of_several_is_the_likeliest(client):
+    body = asked(client, seed=7, temperature=2, logprobs=0, extra_body={"ignore_eos": True})
+    best = client.completions.create(**body, best_of=4)
+    every = client.completions.create(**body, n=4)
+
+    def mean(choice):
+        return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
+
+    (chosen,) = best.choices
+    assert mean(chosen) == pytest.approx(max(map(mean, every.choices)))
+    with pytest.raises(openai.BadRequestError, match="best_of"):
+        client.completions.create(**body, best_of=4, stream=True)
+
+
+def test_completions_tell_log_probabilities_in_columns(client):
+    answer = client.completions.create(**asked(client, logprobs=3, temperature=0, echo=True))
+    (choice,) = answer.choices
+    columns = choice.logprobs
+    assert choice.text.startswith("Paris")
+    assert len(columns.tokens) == answer.usage.total_tokens
+    assert "".join(columns.tokens) == choice.text
+    assert columns.text_offset == [len("".join(columns.tokens[:i])) for i in range(len(columns.tokens))]
+    assert (columns.token_logprobs[0], columns.top_logprobs[0]) == (None, None)
+    generated = answer.usage.completion_tokens
+    for token, logprob, top in list(
+        zip(columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True)
+    )[-generated:]:
+        assert top[token] == logprob == max(top.values())  # greedy
+    streamed = [
+        chunk.choices[0].logprobs
+        for chunk in client.completions.create(
+            **asked(client, logprobs=3, temperature=0, echo=True), stream=True
+        )
+    ]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for part in streamed for value in getattr(part, name)] == getattr(columns, name)
+
+
+def test_chats_tell_log_probabilities_in_places(client):
+    body = asked(client, messages=[{"role": "user", "content": "Hi"}], temperature=0)
+    del body["prompt"]
+    answer = client.chat.completions.create(**body, logprobs=True, top_logprobs=2)
+    (choice,) = answer.choices
+    assert len(choice.logprobs.content) == answer.usage.completion_tokens
+    assert (
+        b"".join(bytes(place.bytes) for place in choice.logprobs.content).decode() == choice.message.content
+    )
+    for place in choice.logprobs.content:
+        assert place.top_logprobs[0].logprob == place.logprob
+        assert len(place.top_logprobs) == 2
+    with pytest.raises(openai.BadRequestError, match="set without logprobs"):
+        client.chat.completions.create(**body, top_logprobs=2)
+
+
+def test_biases_and_penalties_have_an_effect(client):
+    plain = client.completions.create(**asked(client, temperature=0, extra_body={"ignore_eos": True}))
+    forced = client.completions.create(**asked(client, temperature=0, logit_bias={"400": 100}))
+    assert len(set(forced.choices[0].text.split("\x00"))) == 1
+    assert forced.choices[0].text != plain.choices[0].text
+    for name in ("presence_penalty", "frequency_penalty"):
+        with pytest.raises(openai.BadRequestError, match=f"{name}: found 3.0"):
+            client.completions.create(**asked(client, **{name: 3}))
+    with pytest.raises(openai.BadRequestError, match="expected token ids"):
+        client.completions.create(**asked(client, logit_bias={"a": 1}))
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**asked(client, logit_bias={"99999": 1}, n=17))
+    assert [item["field"] for item in caught.value.body["errors"]] == ["logit_bias[99999]", "n"]
+
+
 @pytest.mark.real_model
 def test_the_real_model_chats(smollm2):
     with (

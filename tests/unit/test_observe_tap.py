@@ -54,7 +54,7 @@ def test_a_request_is_followed_from_its_coming_to_its_end(observed):
     *before, last = recorder.log
     assert before == [("begun", "a"), ("produced", "a", 1, True), ("produced", "a", 1, False)]
     assert last[:2] == ("ended", "a")
-    assert last[2].completion is updates[-1].completion
+    assert last[2].completion == updates[-1].completion
 
 
 def test_an_update_without_tokens_is_none(observed):

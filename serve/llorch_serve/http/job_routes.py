@@ -16,7 +16,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Caller, Plan, completed
+from llorch_serve.http.service import Caller, Plan, check_completed
 from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextPrompt
 from llorch_serve.rpc.calls import LiveCall
 from llorch_serve.sampling import SamplingParams
@@ -82,11 +82,11 @@ class JobDialect:
         await exchange.send_events(("started", started))
         count, completion = 0, None
         while completion is None:
-            text, _, completion = await call.take()
-            if completion is not None:
-                completed(completion)
-            if text:
-                await exchange.send_events(("token", {"t": text, "i": count}))
+            (update,) = await call.take()  # a job has one answer
+            check_completed(update)
+            completion = update.completion
+            if update.text:
+                await exchange.send_events(("token", {"t": update.text, "i": count}))
                 count += 1
         await exchange.send_events(
             ("metrics", _metrics(completion)), ("end", _end(completion, request.sampling.stop))

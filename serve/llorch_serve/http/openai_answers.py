@@ -1,7 +1,7 @@
 """Answers in OpenAI's shapes: whole, and as chunks of a stream.
 
-Input: what :class:`llorch_serve.rpc.calls.LiveCall` collects. Output: dictionaries that become JSON. ``llorch``, beyond
-OpenAI's schema, carries what our own contract promises with every answer: seed, matched stop and timings.
+Input: the updates that :class:`llorch_serve.rpc.calls.LiveCall` collects. Output: dictionaries that become JSON. ``llorch``,
+beyond OpenAI's schema, carries what our own contract promises with every answer: seed, matched stop and timings.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from llorch_serve.http.openai_logprobs import Columns, chat_logprobs
 from llorch_serve.http.openai_requests import AnswerShape
-from llorch_serve.requests import Completion
+from llorch_serve.requests import Completion, GenerationUpdate
 from llorch_serve.sequence import FinishReason
 
 
@@ -49,88 +50,93 @@ def extra(completion: Completion) -> dict[str, Any]:
     }
 
 
-class CompletionShapes:
-    """The shapes of /v1/completions."""
+class CompletionChoice:
+    """One choice of /v1/completions."""
 
-    def whole(self, shape: AnswerShape, answers: list[tuple[str, Completion]]) -> dict[str, Any]:
-        """Return a whole answer, with one choice for each prompt."""
-        choices = [
-            {
-                "index": index,
-                "text": text,
-                "logprobs": None,
-                "finish_reason": finish_reason(completion),
-                "llorch": extra(completion),
-            }
-            for index, (text, completion) in enumerate(answers)
-        ]
-        return _head(shape, "text_completion") | {"choices": choices, "usage": usage(c for _, c in answers)}
+    whole_object = chunk_object = "text_completion"
 
-    def first(self, shape: AnswerShape, index: int) -> dict[str, Any] | None:
-        """Return the chunk that opens a choice, if there is one."""
+    def __init__(self, shape: AnswerShape, index: int) -> None:
+        self._shape = shape
+        self._index = index
+        self._columns = Columns()
+
+    def first(self) -> dict[str, Any] | None:
+        """Return the chunk that opens the choice, if there is one."""
         return None
 
-    def chunk(
-        self, shape: AnswerShape, index: int, text: str, completion: Completion | None
-    ) -> dict[str, Any]:
-        """Return one chunk of a choice."""
-        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None}
-        return _chunk(shape, "text_completion", choice, completion)
+    def whole(self, update: GenerationUpdate) -> dict[str, Any]:
+        """Return the whole choice."""
+        return self._choice(update)
 
-    def usage(self, shape: AnswerShape, completions: Iterable[Completion]) -> dict[str, Any]:
-        """Return the last chunk of a stream that was to tell its usage."""
-        return _head(shape, "text_completion") | {"choices": [], "usage": usage(completions)}
+    def chunk(self, update: GenerationUpdate) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+        return _chunk(self._shape, self.chunk_object, self._choice(update))
+
+    def _choice(self, update: GenerationUpdate) -> dict[str, Any]:
+        logprobs = self._columns.of(update) if self._shape.logprobs else None
+        choice: dict[str, Any] = {"index": self._index, "text": update.text, "logprobs": logprobs}
+        return choice | _end(update)
 
 
-class ChatShapes:
-    """The shapes of /v1/chat/completions."""
+class ChatChoice:
+    """One choice of /v1/chat/completions."""
 
-    def whole(self, shape: AnswerShape, answers: list[tuple[str, Completion]]) -> dict[str, Any]:
-        """Return a whole answer."""
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finish_reason(completion),
-                "llorch": extra(completion),
-            }
-            for index, (text, completion) in enumerate(answers)
-        ]
-        return _head(shape, "chat.completion") | {"choices": choices, "usage": usage(c for _, c in answers)}
+    whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def first(self, shape: AnswerShape, index: int) -> dict[str, Any] | None:
+    def __init__(self, shape: AnswerShape, index: int) -> None:
+        self._shape = shape
+        self._index = index
+
+    def first(self) -> dict[str, Any] | None:
         """Return the chunk that names the role."""
-        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        return _chunk(shape, "chat.completion.chunk", choice, None)
-
-    def chunk(
-        self, shape: AnswerShape, index: int, text: str, completion: Completion | None
-    ) -> dict[str, Any]:
-        """Return one chunk of a choice."""
-        choice: dict[str, Any] = {
-            "index": index,
-            "delta": {"content": text} if text else {},
+        choice = {
+            "index": self._index,
+            "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
+            "finish_reason": None,
         }
-        return _chunk(shape, "chat.completion.chunk", choice, completion)
+        return _chunk(self._shape, self.chunk_object, choice)
 
-    def usage(self, shape: AnswerShape, completions: Iterable[Completion]) -> dict[str, Any]:
-        """Return the last chunk of a stream that was to tell its usage."""
-        return _head(shape, "chat.completion.chunk") | {"choices": [], "usage": usage(completions)}
+    def whole(self, update: GenerationUpdate) -> dict[str, Any]:
+        """Return the whole choice."""
+        message = {"role": "assistant", "content": update.text, "refusal": None}
+        return {"index": self._index, "message": message, "logprobs": self._logprobs(update)} | _end(update)
+
+    def chunk(self, update: GenerationUpdate) -> dict[str, Any]:
+        """Return a chunk of a stream."""
+        delta = {"content": update.text} if update.text else {}
+        choice = {"index": self._index, "delta": delta, "logprobs": self._logprobs(update)}
+        return _chunk(self._shape, self.chunk_object, choice | _end(update))
+
+    def _logprobs(self, update: GenerationUpdate) -> dict[str, Any] | None:
+        return chat_logprobs(update.logprobs) if self._shape.logprobs else None
 
 
-def _head(shape: AnswerShape, kind: str) -> dict[str, Any]:
-    return {"id": shape.answer_id, "object": kind, "created": shape.created, "model": shape.model}
+Choice = CompletionChoice | ChatChoice
 
 
-def _chunk(
-    shape: AnswerShape, kind: str, choice: dict[str, Any], completion: Completion | None
+def whole_answer(
+    shape: AnswerShape, kind: type[Choice], choices: list[dict[str, Any]], completions: Iterable[Completion]
 ) -> dict[str, Any]:
-    choice["finish_reason"] = None if completion is None else finish_reason(completion)
-    if completion is not None:
-        choice["llorch"] = extra(completion)
-    body = _head(shape, kind) | {"choices": [choice]}
-    if shape.include_usage:
-        body["usage"] = None
-    return body
+    """Return a whole answer of several choices."""
+    return _head(shape, kind.whole_object) | {"choices": choices, "usage": usage(completions)}
+
+
+def usage_chunk(shape: AnswerShape, kind: type[Choice], completions: Iterable[Completion]) -> dict[str, Any]:
+    """Return the last chunk of a stream that was to tell its usage."""
+    return _head(shape, kind.chunk_object) | {"choices": [], "usage": usage(completions)}
+
+
+def _head(shape: AnswerShape, name: str) -> dict[str, Any]:
+    return {"id": shape.answer_id, "object": name, "created": shape.created, "model": shape.model}
+
+
+def _end(update: GenerationUpdate) -> dict[str, Any]:
+    if update.completion is None:
+        return {"finish_reason": None}
+    return {"finish_reason": finish_reason(update.completion), "llorch": extra(update.completion)}
+
+
+def _chunk(shape: AnswerShape, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+    body = _head(shape, name) | {"choices": [choice]}
+    return body | {"usage": None} if shape.include_usage else body

@@ -32,6 +32,7 @@ MAX_PROMPTS: Final = 32  # of one body
 MAX_MESSAGES: Final = 2**14
 DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's own, for /v1/completions alone
 
+_MAX_ID_DIGITS: Final = 18
 _INDEXED: Final = re.compile(r"(?P<name>[a-z_]+)(?P<rest>.*)")
 
 
@@ -40,34 +41,48 @@ class AnswerShape:
     """What the answer says beside its text. answer_id: its id. created: seconds since 1970. model: the served one's id.
 
     include_usage: a stream ends with the usage of the whole request.
+    answers: how many choices each prompt has. logprobs: choices carry log-probabilities.
     """
 
     answer_id: str
     created: int
     model: str
     include_usage: bool
+    answers: int
+    logprobs: bool
 
 
 def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     """Return what a body of /v1/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
     body = read_struct(raw, CompletionBody)
     bad: list[FieldViolation] = []
-    _refuse(bad, "logprobs", body.logprobs, (None,))
-    _refuse(bad, "echo", body.echo, (False,))
-    _refuse(bad, "best_of", body.best_of, (None, 1))
+    if body.stream and body.best_of is not None and body.best_of > body.n:
+        found = "a stream cannot know yet which answers are best; leave it out, or leave stream out"
+        bad.append(FieldViolation("best_of", found))
     _refuse(bad, "suffix", body.suffix, (None, ""))
     prompts = _read_prompts(body.prompt, bad)
     limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = replace(_read_sampling(body, bad), max_tokens=limit)
-    return _plan("cmpl", prompts, sampling, body, bad, info, caller, {"input": "prompt"})
+    sampling = replace(
+        _read_sampling(body, bad),
+        max_tokens=limit,
+        logprobs=body.logprobs,
+        echo=body.echo,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        best_of=body.best_of if body.best_of is not None and body.best_of > body.n else None,
+    )
+    return _plan(
+        "cmpl", prompts, sampling, body, bad, info, caller, {"input": "prompt", "prompt_logprobs": "logprobs"}
+    )
 
 
 def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     """Return what a body of /v1/chat/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
     body = read_struct(raw, ChatBody)
     bad: list[FieldViolation] = []
-    _refuse(bad, "logprobs", body.logprobs, (False,))
-    _refuse(bad, "top_logprobs", body.top_logprobs, (None,))
+    if body.top_logprobs is not None and not body.logprobs:
+        bad.append(
+            FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
+        )
     _refuse(bad, "response_format", None if _is_text(body) else body.response_format, (None,), "type text")
     _refuse(bad, "tools", body.tools, (None, []))
     _refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
@@ -84,8 +99,9 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
                 FieldViolation("max_tokens", f"found {limit} beside max_completion_tokens; send only one")
             )
         limit, limit_name = body.max_completion_tokens, "max_completion_tokens"
-    sampling = replace(_read_sampling(body, bad), max_tokens=limit)
-    names = {"input": "messages", "max_tokens": limit_name}
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = replace(_read_sampling(body, bad), max_tokens=limit, logprobs=logprobs)
+    names = {"input": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
     return _plan("chatcmpl", [ChatPrompt(messages)], sampling, body, bad, info, caller, names)
 
 
@@ -116,7 +132,14 @@ def _plan(
         for index, prompt in enumerate(prompts)
     )
     include_usage = body.stream_options is not None and body.stream_options.include_usage
-    shape = AnswerShape(answer_id, int(time.time()), info.model_id, include_usage)
+    shape = AnswerShape(
+        answer_id,
+        int(time.time()),
+        info.model_id,
+        include_usage,
+        answers=sampling.n,
+        logprobs=sampling.logprobs is not None,
+    )
     return Plan(requests, body.stream, lambda name: _rename(name, names), shape)
 
 
@@ -151,10 +174,6 @@ def _refuse(
 
 
 def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
-    _refuse(bad, "n", body.n, (1,))
-    _refuse(bad, "presence_penalty", body.presence_penalty, (0.0,))
-    _refuse(bad, "frequency_penalty", body.frequency_penalty, (0.0,))
-    _refuse(bad, "logit_bias", body.logit_bias, (None, {}))
     if body.stream_options is not None:
         if not body.stream:
             bad.append(FieldViolation("stream_options", "set without stream; leave it out, or set stream"))
@@ -165,13 +184,29 @@ def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
         top_k=body.top_k,
         top_p=body.top_p,
         min_p=body.min_p,
+        typical_p=body.typical_p,
         repetition_penalty=body.repetition_penalty,
+        repeat_last_n=body.repeat_last_n,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_read_bias(body.logit_bias or {}, bad),
+        n=body.n,
         seed=body.seed,
         min_tokens=body.min_tokens,
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
     )
+
+
+def _read_bias(bias: dict[str, float], bad: list[FieldViolation]) -> dict[int, float]:
+    """Return biases by token id, which JSON can only have as text."""
+    ids = {key: int(key) for key in bias if key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS}
+    strange = [key for key in bias if key not in ids]
+    if strange:
+        found = f"found the key {strange[0][:32]!r}, expected token ids"
+        bad.append(FieldViolation("logit_bias", found))
+    return {ids[key]: value for key, value in bias.items() if key in ids}
 
 
 def _is_text(body: ChatBody) -> bool:

@@ -7,42 +7,24 @@ Input: plans made by ``openai_requests.py`` and their live calls. Output: one JS
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from itertools import chain
 
 from llorch_serve.http.exchange import Exchange
-from llorch_serve.http.openai_answers import ChatShapes, CompletionShapes
+from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Caller, Plan, completed
+from llorch_serve.http.service import Caller, Plan, check_completed
 from llorch_serve.requests import Completion, ModelInfo
 from llorch_serve.rpc.calls import LiveCall
-
-
-class Shapes(Protocol):
-    """The shapes of one route's answers, see ``openai_answers.py``."""
-
-    def whole(self, shape: AnswerShape, answers: list[tuple[str, Completion]]) -> dict[str, Any]:
-        """Return a whole answer."""
-
-    def first(self, shape: AnswerShape, index: int) -> dict[str, Any] | None:
-        """Return the chunk that opens a choice, if there is one."""
-
-    def chunk(
-        self, shape: AnswerShape, index: int, text: str, completion: Completion | None
-    ) -> dict[str, Any]:
-        """Return one chunk of a choice."""
-
-    def usage(self, shape: AnswerShape, completions: Iterable[Completion]) -> dict[str, Any]:
-        """Return the chunk that tells the usage."""
 
 
 class OpenAIDialect:
     """One of the two routes. Implements :class:`llorch_serve.http.service.Dialect`."""
 
-    def __init__(self, read: Callable[[bytes, ModelInfo, Caller], Plan], shapes: Shapes) -> None:
+    def __init__(self, read: Callable[[bytes, ModelInfo, Caller], Plan], kind: type[Choice]) -> None:
         self._read = read
-        self._shapes = shapes
+        self._kind = kind
 
     def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         """Return what a body asks for."""
@@ -54,49 +36,60 @@ class OpenAIDialect:
         if plan.stream:
             await self._stream(shape, calls, exchange)
             return
-        answers = []
-        for call in calls:
-            text, _, completion = await call.take()
-            assert completion is not None
-            answers.append((text, completed(completion)))
-        await exchange.send_json(self._shapes.whole(shape, answers))
+        choices, completions = [], []
+        for base, call in enumerate(calls):
+            for update in sorted(await call.take(), key=lambda update: update.index):
+                check_completed(update)
+                assert update.completion is not None
+                choice = self._kind(shape, base * shape.answers + update.index)
+                choices.append(choice.whole(update))
+                completions.append(update.completion)
+        await exchange.send_json(whole_answer(shape, self._kind, choices, completions))
 
     async def _stream(self, shape: AnswerShape, calls: list[LiveCall], exchange: Exchange) -> None:
         await exchange.start_events()
         pump = asyncio.Lock()  # one write at a time, so that a slow reader stops every choice
-        if len(calls) == 1:
-            completions = [await self._pump(shape, 0, calls[0], exchange, pump)]
-        else:
-            tasks = [
-                asyncio.ensure_future(self._pump(shape, index, call, exchange, pump))
-                for index, call in enumerate(calls)
-            ]
-            try:
-                completions = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
+        tasks = [
+            asyncio.ensure_future(self._pump(shape, base * shape.answers, call, exchange, pump))
+            for base, call in enumerate(calls)
+        ]
+        try:
+            completions = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
         if shape.include_usage:
-            await exchange.send_events((None, self._shapes.usage(shape, completions)))
+            told = usage_chunk(shape, self._kind, chain.from_iterable(completions))
+            await exchange.send_events((None, told))
         await exchange.end_events()
 
     async def _pump(
-        self, shape: AnswerShape, index: int, call: LiveCall, exchange: Exchange, pump: asyncio.Lock
-    ) -> Completion:
-        """Send one choice's chunks as they come."""
-        first = self._shapes.first(shape, index)
-        if first is not None:
+        self, shape: AnswerShape, base: int, call: LiveCall, exchange: Exchange, pump: asyncio.Lock
+    ) -> list[Completion]:
+        """Send the chunks of one prompt's choices as they come."""
+        choices = [self._kind(shape, base + index) for index in range(shape.answers)]
+        opening = [(None, first) for choice in choices if (first := choice.first()) is not None]
+        if opening:
             async with pump:
-                await exchange.send_events((None, first))
-        while True:
-            text, _, completion = await call.take()
-            if completion is not None:
-                completed(completion)
-            if text or completion is not None:
+                await exchange.send_events(*opening)
+        completions: list[Completion] = []
+        ended = False
+        while not ended:
+            updates = await call.take()
+            for update in updates:
+                check_completed(update)
+                if update.completion is not None:
+                    completions.append(update.completion)
+                ended = ended or update.is_last
+            chunks = [
+                (None, choices[update.index].chunk(update))
+                for update in updates
+                if update.text or update.logprobs or update.completion is not None
+            ]
+            if chunks:
                 async with pump:
-                    await exchange.send_events((None, self._shapes.chunk(shape, index, text, completion)))
-            if completion is not None:
-                return completion
+                    await exchange.send_events(*chunks)
+        return completions
 
     def refusal(self, problem: Problem) -> object:
         """Return the body of a refusal."""
@@ -110,9 +103,9 @@ class OpenAIDialect:
 
 def completions_dialect() -> OpenAIDialect:
     """Return the dialect of POST /v1/completions."""
-    return OpenAIDialect(read_completion, CompletionShapes())
+    return OpenAIDialect(read_completion, CompletionChoice)
 
 
 def chat_dialect() -> OpenAIDialect:
     """Return the dialect of POST /v1/chat/completions."""
-    return OpenAIDialect(read_chat, ChatShapes())
+    return OpenAIDialect(read_chat, ChatChoice)

@@ -58,12 +58,14 @@ class Shared(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     seed: int | None = None
     n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     # Beyond OpenAI's schema, as other servers of local models have them.
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
     repetition_penalty: float | None = None
     min_tokens: int = 0
     stop_token_ids: list[int] = msgspec.field(default_factory=list)

@@ -25,7 +25,7 @@ from llorch_serve.errors import (
 )
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.problems import Problem, describe
-from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextGenerator
+from llorch_serve.requests import GenerationRequest, GenerationUpdate, ModelInfo, TextGenerator
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
 from llorch_serve.sequence import FinishReason
 
@@ -245,8 +245,8 @@ class GenerationRoute:
         await self._service.handle(Exchange(scope, receive, send), self._dialect, self._route)
 
 
-def completed(completion: Completion) -> Completion:
-    """Return the completion. Raises CancelledError where the request did not run to its end."""
-    if completion.reason is FinishReason.CANCELLED:
+def check_completed(update: GenerationUpdate) -> None:
+    """Raise CancelledError where an answer ends with this update without having run to its end."""
+    completion = update.completion
+    if completion is not None and completion.reason is FinishReason.CANCELLED:
         raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")
-    return completion

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from llorch_serve.load import Load
@@ -22,6 +22,7 @@ from llorch_serve.requests import (
     GenerationUpdate,
     ModelInfo,
     Prompt,
+    ScoreRequest,
     UpdateSink,
 )
 from llorch_serve.rpc.server import ClosableGenerator
@@ -35,6 +36,7 @@ class Observed:
 
     submitted_ns: the same moment as ``submitted_s``, in nanoseconds since 1970.
     first_s, last_s: when its first and its last tokens came; None before.
+    last_by_answer: when each answer's last tokens came. completions: of the answers that have ended.
     """
 
     request: GenerationRequest
@@ -42,11 +44,16 @@ class Observed:
     submitted_ns: int
     first_s: float | None = None
     last_s: float | None = None
+    last_by_answer: dict[int, float] = field(default_factory=dict)
+    completions: list[Completion] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a request ended: with a completion or an error, ``at_s`` on the clock of :class:`Observed`."""
+    """How a request ended, ``at_s`` on the clock of :class:`Observed`: with an error, or a completion.
+
+    completion: of several answers the first one's, with the tokens of all.
+    """
 
     at_s: float
     completion: Completion | None = None
@@ -74,7 +81,7 @@ class Observer(Protocol):
         """A request has come; it may still be refused."""
 
     def produced(self, seen: Observed, tokens: int, gap_s: float | None) -> None:
-        """Tokens have come, ``gap_s`` after the last ones; None: they are the first."""
+        """Tokens have come, ``gap_s`` after the same answer's last ones; None: they are its first."""
 
     def ended(self, seen: Observed, ending: Ending) -> None:
         """A request has ended, or was refused."""
@@ -146,6 +153,10 @@ class ObservedGenerator:
             self._items.put(_Refused(seen, Ending(time.perf_counter(), error=error)))
             raise
 
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Pass a request for scores on, unobserved: it generates nothing."""
+        self._inner.submit_score(request, sink)
+
     def abort(self, request_id: str) -> None:
         """End a request, if it is live."""
         self._inner.abort(request_id)
@@ -210,13 +221,29 @@ class ObservedGenerator:
         if seen is None:
             return
         if update.token_ids:
-            gap = None if seen.last_s is None else at_s - seen.last_s
-            if seen.first_s is None:
-                seen.first_s = at_s
-            seen.last_s = at_s
-            for observer in self._observers:
-                observer.produced(seen, len(update.token_ids), gap)
+            before = seen.last_by_answer.get(update.index)
+            seen.last_by_answer[update.index] = seen.last_s = at_s
+            if before is not None or seen.first_s is None:  # later answers have no first token of the request
+                seen.first_s = at_s if seen.first_s is None else seen.first_s
+                gap = None if before is None else at_s - before
+                for observer in self._observers:
+                    observer.produced(seen, len(update.token_ids), gap)
+        if update.completion is not None:
+            seen.completions.append(update.completion)
         if update.is_last:
             del self._live[update.request_id]
+            completion = None if update.error is not None else _together(seen.completions)
             for observer in self._observers:
-                observer.ended(seen, Ending(at_s, update.completion, update.error))
+                observer.ended(seen, Ending(at_s, completion, update.error))
+
+
+def _together(completions: list[Completion]) -> Completion:
+    """Return one completion for a request of several answers."""
+    return replace(
+        completions[0],
+        prompt_tokens=sum(c.prompt_tokens for c in completions),
+        generated_tokens=sum(c.generated_tokens for c in completions),
+        cached_tokens=sum(c.cached_tokens for c in completions),
+        drafted_tokens=sum(c.drafted_tokens for c in completions),
+        accepted_tokens=sum(c.accepted_tokens for c in completions),
+    )
