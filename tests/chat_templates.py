@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from llorch_serve.requests import ChatMessage
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llorch_serve.chat import ChatTemplate, encode_chat
+from llorch_serve.requests import ChatMessage, ChatPrompt, ToolCall
+from llorch_serve.template_input import read_input
+from llorch_serve.text import Tokenizer
 
 # SmolLM2-135M-Instruct, from the metadata of its GGUF file.
 SMOLLM2 = (
@@ -73,10 +80,104 @@ def conversation(*turns: str, system: str | None = None) -> list[ChatMessage]:
     return first + [ChatMessage(("user", "assistant")[i % 2], text) for i, text in enumerate(turns)]
 
 
+def rendered(template: ChatTemplate, messages: Sequence[ChatMessage], **fields: Any) -> str:
+    """Return a conversation as text; fields are those of a ChatPrompt."""
+    return template.render(read_input(ChatPrompt(tuple(messages), **fields)))
+
+
+def encoded(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[ChatMessage], **fields: Any
+) -> tuple[tuple[int, ...], str]:
+    """Return a conversation's ids and its text."""
+    return encode_chat(tokenizer, template, ChatPrompt(tuple(messages), **fields))
+
+
 CONVERSATIONS = {
     "question": conversation("What is the capital of France?"),
     "system": conversation("  hello world \n", system="the <b>system</b> & 'quotes' \" end"),
     "turns": conversation("hello", " the end ", "你好 😀\n\nworld", system="hello"),
     "empty": conversation(""),
     "code": conversation("{{ 7 * 7 }} {% if %} \\n {# no #}"),
+}
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The <weather> in a city & its 'surroundings'",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Name of the city"},
+                "days": {"type": "integer", "description": "How many days", "enum": [1, 2, 3]},
+                "units": {"type": "array", "description": "Which units", "items": {"type": "string"}},
+            },
+            "required": ["city"],
+        },
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "description": "The time 🕐",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+TOOLS = (json.dumps(WEATHER), json.dumps(CLOCK))
+DOCUMENTS = tuple(
+    json.dumps(
+        {"title": title, "text": text, "doc_id": str(index), "snippet": text, "url": "https://example.org"}
+    )
+    for index, (title, text) in enumerate(
+        [("Paris", "The capital & <heart> of France."), ("月", "Ça brille.")]
+    )
+)
+
+
+def _call(city: str, number: int) -> ToolCall:
+    return ToolCall(
+        "get_weather", json.dumps({"city": city, "days": number}, ensure_ascii=False), f"call{number:05}"
+    )
+
+
+TOOL_CONVERSATIONS = {
+    "one call": [
+        ChatMessage("user", "Weather in Köln?"),
+        ChatMessage("assistant", None, tool_calls=(_call("Köln", 1),)),
+        ChatMessage("tool", '{"celsius": 12.5}', name="get_weather", tool_call_id="call00001"),
+    ],
+    "a call beside empty content": [
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", "Weather in Köln?"),
+        ChatMessage("assistant", "", tool_calls=(_call("Köln", 1),)),
+        ChatMessage("tool", "rain", name="get_weather", tool_call_id="call00001"),
+        ChatMessage("assistant", "It rains."),
+        ChatMessage("user", "Thanks"),
+    ],
+    "two calls": [
+        ChatMessage("user", "Weather in Köln and Paris?"),
+        ChatMessage("assistant", "Let me see.", tool_calls=(_call("Köln", 1), _call("Paris", 2))),
+        ChatMessage("tool", "rain", tool_call_id="call00001"),
+        ChatMessage("tool", "<sun>", tool_call_id="call00002"),
+    ],
+    "null content": [
+        ChatMessage("user", "Hi"),
+        ChatMessage("assistant", None),
+        ChatMessage("user", "There?"),
+    ],
+    "null question": [ChatMessage("user", None)],
+    "parts": [ChatMessage("user", ("Look", "at this")), ChatMessage("assistant", ("Yes.",))],
+    "reasoning": [
+        ChatMessage("user", "Why?"),
+        ChatMessage("assistant", "Because.", reasoning_content="Hmm.\nWell."),
+        ChatMessage("user", "Really?"),
+    ],
+    "reasoning in the text": [
+        ChatMessage("user", "Why?"),
+        ChatMessage("assistant", "<think>\nHmm.\n</think>\n\nBecause."),
+    ],
+    "unfinished": [ChatMessage("user", "Count"), ChatMessage("assistant", "one, two, ")],
+    "assistant first": [ChatMessage("assistant", "Hello"), ChatMessage("user", "Hi")],
+    "an unknown role": [ChatMessage("narrator", "Once upon a time"), ChatMessage("user", "Go on")],
 }

@@ -66,8 +66,27 @@ def byte_fallback(*, metaspace: bool = False) -> tokenizers.Tokenizer:
     return inner
 
 
+def unigram() -> tokenizers.Tokenizer:
+    """SentencePiece unigram with ``<0x..>`` tokens, as T5's and Llama-like models trained with it; BOS is added."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = [*WORDS, *(f"\u2581{word}" for word in WORDS)]
+    names += ["\u2581", *"abcdefghijklmnopqrstuvwxyz<>/|_[]", "\u4f60", "\ufffd", "\u2581\u2581", *words]
+    vocab = [
+        (name, 0.0 if index < 3 else -10.0 + len(name)) for index, name in enumerate(dict.fromkeys(names))
+    ]
+    inner = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    inner.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first", split=True)]
+    )
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names[:3]])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return inner
+
+
 BUILDERS = {
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
     "metaspace": lambda: byte_fallback(metaspace=True),
+    "unigram": unigram,
 }

@@ -107,7 +107,10 @@ def make_worker(
     artifact = Artifact(folder=write_tiny_artifact(folder), manifest=tiny_manifest(**manifest))
     fake = session or make_session()
     options = config or EngineConfig(prefill_chunk=4)
-    return Worker(artifact, cast("DecoderSession", fake), PromptEncoder(artifact, TOKENIZER), options)
+    prompts = PromptEncoder(
+        artifact, TOKENIZER, tool_format=options.tool_format, reasoning_format=options.reasoning_format
+    )
+    return Worker(artifact, cast("DecoderSession", fake), prompts, options)
 
 
 def make_session(**options: Any) -> FakeSession:

@@ -13,10 +13,12 @@ from typing import Final, Protocol
 
 import msgspec
 
+from llorch_export.chat_templates import TEMPLATE_FILE, artifact_file
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.source import fingerprint
 from llorch_export.write import ArtifactWriter
+from llorch_serve.artifact import DEFAULT_TEMPLATE
 from llorch_serve.manifest import (
     SCHEMA_VERSION,
     FileEntry,
@@ -31,7 +33,6 @@ from llorch_serve.manifest import (
 
 GRAPH_FILE: Final = "model.onnx"
 TOKENIZER_FILE: Final = "tokenizer.json"
-TEMPLATE_FILE: Final = "chat_template.jinja"
 GRAPH_REVISION: Final = 2  # raised when the same source and recipe give another graph
 
 Progress = Callable[[str, int, int], None]
@@ -94,10 +95,10 @@ def licences(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
-    """Write tokenizer and template, and the files in ``terms`` by name."""
+    """Write tokenizer and templates, and the files in ``terms`` by name."""
     writer.add_bytes(TOKENIZER_FILE, checkpoint.tokenizer.tokenizer_json)
-    if checkpoint.tokenizer.chat_template is not None:
-        writer.add_bytes(TEMPLATE_FILE, checkpoint.tokenizer.chat_template.encode())
+    for name, source in checkpoint.tokenizer.chat_templates.items():
+        writer.add_bytes(artifact_file(name), source.encode())
     for name, content in terms.items():
         writer.add_bytes(name, content)
 
@@ -129,7 +130,10 @@ def base_manifest(
         recipe=recipe,
         graph=GRAPH_FILE,
         tokenizer=TOKENIZER_FILE,
-        chat_template=None if text.chat_template is None else TEMPLATE_FILE,
+        chat_template=TEMPLATE_FILE if text.chat_templates else None,
+        other_chat_templates={
+            name: artifact_file(name) for name in sorted(text.chat_templates) if name != DEFAULT_TEMPLATE
+        },
         inputs=graph.inputs,
         outputs=graph.outputs,
         kv=graph.kv,

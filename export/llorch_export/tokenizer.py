@@ -10,8 +10,9 @@ from typing import Final
 
 from tokenizers import AddedToken, Tokenizer
 
+from llorch_export.chat_templates import TEMPLATE_FILE, templates_from_folder, templates_from_gguf
 from llorch_export.checkpoint.base import TokenizerAssets
-from llorch_export.checkpoint.folder import MAX_JSON_BYTES, MAX_TEXT_BYTES, ModelFolder
+from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
 from llorch_export.fields import Fields
 from llorch_export.sampling_defaults import defaults_from_folder, defaults_from_gguf
 from llorch_export.sentencepiece_model import read_sentencepiece
@@ -28,7 +29,7 @@ FOLDER_FILES: Final = (
     "tokenizer.model",
     "tokenizer_config.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
 )
 
 
@@ -82,10 +83,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         _token_id(fields, "eom_token_id", None, highest),
     }
     stops |= {i for i, t in enumerate(tokens) if t in _END_OF_TURN and kinds[i] is TokenKind.CONTROL}
-    template = metadata.get("tokenizer.chat_template")
     return TokenizerAssets(
         tokenizer_json=built.to_str().encode(),
-        chat_template=_template_text(template, f"{origin}: tokenizer.chat_template"),
+        chat_templates=templates_from_gguf(metadata, origin=origin),
         bos_token_id=bos,
         eos_token_id=eos,
         stop_token_ids=tuple(sorted(stop for stop in stops if stop is not None)),
@@ -119,7 +119,7 @@ def tokenizer_from_folder(
     )
     return TokenizerAssets(
         tokenizer_json=data,
-        chat_template=_folder_template(folder, settings),
+        chat_templates=templates_from_folder(folder, settings),
         bos_token_id=next(iter(starts), None),
         eos_token_id=next(iter(ends), None),
         stop_token_ids=tuple(sorted(set(ends))),
@@ -218,33 +218,6 @@ def _named_id(
             f"with an id below {vocab_size}; the two files belong to different models"
         )
     return (token_id,)
-
-
-def _folder_template(folder: ModelFolder, settings: Mapping[str, object]) -> str | None:
-    """Return the chat template: the file if there is one, else the setting, of several the one named default."""
-    origin = f"{folder.path / 'tokenizer_config.json'}: chat_template"
-    template = folder.read_text("chat_template.jinja")
-    if template is not None:
-        return template
-    value = settings.get("chat_template")
-    if not isinstance(value, list):
-        return _template_text(value, origin)
-    named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
-    if "default" not in named:
-        raise ArtifactError(
-            f"{origin} has the templates {sorted(map(str, named))}, expected one named 'default'; rename one"
-        )
-    return _template_text(named["default"], origin)
-
-
-def _template_text(value: object, origin: str) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > MAX_TEXT_BYTES:
-        raise ArtifactError(
-            f"{origin} is {type(value).__name__}, expected text of at most {MAX_TEXT_BYTES} characters"
-        )
-    return value or None
 
 
 def _kinds(fields: Fields, count: int, origin: str) -> list[TokenKind]:

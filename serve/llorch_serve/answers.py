@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from llorch_serve.logprobs import TokenLogprobs, name_tokens
+from llorch_serve.parsing.answer import AnswerParser
 from llorch_serve.requests import Completion, GenerationUpdate, Timings, UpdateSink, joined
 from llorch_serve.sampling import MAX_SEED
 from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
@@ -38,6 +39,7 @@ class Answer:
     stream: turns its tokens into text. opening: text that comes before its own.
     tells_logprobs: whether its tokens' log-probabilities are told, where they are known.
     report: what the prompt's scores are for; None: there are none.
+    parser: tells calls and thoughts from its text; None: it is text and nothing else.
     drawn, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of those.
     """
 
@@ -49,6 +51,7 @@ class Answer:
     opening: str = ""
     tells_logprobs: bool = False
     report: PromptReport | None = None
+    parser: AnswerParser | None = None
     drawn: int = 0
     logprob: float = 0.0
 
@@ -76,9 +79,9 @@ class Answer:
             if event.is_stop_token and event.token_id is not None:
                 stop_text = tokenizer.token_text(event.token_id)
             completion = self.completion(event.finish, stop_text)
-        update = GenerationUpdate(
-            self.request_id, self.opening + text, ids, completion, logprobs=told, index=self.index
-        )
+        update = GenerationUpdate(self.request_id, text, ids, completion, logprobs=told, index=self.index)
+        if self.parser is not None:
+            update = self.parser.parsed(update)
         return self._opened(update, tokenizer), matched is not None
 
     def completion(self, reason: FinishReason, stop_matched: str | None) -> Completion:
@@ -104,6 +107,7 @@ class Answer:
     def _opened(self, update: GenerationUpdate, tokenizer: Tokenizer) -> GenerationUpdate:
         """Return the update, with what is told once: by the first one."""
         report, scores = self.report, self.sequence.prompt_scores
+        update = replace(update, text=self.opening + update.text)
         self.opening, self.report = "", None
         if report is None or scores is None or not scores.complete:
             return update

@@ -18,6 +18,7 @@ from llorch_serve.foreign.detect import ModelKind
 from llorch_serve.manifest import FileEntry, Manifest, decode_manifest
 
 MANIFEST_NAME: Final = "llorch.json"
+DEFAULT_TEMPLATE: Final = "default"
 MAX_MANIFEST_BYTES: Final = 16 * 2**20
 
 
@@ -48,11 +49,15 @@ class Artifact(msgspec.Struct, frozen=True):
         """Path of tokenizer.json."""
         return self.folder / self.manifest.tokenizer
 
-    def chat_template(self) -> str | None:
-        """Return the chat template's source, or None where the model has none. Raises ArtifactError."""
+    def chat_templates(self) -> dict[str, str]:
+        """Return the sources of the chat templates by name, ``default`` first. Raises ArtifactError."""
         if self.manifest.chat_template is None:
-            return None
-        path = self.folder / self.manifest.chat_template
+            return {}
+        files = {DEFAULT_TEMPLATE: self.manifest.chat_template, **self.manifest.other_chat_templates}
+        return {name: self._text(file) for name, file in files.items()}
+
+    def _text(self, name: str) -> str:
+        path = self.folder / name
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -94,6 +99,7 @@ def load_artifact(
     int8, prompts = manifest.int8_cache, manifest.prompts
     optional = {
         manifest.chat_template,
+        *manifest.other_chat_templates.values(),
         *((fixed.prefill_graph,) if fixed else ()),
         *((int8.decode_graph, int8.scales) if int8 else ()),
         *((prompts.graph, prompts.data) if prompts else ()),

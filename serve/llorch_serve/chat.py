@@ -7,21 +7,22 @@ The template comes from the artifact, the messages from a request; ids and the r
 from __future__ import annotations
 
 import json
+import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
 import jinja2
 
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
-from llorch_serve.requests import ChatMessage
+from llorch_serve.requests import ChatPrompt
 from llorch_serve.sandbox import MAX_CHARS, TemplateSandbox
-from llorch_serve.text import Tokenizer, check_text
+from llorch_serve.template_input import FIELD, TemplateInput, read_input
+from llorch_serve.text import Tokenizer
 
 MAX_TEMPLATE_BYTES = 2**20
 MAX_REASON_CHARS = 500  # of a template's own message
-FIELD = "input.chat"
 
 # What Python raises when a template and a conversation do not fit together.
 _TEMPLATE_FAULTS = (
@@ -67,77 +68,99 @@ class ChatTemplate:
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._variables = {name: text for name, text in tokens.items() if text is not None}
 
-    def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
+    def render(self, seen: TemplateInput) -> str:
         """Return the conversation as the text that the model was trained on.
 
-        add_generation_prompt: end with the opening of the assistant's answer.
+        A template that joins calls' arguments to text is given them as JSON text; others get objects.
         Raises InvalidRequestError, with the template's own message where it has one.
         """
+        with self._lock:
+            if not seen.continue_final_message:
+                return self._render(seen)
+            # A mark at the end of the last message shows where to cut, and a space after it whether the template trims.
+            mark = f"CUT{secrets.token_hex(16)}"
+            text = self._render(_with_mark(seen, f"{mark} "))
+        head, found, tail = text.rpartition(mark)
+        content = _final_text(seen).strip()
+        if not found or content not in head:
+            problem = "the model's chat template does not write the last message as it is, so it cannot be gone on with"
+            raise InvalidRequestError([FieldViolation(f"{FIELD}.continue_final_message", problem)])
+        return head if tail.startswith(" ") else head.rstrip()
+
+    def _render(self, seen: TemplateInput) -> str:
+        try:
+            try:
+                return self._run(seen)
+            except TypeError:
+                if not any(seen.texts_of_calls):
+                    raise
+                return self._run(seen.with_texts_of_calls())
+        except _TEMPLATE_FAULTS as error:
+            problem = f"the model's chat template refused the conversation: {_reason(error)}"
+            raise InvalidRequestError([FieldViolation(FIELD, problem)]) from error
+
+    def _run(self, seen: TemplateInput) -> str:
         pieces: list[str] = []
         size = 0
-        with self._lock:
-            self._sandbox.start()
-            try:
-                for piece in self._template.generate(
-                    messages=[_as_dict(message) for message in messages],
-                    add_generation_prompt=add_generation_prompt,
-                    tools=None,
-                    documents=None,
-                    **self._variables,
-                ):
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > MAX_CHARS:
-                        raise jinja2.TemplateError(f"the text has more than {MAX_CHARS} characters")
-            except _TEMPLATE_FAULTS as error:
-                problem = f"the model's chat template refused the conversation: {_reason(error)}"
-                raise InvalidRequestError([FieldViolation(FIELD, problem)]) from error
+        self._sandbox.start()
+        variables = {
+            **self._variables,
+            **seen.arguments,
+            "messages": seen.messages,
+            "tools": seen.tools,
+            "documents": seen.documents,
+            "add_generation_prompt": seen.add_generation_prompt,
+        }
+        for piece in self._template.generate(variables):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_CHARS:
+                raise jinja2.TemplateError(f"the text has more than {MAX_CHARS} characters")
         return "".join(pieces)
 
 
 def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[ChatMessage]
+    tokenizer: Tokenizer, template: ChatTemplate, prompt: ChatPrompt
 ) -> tuple[tuple[int, ...], str]:
     """Return the ids of a conversation that is open for the assistant's answer, and the rendered text.
 
-    Special tokens that the template writes, BOS included, become control tokens; the tokenizer adds none. A special
-    token's text inside a role or content is encoded as plain text. That covers each role and content by itself, not a
-    special token's text that arises only where the template joins two strings, or edits one.
+    Special tokens that the template writes become control tokens. BOS comes first once: if the tokenizer adds one to
+    texts and the template wrote none, it is added. Unless the prompt allows it, a special token's text inside
+    messages, tools, documents or arguments is encoded as plain text. That covers each text by itself, not a special
+    token's text that arises only where the template joins two strings, or edits one.
 
-    Raises InvalidRequestError if the template refuses the conversation or a text is not valid Unicode.
+    Raises InvalidRequestError if a field is bad, or the template refuses the conversation.
     """
-    for index, message in enumerate(messages):
-        check_text(message.role, f"{FIELD}.messages[{index}].role")
-        check_text(message.content or "", f"{FIELD}.messages[{index}].content")
-    if not any(tokenizer.special_pattern.search(text) for text in _texts(messages)):
-        text = template.render(messages)
-        return tokenizer.encode(text, add_special_tokens=False, field=FIELD), text
+    seen = read_input(prompt)
+    if prompt.allow_control_tokens or not any(map(tokenizer.special_pattern.search, seen.texts())):
+        text = template.render(seen)
+        return tokenizer.started(tokenizer.encode(text, add_special_tokens=False, field=FIELD)), text
     marker = tokenizer.guard.marker
 
     def mark(text: str) -> str:
         return tokenizer.special_pattern.sub(lambda found: marker + found[0], text)
 
-    marked = template.render(
-        [
-            replace(m, role=mark(m.role), content=None if m.content is None else mark(m.content))
-            for m in messages
-        ]
-    )
+    marked = template.render(seen.marked(mark))
     # A template that writes JSON in ASCII has written the marker so, too.
     marked = marked.replace(json.dumps(marker)[1:-1], marker)
-    return tokenizer.guard.encode(marked, FIELD), marked.replace(marker, "")
+    return tokenizer.started(tokenizer.guard.encode(marked, FIELD)), marked.replace(marker, "")
 
 
-def _texts(messages: Sequence[ChatMessage]) -> Iterable[str]:
-    for message in messages:
-        yield message.role
-        yield message.content or ""
+def _with_mark(seen: TemplateInput, mark: str) -> TemplateInput:
+    *others, last = seen.messages
+    content = last["content"]
+    if isinstance(content, list):
+        *parts, final = content
+        longer: object = [*parts, final | {"text": final["text"] + mark}]
+    else:
+        longer = content + mark
+    return replace(seen, messages=[*others, last | {"content": longer}])
 
 
-def _as_dict(message: ChatMessage) -> dict[str, str]:
-    # Templates test whether a key is there; a None would be printed as "None".
-    content = {} if message.content is None else {"content": message.content}
-    return {"role": message.role} | content
+def _final_text(seen: TemplateInput) -> str:
+    content = seen.messages[-1]["content"]
+    text: str = content[-1]["text"] if isinstance(content, list) else content
+    return text
 
 
 def _reason(error: BaseException) -> str:

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "inspect": "llorch_export.terminal.inspect",
     "serve": "llorch_serve.terminal.serve",
     "generate": "llorch_serve.terminal.generate",
+    "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
     "bench": "llorch_serve.terminal.bench",
 }

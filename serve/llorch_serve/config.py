@@ -40,6 +40,8 @@ class EngineConfig:
     strict_reuse: of that, only what prefill calls computed, so that the answer is the same bits as without.
     lookup: most tokens guessed at a time from the sequence's own earlier text; 0: none.
     kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
+    tool_format, reasoning_format: how calls and thoughts are read out of answers to chats: the name of a format,
+        ``auto`` (the chat template's) or ``none``.
     """
 
     session: SessionConfig = field(default_factory=SessionConfig)
@@ -49,3 +51,5 @@ class EngineConfig:
     strict_reuse: bool = False
     lookup: int = 0
     kv_cache: bool = True
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"

@@ -37,6 +37,16 @@ class GuardedEncoder:
         spec: dict[str, Any] = msgspec.json.decode(inner.to_str())
         added = spec["added_tokens"]
         spec.update(added_tokens=[], post_processor=None)
+        model = spec["model"]
+        unknown = {model.get("unk_token"), *self._unigram_unknown(model)}
+        # Ids that plain text must not produce. The unknown token is what text without a token becomes: no harm.
+        self._control = {t["id"]: t["content"] for t in added if t["special"] and t["content"] not in unknown}
+        if model["type"] == "Unigram":
+            # It takes any piece of its vocabulary for text that looks like it, so these get names that no text has.
+            hidden = set(self._control.values())
+            model["vocab"] = [
+                [_secret_text() if piece in hidden else piece, score] for piece, score in model["vocab"]
+            ]
         self.marker = _secret_text()
         self._marked = re.compile(f"{self.marker}({pattern.pattern})|{pattern.pattern}")
         self._inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(spec).decode())
@@ -53,9 +63,6 @@ class GuardedEncoder:
             new_id = self._inner.token_to_id(name)
             assert new_id is not None
             self._original_ids[new_id] = token["id"]
-        unknown = {spec["model"].get("unk_token"), *self._unigram_unknown(spec["model"])}
-        # Ids that plain text must not produce. The unknown token is what text without a token becomes: no harm.
-        self._control = {t["id"]: t["content"] for t in added if t["special"] and t["content"] not in unknown}
 
     def encode(self, text: str, field: str) -> tuple[int, ...]:
         """Return the ids of a text in which special tokens that follow :attr:`marker` are text, others control.

@@ -60,7 +60,9 @@ class Handoff:
 
     def begin(self, slot: int, start: int) -> None:
         """Make the prompt's cache hold the first ``start`` positions of a slot."""
-        if start and (slot, start) != (self._slot, self._length):
+        # What the prompt's cache holds of this slot is exact, also where a sequence takes up only part of it: calls have
+        # written nothing below that in the slot since. So continuations of one context read it as the first one did.
+        if start and not (slot == self._slot and start <= self._length):
             for (layer, kind), scale in self._scales.items():
                 widened = self.prompt.rows(layer, kind, 0, 1)[0, :, :start]
                 # Twice as fast as one product of the two types.

@@ -328,6 +328,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
     graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).
+    other_chat_templates: files of further templates by name, like tool_use; none without chat_template.
     context_length: most tokens, prompt and generated together, that a sequence may hold.
     bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added to plain
         text is decided by tokenizer.json's post-processor.
@@ -373,6 +374,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     fixed_shapes: FixedShapes | None = None
     int8_cache: Int8Cache | None = None
     prompts: PromptGraph | None = None
+    other_chat_templates: dict[str, str] = {}
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:

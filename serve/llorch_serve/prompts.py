@@ -2,38 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.requests import Prompt, TextPrompt, TokenPrompt
+from llorch_serve.parsing.answer import AnswerParser, parser_for
+from llorch_serve.parsing.registry import AUTO, choose_formats
+from llorch_serve.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from llorch_serve.served import ServedModel
 from llorch_serve.text import Tokenizer
 
 
 class PromptEncoder:
-    """Encodes prompts for one model. Safe to use from many threads."""
+    """Encodes prompts for one model, and knows how it answers chats. Safe to use from many threads.
 
-    def __init__(self, artifact: ServedModel, tokenizer: Tokenizer) -> None:
+    tool_format, reasoning_format: see :class:`llorch_serve.config.EngineConfig`.
+    Raises ArtifactError for a broken template, UsageError for a format that does not exist.
+    """
+
+    def __init__(
+        self,
+        artifact: ServedModel,
+        tokenizer: Tokenizer,
+        *,
+        tool_format: str = AUTO,
+        reasoning_format: str = AUTO,
+    ) -> None:
         manifest = artifact.manifest
         self.tokenizer = tokenizer
         self._model_id = manifest.model_id
         self._vocab_size = manifest.model.vocab_size
-        self._template = _load_template(artifact, tokenizer)
+        sources = artifact.chat_templates()
+        self._templates = _compiled(sources, artifact, tokenizer)
+        self._formats = {
+            name: choose_formats(source, tools=tool_format, reasoning=reasoning_format)
+            for name, source in sources.items()
+        }
 
     @property
     def has_template(self) -> bool:
         """Whether the model has a chat template."""
-        return self._template is not None
+        return bool(self._templates)
 
     def encode(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids, self._text_of(prompt.token_ids)
         if isinstance(prompt, TextPrompt):
-            return self.tokenizer.encode(prompt.text, add_special_tokens=True), prompt.text
-        if self._template is None:
+            ids = self.tokenizer.encode(prompt.text, add_special_tokens=True)
+            return self.tokenizer.started(
+                ids
+            ), prompt.text  # a text may bring the BOS that the tokenizer adds
+        return encode_chat(self.tokenizer, self._templates[self.template_name(prompt)], prompt)
+
+    def template_name(self, prompt: ChatPrompt) -> str:
+        """Return the name of the template that renders a prompt, as transformers chooses it. Raises InvalidRequestError."""
+        if not self._templates:
             found = f"{self._model_id} has no chat template; send text or tokens instead"
             raise InvalidRequestError([FieldViolation("input.chat", found)])
-        return encode_chat(self.tokenizer, self._template, prompt.messages)
+        if prompt.template_name is None:
+            return "tool_use" if prompt.tools and "tool_use" in self._templates else "default"
+        if prompt.template_name not in self._templates:
+            found = (
+                f"found {prompt.template_name[:100]!r}, expected one of {', '.join(sorted(self._templates))}"
+            )
+            raise InvalidRequestError([FieldViolation("input.chat.template_name", found)])
+        return prompt.template_name
+
+    def parser(self, prompt: Prompt, rendered: str, *, key: str) -> AnswerParser | None:
+        """Return what reads calls and thoughts out of the answer to a prompt; None: nothing does.
+
+        rendered: the prompt as text. key: what the ids of calls are made from.
+        """
+        if not isinstance(prompt, ChatPrompt):
+            return None
+        return parser_for(self._formats[self.template_name(prompt)], prompt, rendered, key=key)
+
+    def kept_tokens(self, prompt: Prompt) -> frozenset[int]:
+        """Return the special tokens that are markers of the formats in which a prompt is answered."""
+        if not isinstance(prompt, ChatPrompt):
+            return frozenset()
+        markers = self._formats[self.template_name(prompt)].markers(calls=bool(prompt.tools))
+        return frozenset(id_ for id_, text in self.tokenizer.special_tokens.items() if text in markers)
 
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:
         """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is well."""
@@ -58,15 +108,13 @@ class PromptEncoder:
         return self.tokenizer.decode(known, keep_special_tokens=True)
 
 
-def _load_template(artifact: ServedModel, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = artifact.chat_template()
-    if source is None:
-        return None
+def _compiled(
+    sources: Mapping[str, str], artifact: ServedModel, tokenizer: Tokenizer
+) -> dict[str, ChatTemplate]:
     manifest = artifact.manifest
 
     def written(token_id: int | None) -> str | None:
         return None if token_id is None else tokenizer.token_text(token_id)
 
-    return ChatTemplate(
-        source, bos_token=written(manifest.bos_token_id), eos_token=written(manifest.eos_token_id)
-    )
+    bos, eos = written(manifest.bos_token_id), written(manifest.eos_token_id)
+    return {name: ChatTemplate(source, bos_token=bos, eos_token=eos) for name, source in sources.items()}

@@ -13,14 +13,40 @@ from llorch_serve.sequence import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function, as an assistant's message holds it; ``arguments`` is JSON text of an object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A call that the model made, or a part of one: texts of the same index (which of the answer's calls) join."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation; ``role`` is one that the model's template knows.
 
-    content: None if the message has none, which a template can tell from an empty text.
+    content: text, or a list of texts for templates that take lists; None if the message has none, which a template
+        can tell from an empty text.
+    tool_call_id: which call a tool's message answers.
+    reasoning_content: what the model thought before it answered.
     """
 
     role: str
-    content: str | None
+    content: str | tuple[str, ...] | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +65,22 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, rendered with the model's own chat template and opened for the assistant's answer."""
+    """A conversation, rendered with the model's own chat template and opened for the assistant's answer.
+
+    tools, documents: JSON text of an object each.
+    template_name: of several templates; None: ``tool_use`` if there are tools and such a template, else ``default``.
+    template_arguments: JSON text of an object: further variables of the template, ``add_generation_prompt`` too.
+    continue_final_message: leave the last message open, so that the answer goes on with it.
+    allow_control_tokens: let special tokens' texts inside the conversation become control tokens.
+    """
 
     messages: tuple[ChatMessage, ...]
+    tools: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    template_name: str | None = None
+    template_arguments: str | None = None
+    continue_final_message: bool = False
+    allow_control_tokens: bool = False
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -142,6 +181,7 @@ class GenerationUpdate:
     token_ids: tokens generated since the last update (a stop token is not among them).
     completion: set on the last update of an answer, and only there, unless ``error`` is set.
     error: the request failed; nothing follows.
+    reasoning, tool_calls: parsed from answers to chats, where the model's format is known; ``text`` lacks them then.
     logprobs: one for each of ``token_ids`` if the request asked for them, else none.
     index: which of the request's answers it is.
     open_answers: answers that still go on after this update.
@@ -155,6 +195,8 @@ class GenerationUpdate:
     token_ids: tuple[int, ...]
     completion: Completion | None = None
     error: Exception | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     index: int = 0
     open_answers: int = 0
@@ -165,6 +207,12 @@ class GenerationUpdate:
     def is_last(self) -> bool:
         """Whether this update ends its request."""
         return self.error is not None or (self.completion is not None and self.open_answers == 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing new in it."""
+        told = self.text or self.token_ids or self.reasoning or self.tool_calls
+        return not told and self.completion is None
 
 
 def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
@@ -177,6 +225,8 @@ def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
         token_ids=tuple(token for update in updates for token in update.token_ids),
         logprobs=tuple(place for update in updates for place in update.logprobs),
         prompt_logprobs=tuple(place for update in updates for place in update.prompt_logprobs),
+        reasoning="".join(update.reasoning for update in updates),
+        tool_calls=tuple(call for update in updates for call in update.tool_calls),
     )
 
 

@@ -57,9 +57,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters["_bounded"] = _checked
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
-        self.globals["dict"] = lambda *args, **kwargs: dict(
-            *args, **kwargs
-        )  # the type itself has more to grasp
+        self.globals["dict"] = _Dict()
+        self.globals["namespace"] = _Namespace
         self.start()
 
     def start(self) -> None:
@@ -156,6 +155,40 @@ class _GenerationBlock(Extension):
         """Return the block's content in a scope of its own."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Dict:
+    """What templates call ``dict``; the type itself has more to grasp."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    @staticmethod
+    def fromkeys(keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        """Return a dict of ``keys`` with one value."""
+        return dict.fromkeys(keys, value)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """jinja2's namespace without names that begin with an underscore, by which Python would find hooks."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(
+            f"a namespace cannot have the attribute {name[:100]!r}; choose a name without underscore in front"
+        )
 
 
 def _check_size(size: int) -> None:

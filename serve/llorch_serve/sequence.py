@@ -16,6 +16,7 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"  # a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
+    TOOL_CALLS = "tool_calls"  # as STOP, after calls of tools
     CANCELLED = "cancelled"  # aborted by the caller
 
 

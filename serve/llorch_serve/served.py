@@ -119,8 +119,11 @@ class ServedModel(Protocol):
     def tokenizer_path(self) -> Path:
         """Path of tokenizer.json."""
 
-    def chat_template(self) -> str | None:
-        """Return the chat template's source, or None. Raises ArtifactError."""
+    def chat_templates(self) -> dict[str, str]:
+        """Return the sources of the chat templates by name, ``default`` first; empty if there is none.
+
+        Raises ArtifactError.
+        """
 
 
 class ServedSession(Session, Protocol):

@@ -104,6 +104,23 @@ class Tokenizer:
         check_text(text, field)
         return tuple(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    @cached_property
+    def start_ids(self) -> tuple[int, ...]:
+        """What the post-processor puts before a text: BOS, or nothing."""
+        plain = self._inner.encode("a", add_special_tokens=False).ids
+        whole = self._inner.encode("a", add_special_tokens=True).ids
+        places = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return tuple(whole[: next(places, 0)])
+
+    def started(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return ids that begin with :attr:`start_ids` once, whether or not they did."""
+        start = self.start_ids
+        if not start:
+            return ids
+        while ids[: 2 * len(start)] == start * 2:
+            ids = ids[len(start) :]
+        return ids if ids[: len(start)] == start else start + ids
+
     def decode(self, ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Return the text of ids. Raises InvalidRequestError for ids outside the vocabulary."""
         outside = [id_ for id_ in ids if not 0 <= id_ < self.vocab_size]
@@ -167,13 +184,19 @@ class TextStream:
     what may yet become a stop string.
 
     stop_strings: each ends the stream; none is empty.
+    kept: special tokens that are part of the text although others are not.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop_strings: Iterable[str] = (), *, keep_special_tokens: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop_strings: Iterable[str] = (),
+        *,
+        keep_special_tokens: bool = False,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._keep_special_tokens = keep_special_tokens
+        self._hidden = frozenset() if keep_special_tokens else tokenizer.special_tokens.keys() - kept
         self._stops = StopMatcher(tuple(stop_strings))
         self._has_stops = bool(self._stops.stop_strings)
         # The last decoded tokens, and how many characters of their text are not news any more. The first token is
@@ -186,8 +209,7 @@ class TextStream:
 
         After a match nothing more may be pushed.
         """
-        hidden = not self._keep_special_tokens and token_id in self._tokenizer.special_tokens
-        if hidden or not self._tokenizer.has_text(token_id):
+        if token_id in self._hidden or not self._tokenizer.has_text(token_id):
             return "", None
         self._window.append(token_id)
         if token_id in self._tokenizer.byte_ids:
@@ -224,4 +246,4 @@ class TextStream:
             self._told = len(self._decode(self._window)) - unfinished
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, self._keep_special_tokens)
+        return self._tokenizer.decode(ids, keep_special_tokens=True)  # what is hidden is not among them

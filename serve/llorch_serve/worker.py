@@ -44,7 +44,7 @@ from llorch_serve.requests import (
     UpdateSink,
 )
 from llorch_serve.sampler import SamplingRow
-from llorch_serve.sampling import SamplingParams, check_defaults, resolve
+from llorch_serve.sampling import ResolvedSampling, SamplingParams, check_defaults, resolve
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.scoring import (
     PromptLogprobs,
@@ -116,7 +116,12 @@ class Worker:
         """
         artifact = load_model(folder)
         check_defaults(artifact.manifest.generation)
-        prompts = PromptEncoder(artifact, Tokenizer.load(tokenizer or artifact.tokenizer_path))
+        prompts = PromptEncoder(
+            artifact,
+            Tokenizer.load(tokenizer or artifact.tokenizer_path),
+            tool_format=config.tool_format,
+            reasoning_format=config.reasoning_format,
+        )
         session = open_model(artifact, config.session, report)
         _check_able(config, session.capabilities, folder)
         return cls(artifact, session, prompts, config)
@@ -168,36 +173,11 @@ class Worker:
             stop_ids.update(info.stop_token_ids)
         room = self._session.capacity.context - len(ids)
         wanted = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
-        count = request.sampling.answers
-        shared = SharedPrompt() if count > 1 and self._shares_prompts else None
-        # What ranks the answers is the log-probability of their tokens, whether or not it is told.
-        logprobs = 0 if request.sampling.best_of is not None else None
-        logprobs = logprobs if request.sampling.logprobs is None else request.sampling.logprobs
-        members, rows = [], []
-        for index in range(count):
-            seed = answer_seed(resolved.seed, index)
-            sequence = Sequence(
-                request_id=request.request_id,
-                token_ids=list(ids),
-                prompt_length=len(ids),
-                max_new_tokens=wanted,
-                stop_ids=frozenset(stop_ids),
-                client=request.client_id,
-                lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
-                logprobs=logprobs,
-                shared=shared,
-                submitted_at=time.perf_counter(),
-            )
-            text = TextStream(
-                self._tokenizer,
-                request.sampling.stop,
-                keep_special_tokens=request.sampling.keep_special_tokens,
-            )
-            answer = Answer(request.request_id, index, sequence, text, seed)
+        members, rows = self._begin(request, resolved, ids, stop_ids, wanted)
+        for answer in members:
             answer.opening = prompt_text if request.sampling.echo else ""
-            answer.tells_logprobs = request.sampling.logprobs is not None
-            members.append(answer)
-            rows.append(SamplingRow.begin(replace(resolved, seed=seed), prompt_ids=ids, stop_ids=stop_ids))
+            key = f"{request.request_id}:{answer.index}"
+            answer.parser = self._prompts.parser(request.prompt, prompt_text, key=key)
         if top is not None:
             members[0].sequence.prompt_scores = PromptScores(ids, 1, top, self._scored_rows)
             members[0].report = PromptLogprobs()
@@ -210,6 +190,47 @@ class Worker:
             sink.deliver(answers.take(members[0].translate(end, self._tokenizer)[0]))
             return
         self._enter(answers, rows)
+
+    def _begin(
+        self,
+        request: GenerationRequest,
+        resolved: ResolvedSampling,
+        ids: tuple[int, ...],
+        stop_ids: set[int],
+        most_new: int,
+    ) -> tuple[list[Answer], list[SamplingRow]]:
+        """Return the answers to a request, each with a sequence of its own, and their sampling states."""
+        sampling = request.sampling
+        shared = SharedPrompt() if sampling.answers > 1 and self._shares_prompts else None
+        # What ranks the answers is the log-probability of their tokens, whether or not it is told.
+        ranking = None if sampling.best_of is None else 0
+        logprobs = ranking if sampling.logprobs is None else sampling.logprobs
+        members, rows = [], []
+        for index in range(sampling.answers):
+            seed = answer_seed(resolved.seed, index)
+            sequence = Sequence(
+                request_id=request.request_id,
+                token_ids=list(ids),
+                prompt_length=len(ids),
+                max_new_tokens=most_new,
+                stop_ids=frozenset(stop_ids),
+                client=request.client_id,
+                lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+                logprobs=logprobs,
+                shared=shared,
+                submitted_at=time.perf_counter(),
+            )
+            text = TextStream(
+                self._tokenizer,
+                sampling.stop,
+                keep_special_tokens=sampling.keep_special_tokens,
+                kept=self._prompts.kept_tokens(request.prompt),
+            )
+            answer = Answer(request.request_id, index, sequence, text, seed)
+            answer.tells_logprobs = sampling.logprobs is not None
+            members.append(answer)
+            rows.append(SamplingRow.begin(replace(resolved, seed=seed), prompt_ids=ids, stop_ids=stop_ids))
+        return members, rows
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
         """Check, tokenise and queue the continuations of a request.

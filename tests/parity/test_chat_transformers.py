@@ -1,14 +1,25 @@
-"""Rendered and encoded chats are those of transformers, character by character and id by id."""
+"""Rendered and encoded chats are those of transformers, character by character and id by id, or both refuse.
+
+Templates: Llama 2 and 3 from their published formats, SmolLM2's, and all that ship in ``vendor/llama.cpp/models/templates``
+of the llama-cpp-python 0.3.16 source package; ``LLORCH_LLAMA_CPP_MODELS`` names that folder's parent.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
-from chat_templates import CONVERSATIONS, TEMPLATES
-from llorch_serve.chat import ChatTemplate, encode_chat
+from chat_templates import CONVERSATIONS, DOCUMENTS, TEMPLATES, TOOL_CONVERSATIONS, TOOLS, encoded, rendered
+from llorch_export.checkpoint.gguf_header import read_header
+from llorch_serve.chat import ChatTemplate
+from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage
 from llorch_serve.text import Tokenizer
 from tiny_tokenizers import BUILDERS, byte_level
@@ -16,9 +27,84 @@ from tiny_tokenizers import BUILDERS, byte_level
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference
 
+SHIPPED = sorted(Path(os.environ.get("LLORCH_LLAMA_CPP_MODELS", "/dev/null")).glob("templates/*.jinja"))
+SOURCES = TEMPLATES | {path.stem: path.read_text(encoding="utf-8") for path in SHIPPED}
+ALL = {**CONVERSATIONS, **TOOL_CONVERSATIONS}
+ARGUMENTS = json.dumps(
+    {"enable_thinking": False, "thinking": True, "date_string": "1 May 2025", "reasoning_effort": "high"}
+    | {"controls": {"citations": [1, 2.5, None]}, "datetime": "Friday", "functions": "[]"}
+)
+# What a conversation comes with, as fields of a ChatPrompt.
+FIELDS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "tools": {"tools": TOOLS},
+    "documents": {"documents": DOCUMENTS},
+    "both": {"tools": TOOLS, "documents": DOCUMENTS},
+    "arguments": {"template_arguments": ARGUMENTS, "tools": TOOLS},
+    "no generation prompt": {"template_arguments": '{"add_generation_prompt": false}'},
+    "continued": {"continue_final_message": True},
+}
 
-def as_dicts(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    return [{"role": m.role, "content": m.content} for m in messages]
+
+def as_dicts(messages: Sequence[ChatMessage], *, text_arguments: bool) -> list[dict[str, Any]]:
+    """The messages as a caller of transformers writes them; it takes calls' arguments as objects or as text."""
+    made = []
+    for m in messages:
+        content: Any = m.content
+        if isinstance(content, tuple):
+            content = [{"type": "text", "text": part} for part in content]
+        calls = [
+            {"id": c.id, "type": "function"}
+            | {
+                "function": {
+                    "name": c.name,
+                    "arguments": c.arguments if text_arguments else json.loads(c.arguments),
+                }
+            }
+            for c in m.tool_calls
+        ]
+        made.append(
+            {
+                "role": m.role,
+                "content": content,
+                "name": m.name,
+                "tool_calls": calls or None,
+                "tool_call_id": m.tool_call_id,
+                "reasoning_content": m.reasoning_content,
+            }
+        )
+    return made
+
+
+def oracle(source: str, messages: Sequence[ChatMessage], fields: dict[str, Any]) -> str | Exception:
+    """What transformers renders, or how it refuses; objects where the template takes them, else text."""
+    arguments = json.loads(fields.get("template_arguments", "{}"))
+    going_on = fields.get("continue_final_message", False)
+    given = {
+        "add_generation_prompt": not going_on,
+        "continue_final_message": going_on,
+        "tools": [json.loads(tool) for tool in fields.get("tools", ())] or None,
+        "documents": [json.loads(document) for document in fields.get("documents", ())] or None,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        **arguments,
+    }
+
+    def render(text_arguments: bool) -> str | Exception:
+        chat = transformers.utils.chat_template_utils._normalize_chat_messages(
+            as_dicts(messages, text_arguments=text_arguments)
+        )
+        try:
+            [text], _ = transformers.utils.chat_template_utils.render_jinja_template(
+                conversations=[chat], chat_template=source, **given
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
+            return error
+        assert isinstance(text, str)
+        return text
+
+    found = render(text_arguments=False)
+    return render(text_arguments=True) if isinstance(found, TypeError) else found
 
 
 def wrapped(inner: Any, source: str) -> Any:
@@ -38,33 +124,50 @@ def same_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
 
 
-@pytest.mark.parametrize("prompt", [True, False])
-@pytest.mark.parametrize("name", list(CONVERSATIONS))
-@pytest.mark.parametrize("template", list(TEMPLATES))
-def test_rendering_equals_transformers(template: str, name: str, prompt: bool) -> None:
-    source = TEMPLATES[template]
-    messages = CONVERSATIONS[name]
-    [expected], _ = transformers.utils.chat_template_utils.render_jinja_template(
-        conversations=[as_dicts(messages)],
-        chat_template=source,
-        add_generation_prompt=prompt,
-        bos_token="<s>",
-        eos_token="</s>",
-    )
-    rendered = ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2024, 7, 26)).render(messages, prompt)
-    assert rendered == expected
+def mine(source: str) -> ChatTemplate:
+    return ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2024, 7, 26))
+
+
+@pytest.mark.parametrize("fields", list(FIELDS))
+@pytest.mark.parametrize("template", list(SOURCES))
+def test_rendering_equals_transformers_or_both_refuse(template: str, fields: str) -> None:
+    source, given = SOURCES[template], FIELDS[fields]
+    ours = mine(source)
+    for name, messages in ALL.items():
+        expected = oracle(source, messages, given)
+        if isinstance(expected, str):
+            assert rendered(ours, messages, **given) == expected, name
+            continue
+        with pytest.raises(InvalidRequestError) as caught:
+            rendered(ours, messages, **given)
+        if isinstance(expected, jinja2.TemplateError):
+            assert " ".join(str(expected).split())[:400] in str(caught.value), name
+
+
+@pytest.mark.skipif(not SHIPPED, reason="LLORCH_LLAMA_CPP_MODELS does not name llama.cpp's models folder")
+def test_every_shipped_template_renders_something() -> None:
+    assert len(SHIPPED) == 25
+    for path in SHIPPED:
+        cases = [(chat, FIELDS[name]) for chat in ALL.values() for name in ("nothing", "arguments")]
+        assert any(isinstance(oracle(SOURCES[path.stem], *case), str) for case in cases), path.stem
+
+
+@pytest.mark.real_model
+def test_smollm2s_template_is_the_one_in_its_file(smollm2_gguf: Path) -> None:
+    assert read_header(smollm2_gguf).metadata["tokenizer.chat_template"] == TEMPLATES["smollm2"]
 
 
 @pytest.mark.parametrize("kind", list(BUILDERS))
 @pytest.mark.parametrize("name", list(CONVERSATIONS))
 @pytest.mark.parametrize("template", ["smollm2", "llama2", "llama3"])
-def test_ids_equal_transformers(template: str, name: str, kind: str) -> None:
+def test_ids_equal_transformers_but_for_the_bos_it_leaves_out(template: str, name: str, kind: str) -> None:
     build = BUILDERS[kind]
     inner = byte_level(("<|im_start|>", "<|im_end|>", "<s>", "</s>")) if kind == "byte_level" else build()
     source = TEMPLATES[template]
     expected = wrapped(inner, source).apply_chat_template(
-        as_dicts(CONVERSATIONS[name]), add_generation_prompt=True, return_dict=False
+        as_dicts(CONVERSATIONS[name], text_arguments=False), add_generation_prompt=True, return_dict=False
     )
-    mine = ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2024, 7, 26))
-    ids, _ = encode_chat(Tokenizer(inner), mine, CONVERSATIONS[name])
-    assert list(ids) == expected
+    tokenizer = Tokenizer(inner)
+    ids, _ = encoded(tokenizer, mine(source), CONVERSATIONS[name])
+    missing = [] if tuple(expected[:1]) == tokenizer.start_ids else list(tokenizer.start_ids)
+    assert list(ids) == missing + expected

@@ -183,6 +183,22 @@ def test_a_prefix_of_another_slot_is_taken_up_as_it_was_rounded(
     assert np.array_equal(session.prefill(1, ids[32:], 32, range(32)), expected)
 
 
+def test_part_of_the_last_prompt_is_taken_up_unrounded_in_its_own_slot(artifact: Artifact) -> None:
+    session = opened(artifact)
+    ids, others = random_ids(64), random_ids(20, seed=7)
+    expected = session.prefill(1, [*ids[:40], *others], 0, range(40, 60)).copy()
+    session.prefill(0, ids, 0)
+    session.decode([5], [65])  # behind it
+    found = session.prefill(0, others, 40, range(20)).copy()
+    assert np.array_equal(found, expected)
+    session.swap_slots(0, 2, 64)
+    assert np.array_equal(session.prefill(2, others, 40, range(20)), expected)
+    # Beyond where the last prompt ended, the slot holds what steps have rounded.
+    session.prefill(0, ids[:40], 0)
+    session.verify(0, ids[40:50], 40)
+    assert not np.array_equal(session.prefill(0, others[10:], 50, range(10)), expected[10:])
+
+
 def test_the_cost_of_rounding_is_small(artifact: Artifact) -> None:
     assert 0 < cost_of_rounding(artifact) < KL_INT8_CACHE
 

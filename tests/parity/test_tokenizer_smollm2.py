@@ -89,7 +89,7 @@ def test_special_tokens_and_template_are_those_of_transformers(
 ) -> None:
     assert assets.stop_token_ids == (reference.eos_token_id,) == (2,)
     assert assets.bos_token_id == reference.bos_token_id == 1
-    assert assets.chat_template == reference.chat_template
+    assert assets.chat_templates == {"default": reference.chat_template}
     assert {token.content for token in rebuilt.get_added_tokens_decoder().values() if token.special} >= set(
         reference.all_special_tokens
     )

@@ -44,7 +44,7 @@ def test_a_whole_artifact_loads(folder: Path) -> None:
     assert artifact.manifest == tiny_manifest()
     assert artifact.graph_path == folder / "model.onnx"
     assert artifact.tokenizer_path == folder / "tokenizer.json"
-    assert artifact.chat_template() == CONTENT["chat_template.jinja"].decode()
+    assert artifact.chat_templates() == {"default": CONTENT["chat_template.jinja"].decode()}
     assert is_artifact(folder)
     assert not is_artifact(folder.parent)
     assert not is_artifact(folder / MANIFEST_NAME)
@@ -52,7 +52,7 @@ def test_a_whole_artifact_loads(folder: Path) -> None:
 
 def test_no_template_is_none(folder: Path) -> None:
     artifact = load_artifact(edited(folder, lambda m: m.update(chat_template=None)))
-    assert artifact.chat_template() is None
+    assert artifact.chat_templates() == {}
 
 
 def test_a_template_that_is_no_text_is_refused(folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_template_that_is_no_text_is_refused(folder: Path) -> None:
     path.write_bytes(b"\xff" * len(CONTENT[path.name]))
     artifact = load_artifact(folder)
     with pytest.raises(ArtifactError, match="UTF-8"):
-        artifact.chat_template()
+        artifact.chat_templates()
 
 
 def test_a_manifest_is_the_same_bytes_each_time_and_reads_back() -> None:

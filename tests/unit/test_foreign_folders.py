@@ -93,7 +93,7 @@ def test_a_genai_folder_is_described(genai: Path) -> None:
     assert (info.bos_token_id, info.eos_token_id) == (BOS_ID, EOS_ID)
     assert info.stop_token_ids == (EOS_ID, TURN_END_ID)
     assert info.generation == GenerationDefaults(temperature=0.0, repetition_penalty=1.0)
-    assert model.chat_template() == CHAT_TEMPLATE
+    assert model.chat_templates() == {"default": CHAT_TEMPLATE}
     assert model.graph_path == genai / "model.onnx"
 
 
@@ -108,7 +108,7 @@ def test_an_optimum_folder_is_described(optimum: Path) -> None:
     assert (info.bos_token_id, info.eos_token_id) == (BOS_ID, EOS_ID)
     assert info.stop_token_ids == (EOS_ID, TURN_END_ID)
     assert info.generation == GenerationDefaults(temperature=0.6, top_p=0.9, typical_p=0.9)
-    assert model.chat_template() == CHAT_TEMPLATE
+    assert model.chat_templates() == {"default": CHAT_TEMPLATE}
 
 
 def test_sampling_that_genai_recommends_is_taken_over(tmp_path: Path) -> None:
@@ -127,12 +127,30 @@ def test_the_default_of_several_chat_templates_counts(optimum: Path) -> None:
     path = optimum / "tokenizer_config.json"
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     path.write_text(json.dumps({"chat_template": named}))
-    assert described(optimum).chat_template() == "b"
+    assert described(optimum).chat_templates() == {"tool_use": "a", "default": "b"}
     path.write_text(json.dumps({"chat_template": named[:1]}))
     with pytest.raises(ArtifactError, match="tool_use"):
         load_model(optimum)
     path.unlink()
-    assert described(optimum).chat_template() is None
+    assert described(optimum).chat_templates() == {}
+
+
+def test_template_files_come_before_the_setting(optimum: Path) -> None:
+    named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+    (optimum / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    (optimum / "chat_template.jinja").write_text("c")
+    (optimum / "additional_chat_templates").mkdir()
+    (optimum / "additional_chat_templates" / "rag.jinja").write_text("d")
+    (optimum / "additional_chat_templates" / "notes.txt").write_text("e")
+    assert described(optimum).chat_templates() == {"tool_use": "a", "default": "c", "rag": "d"}
+
+
+def test_a_link_to_templates_outside_the_folder_is_refused(optimum: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.jinja").write_text("x")
+    (optimum / "additional_chat_templates").mkdir()
+    (optimum / "additional_chat_templates" / "rag.jinja").symlink_to(tmp_path / "outside.jinja")
+    with pytest.raises(ArtifactError, match="outside the model's folder"):
+        load_model(optimum)
 
 
 def test_the_fingerprint_follows_every_file(optimum: Path) -> None:

@@ -115,11 +115,22 @@ def test_text_side_lands_in_the_manifest(tmp_path: Path) -> None:
     assert manifest.stop_token_ids == (EOS_ID, TURN_END_ID)
     assert manifest.bos_token_id == BOS_ID
     assert manifest.generation == GenerationDefaults(temperature=0.6, top_p=0.9)
-    assert artifact.chat_template() == CHAT_TEMPLATE
+    assert artifact.chat_templates() == {"default": CHAT_TEMPLATE}
     assert manifest.context_length == 64
     assert manifest.model.max_position_embeddings == 128
     assert manifest.recipe == ExportOptions(source="", output=Path()).recipe()
     assert set(manifest.versions) == {"llorch", "onnx-ir", "numpy"}
+
+
+def test_an_artifact_carries_every_template(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    source = write_hf_folder(tmp_path / "model", tokenizer_config={"chat_template": named})
+    artifact = export_tiny(source, tmp_path / "out")
+    assert artifact.manifest.other_chat_templates == {"tool_use": "chat_template.tool_use.jinja"}
+    assert artifact.chat_templates() == {"default": "plain", "tool_use": "tools"}
+    (tmp_path / "out" / "chat_template.tool_use.jinja").unlink()
+    with pytest.raises(ArtifactError, match="tool_use"):
+        load_artifact(tmp_path / "out")
 
 
 def test_a_model_without_template_and_stop_token_says_so_in_the_manifest(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from llorch_serve.requests import (
     TextPrompt,
     Timings,
     TokenPrompt,
+    ToolCall,
+    ToolCallDelta,
 )
 from llorch_serve.rpc import convert
 from llorch_serve.rpc import worker_pb2 as pb
@@ -30,6 +32,24 @@ PROMPTS = [
     TokenPrompt((0, 1, 2**32 - 1)),
     TokenPrompt(()),
     ChatPrompt((ChatMessage("system", ""), ChatMessage("user", "Hi"))),
+    ChatPrompt(
+        (
+            ChatMessage("user", ("a", ""), name="bob"),
+            ChatMessage(
+                "assistant",
+                None,
+                tool_calls=(ToolCall("f", '{"a": 1}', "call00001"), ToolCall("g", "")),
+                reasoning_content="",
+            ),
+            ChatMessage("tool", "", tool_call_id="call00001"),
+        ),
+        tools=('{"name": "f"}', "{}"),
+        documents=('{"text": "d"}',),
+        template_name="tool_use",
+        template_arguments='{"enable_thinking": false}',
+        continue_final_message=True,
+        allow_control_tokens=True,
+    ),
 ]
 SAMPLINGS = [
     SamplingParams(),
@@ -182,14 +202,17 @@ def test_nan_reaches_the_range_check():
     assert [v.field for v in sampling.violations(vocab_size=10)] == ["sampling.temperature", "sampling.min_p"]
 
 
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS])
 @pytest.mark.parametrize("matched", [None, "", "END"])
 def test_a_completion_survives_the_wire(reason, matched):
     timings = Timings(0.125, 0.1, 3.7)
     completion = Completion(
         reason, matched, 3, 4, 2**63 - 1, timings, cached_tokens=5, drafted_tokens=6, accepted_tokens=7
     )
-    update = GenerationUpdate("id", "txt", (5, 6), completion, logprobs=LOGPROBS)
+    calls = (ToolCallDelta(0, "call00001", "f", '{"é": 1}'), ToolCallDelta(1, arguments="}"))
+    update = GenerationUpdate(
+        "id", "txt", (5, 6), completion, logprobs=LOGPROBS, reasoning="hm", tool_calls=calls
+    )
     assert convert.read_update("id", over_the_wire(convert.write_update(update, first=False))) == update
     [answer] = convert.read_answers(over_the_wire(convert.write_answers("id", [update])))
     assert answer == update

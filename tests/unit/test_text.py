@@ -41,7 +41,7 @@ def id_lists(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 @KINDS
 @pytest.mark.parametrize("keep", [False, True])
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_pieces_join_to_the_whole_decode_at_every_cut(kind: str, keep: bool, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -55,7 +55,20 @@ def test_pieces_join_to_the_whole_decode_at_every_cut(kind: str, keep: bool, dat
 
 
 @KINDS
-@settings(max_examples=300)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_special_tokens_can_be_kept_one_by_one(kind: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = data.draw(id_lists(tokenizer))
+    [kept, *_] = tokenizer.special_tokens
+    stream = TextStream(tokenizer, kept=frozenset({kept}))
+    shown = "".join(stream.push(id_)[0] for id_ in ids) + stream.finish()
+    left = [id_ for id_ in ids if id_ == kept or id_ not in tokenizer.special_tokens]
+    assert shown == tokenizer._inner.decode(left, skip_special_tokens=False)
+
+
+@KINDS
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_stop_strings_cut_the_stream_where_they_cut_the_text(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]

@@ -54,7 +54,7 @@ def test_tokenizer_json_is_taken_as_it_is(tmp_path: Path) -> None:
     assert assets.bos_token_id == BOS_ID
     assert assets.eos_token_id == EOS_ID
     assert assets.stop_token_ids == (EOS_ID,)
-    assert assets.chat_template == CHAT_TEMPLATE
+    assert assets.chat_templates == {"default": CHAT_TEMPLATE}
     assert assets.generation == GenerationDefaults()
 
 
@@ -87,20 +87,32 @@ def test_bos_falls_back_to_config_json(tmp_path: Path) -> None:
 def test_a_template_file_wins_over_the_setting(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "m")
     (folder / "chat_template.jinja").write_text("from the file é", encoding="utf-8")
-    assert _assets(folder).chat_template == "from the file é"
+    assert _assets(folder).chat_templates == {"default": "from the file é"}
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+def test_of_several_templates_all_are_taken_and_files_come_first(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": named})
-    assert _assets(folder).chat_template == "plain"
+    assert _assets(folder).chat_templates == {"tool_use": "tools", "default": "plain"}
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "rag"):
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(f"file of {name}")
+    expected = {"tool_use": "file of tool_use", "default": "plain", "rag": "file of rag"}
+    assert _assets(folder).chat_templates == expected
+
+
+def test_a_template_file_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m")
+    (tmp_path / "secret").write_text("x")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").symlink_to(tmp_path / "secret")
+    with pytest.raises(ArtifactError, match="leads out of its folder"):
+        _assets(folder)
 
 
 def test_a_model_without_template_has_none(tmp_path: Path) -> None:
-    assert (
-        _assets(write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": None})).chat_template
-        is None
-    )
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": None})
+    assert _assets(folder).chat_templates == {}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +174,18 @@ def test_impossible_generation_settings_are_named(
     [
         ({"eos_token": "<absent>"}, "eos_token is '<absent>', expected a token of tokenizer.json"),
         ({"bos_token": 5}, "bos_token is 5"),
+        (
+            {"chat_template": [{"name": "a/b", "template": "x"}, {"name": "default", "template": "x"}]},
+            "expected letters, digits, - and _",
+        ),
+        (
+            {"chat_template": [{"name": str(n), "template": "x"} for n in range(17)]},
+            "expected one named 'default'",
+        ),
+        (
+            {"chat_template": [{"name": n, "template": "x"} for n in ["default", *"abcdefghijklmnop"]]},
+            "expected at most 16",
+        ),
         (
             {"chat_template": [{"name": "rag", "template": "x"}]},
             "templates ['rag'], expected one named 'default'",

@@ -77,7 +77,7 @@ def test_the_rebuilt_tokenizer_equals_the_one_it_was_written_from() -> None:
 def test_assets_come_from_the_metadata() -> None:
     assets = _assets()
     assert (assets.bos_token_id, assets.stop_token_ids) == (BOS_ID, (EOS_ID,))
-    assert assets.chat_template == CHAT_TEMPLATE
+    assert assets.chat_templates == {"default": CHAT_TEMPLATE}
     assert assets.generation == GenerationDefaults()
 
 

@@ -443,7 +443,7 @@ def test_a_chat_goes_through_the_artifacts_template(worker: Worker) -> None:
     chat = ChatPrompt((ChatMessage("user", "Tokens"),))
     ids, text = worker.tokenize(chat)
     assert text == "<|turn|>user\nTokens<|turn_end|>\n<|turn|>assistant\n"
-    assert TOKENIZER.decode(ids, keep_special_tokens=True) == text
+    assert TOKENIZER.decode(ids, keep_special_tokens=True) == f"<|bos|>{text}"
     assert ask(worker, chat, max_tokens=4).ids == continuation(ids, 4, VOCAB)
 
 

@@ -63,12 +63,13 @@ class TokenizerAssets:
     """What text needs besides weights.
 
     tokenizer_json: content of tokenizer.json.
+    chat_templates: sources by name; empty, or one of them is ``default``.
     bos_token_id, eos_token_id: as the checkpoint names them; chat templates write them.
     stop_token_ids: every end-of-sequence and end-of-turn token, ascending, without duplicates.
     """
 
     tokenizer_json: bytes
-    chat_template: str | None
+    chat_templates: Mapping[str, str]
     bos_token_id: int | None
     eos_token_id: int | None
     stop_token_ids: tuple[int, ...]

@@ -24,9 +24,10 @@ LICENCE_FILE: Final = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY)\b.*", 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that holds a model."""
+    """A folder that holds a model, or, with ``whole``, one inside it."""
 
     path: Path
+    whole: Path | None = None
 
     def find(self, name: str) -> Path | None:
         """Return the path of a file directly inside the folder, or None if there is none.
@@ -95,7 +96,7 @@ class ModelFolder:
 
     def _roots(self) -> tuple[Path, ...]:
         """Return the folders that links may lead to."""
-        folder = self.path.resolve()
+        folder = (self.whole or self.path).resolve()
         repository = folder.parent.parent
         if folder.parent.name == "snapshots" and repository.name.startswith("models--"):
             return folder, repository / "blobs"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from llorch_export.chat_templates import TEMPLATE_FOLDER
 from llorch_export.checkpoint.folder import LICENCE_FILE
 from llorch_export.checkpoint.safetensors import CONVERT_PICKLE, INDEX, SINGLE
 from llorch_export.tokenizer import FOLDER_FILES
@@ -19,6 +20,7 @@ from llorch_serve.errors import ArtifactError
 _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TIMEOUT_S: Final = 10.0
 _CONFIG: Final = "config.json"
+_TEMPLATE: Final = re.compile(rf"{TEMPLATE_FOLDER}/[^/]+\.jinja")
 _SHARD: Final = re.compile(r"model[\w.-]*\.safetensors")
 
 
@@ -72,6 +74,7 @@ def _wanted(files: list[str], repo_id: str, *, config_only: bool) -> list[str]:
     """Return which files of a repository to fetch: weights of one kind, and the small files beside them."""
     top = [name for name in files if "/" not in name]
     small = [name for name in top if name in (_CONFIG, *FOLDER_FILES) or LICENCE_FILE.match(name)]
+    small += [name for name in files if _TEMPLATE.fullmatch(name)]
     if INDEX in top:
         weights = [INDEX, *(name for name in top if _SHARD.fullmatch(name) and name != SINGLE)]
     elif SINGLE in top:

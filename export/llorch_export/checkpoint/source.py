@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from llorch_export.chat_templates import template_files
 from llorch_export.checkpoint import hub
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
@@ -183,7 +184,7 @@ def _folder_config(folder: ModelFolder) -> tuple[LlamaConfig, dict[str, object]]
 
 def _content_files(folder: ModelFolder) -> tuple[Path, ...]:
     small = (folder.find(name) for name in (_CONFIG, INDEX, *FOLDER_FILES))
-    return (*(path for path in small if path is not None), *weight_files(folder))
+    return (*(path for path in small if path is not None), *template_files(folder), *weight_files(folder))
 
 
 def _licence_files(folder: ModelFolder) -> tuple[Path, ...]:

@@ -55,6 +55,21 @@ class ForeignFolder:
             raise ArtifactError(f"{self.path / name} is missing; {advice}")
         return path
 
+    def names(self, folder: str, ending: str) -> list[str]:
+        """Return the names of the files in a folder inside this one that end in ``ending``, sorted; at most MAX_FILES."""
+        try:
+            inside = (self.path / folder).resolve().is_relative_to(self.path.resolve())
+            found = (self.path / folder).iterdir() if inside else ()
+            return sorted(
+                name for name in islice((p.name for p in found), MAX_FILES) if name.endswith(ending)
+            )
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ArtifactError(
+                f"{self.path / folder} cannot be read ({error.strerror}); correct it or remove it"
+            ) from error
+
     def read_json(self, name: str, kind: type[T], *, limit: int = MAX_JSON_BYTES) -> T | None:
         """Return a file's content as ``kind``, or None if there is no file. Raises ArtifactError if it does not fit."""
         data = self._read(name, limit)

@@ -11,7 +11,7 @@ from llorch_serve.errors import ArtifactError
 from llorch_serve.foreign.detect import GENAI_CONFIG, ModelKind
 from llorch_serve.foreign.files import ForeignFolder
 from llorch_serve.foreign.model import ForeignArchitecture, ForeignManifest, ForeignModel, GraphNames
-from llorch_serve.foreign.tokens import TokenIds, chat_template, special_tokens
+from llorch_serve.foreign.tokens import TokenIds, chat_templates, special_tokens
 from llorch_serve.manifest import Count, GenerationDefaults
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -116,7 +116,7 @@ def describe_genai(path: Path) -> ForeignModel:
         ),
         graph_path=folder.required(decoder.filename, again),
         tokenizer_path=folder.required("tokenizer.json", again),
-        template=chat_template(folder),
+        templates=chat_templates(folder),
         names=names,
         shared_cache=config.search.past_present_share_buffer,
         total_bytes=folder.total_bytes(),

@@ -98,11 +98,11 @@ class ForeignModel:
     manifest: ForeignManifest
     graph_path: Path
     tokenizer_path: Path
-    template: str | None
+    templates: dict[str, str]
     names: GraphNames
     shared_cache: bool
     total_bytes: int
 
-    def chat_template(self) -> str | None:
-        """Return the chat template's source, or None where the model has none."""
-        return self.template
+    def chat_templates(self) -> dict[str, str]:
+        """Return the sources of the chat templates by name."""
+        return self.templates

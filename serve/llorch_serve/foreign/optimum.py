@@ -11,7 +11,7 @@ from llorch_serve.errors import ArtifactError
 from llorch_serve.foreign.detect import OLD_OPTIMUM_GRAPHS, OPTIMUM_GRAPH, ModelKind
 from llorch_serve.foreign.files import ForeignFolder
 from llorch_serve.foreign.model import ForeignArchitecture, ForeignManifest, ForeignModel, GraphNames
-from llorch_serve.foreign.tokens import TokenIds, chat_template, special_tokens
+from llorch_serve.foreign.tokens import TokenIds, chat_templates, special_tokens
 from llorch_serve.manifest import Count, GenerationDefaults
 
 EXPORT_AGAIN: Final = (
@@ -85,7 +85,7 @@ def describe_optimum(path: Path) -> ForeignModel:
         ),
         graph_path=graph,
         tokenizer_path=folder.required("tokenizer.json", EXPORT_AGAIN),
-        template=chat_template(folder),
+        templates=chat_templates(folder),
         names=GraphNames(),
         shared_cache=False,
         total_bytes=folder.total_bytes(),

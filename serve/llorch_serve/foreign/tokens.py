@@ -17,6 +17,9 @@ from llorch_serve.foreign.files import MAX_TEXT_BYTES, MAX_TOKENIZER_JSON_BYTES,
 TokenIds = int | list[int] | None
 """How configs write stop tokens: one id, several, or none."""
 
+TEMPLATE_FOLDER = "additional_chat_templates"
+MAX_TEMPLATES = 16
+
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_BYTES)]
 
 
@@ -83,21 +86,32 @@ def special_tokens(
     )
 
 
-def chat_template(folder: ForeignFolder) -> str | None:
-    """Return the template: the file if there is one, else the setting, of several the one named default."""
-    template = folder.read_text("chat_template.jinja")
-    if template is not None:
-        return template
+def chat_templates(folder: ForeignFolder) -> dict[str, str]:
+    """Return the templates by name: those of the setting, and in their place files where there are any.
+
+    Raises ArtifactError if there are some, but none named default.
+    """
     config = folder.read_json("tokenizer_config.json", _TokenizerConfig) or _TokenizerConfig()
-    if not isinstance(config.chat_template, list):
-        return config.chat_template or None
-    named = {entry.name: entry.template for entry in config.chat_template}
-    if "default" not in named:
+    named = {}
+    if isinstance(config.chat_template, list):
+        named = {entry.name: entry.template for entry in config.chat_template}
+    elif config.chat_template:
+        named = {"default": config.chat_template}
+    if (template := folder.read_text("chat_template.jinja")) is not None:
+        named["default"] = template
+    for name in folder.names(TEMPLATE_FOLDER, ".jinja"):
+        if (template := folder.read_text(f"{TEMPLATE_FOLDER}/{name}")) is not None:
+            named[name.removesuffix(".jinja")] = template
+    if named and "default" not in named:
         raise ArtifactError(
             f"{folder.path / 'tokenizer_config.json'} has the chat templates {sorted(named)}, expected one named "
             "'default'; rename one"
         )
-    return named["default"]
+    if len(named) > MAX_TEMPLATES:
+        raise ArtifactError(
+            f"{folder.path} has {len(named)} chat templates, expected at most {MAX_TEMPLATES}; remove some"
+        )
+    return named
 
 
 def _listed(value: TokenIds) -> list[int]:

@@ -38,7 +38,7 @@ def wrapped_model(artifact: Artifact) -> ForeignModel:
         ),
         graph_path=artifact.graph_path,
         tokenizer_path=artifact.tokenizer_path,
-        template=artifact.chat_template(),
+        templates=artifact.chat_templates(),
         names=GraphNames(),
         shared_cache=False,
         total_bytes=sum(entry.bytes for entry in manifest.files),

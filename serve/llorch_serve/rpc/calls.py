@@ -65,7 +65,7 @@ class LiveCall:
 
     def add(self, update: GenerationUpdate) -> None:
         """Take one update and wake the handler if it waits for it."""
-        if update.text or update.token_ids or update.completion is not None:
+        if not update.is_empty:
             self._news.setdefault(update.index, []).append(update)
         self.error = self.error or update.error
         self.ended = update.is_last

@@ -26,6 +26,8 @@ from llorch_serve.requests import (
     TextPrompt,
     Timings,
     TokenPrompt,
+    ToolCall,
+    ToolCallDelta,
 )
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
@@ -58,6 +60,7 @@ _SCALARS: Final = (
 _REASON_TO_WIRE: Final = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: pb.FINISH_REASON_TOOL_CALLS,
 }
 _REASON_FROM_WIRE: Final = {wire: reason for reason, wire in _REASON_TO_WIRE.items()}
 
@@ -151,7 +154,42 @@ def _read_chat(message: pb.ChatInput, field: str, bad: list[FieldViolation]) -> 
                     f"{field}.chat.messages[{index}].role", "found an empty role, expected one like user"
                 )
             )
-    return ChatPrompt(tuple(ChatMessage(item.role, item.content) for item in message.messages))
+        if item.HasField("content") and item.content_parts:
+            bad.append(
+                FieldViolation(
+                    f"{field}.chat.messages[{index}].content_parts",
+                    "found beside content, expected one of the two",
+                )
+            )
+    tools_fit = _check_count(f"{field}.chat.tools", len(message.tools), MAX_ITEMS, bad)
+    documents_fit = _check_count(f"{field}.chat.documents", len(message.documents), MAX_ITEMS, bad)
+    if not (tools_fit and documents_fit):
+        return None
+    return ChatPrompt(
+        tuple(_read_message(item) for item in message.messages),
+        tools=tuple(message.tools),
+        documents=tuple(message.documents),
+        template_name=_optional(message, "template_name"),
+        template_arguments=_optional(message, "template_arguments"),
+        continue_final_message=message.continue_final_message,
+        allow_control_tokens=message.allow_control_tokens,
+    )
+
+
+def _read_message(item: pb.ChatMessage) -> ChatMessage:
+    return ChatMessage(
+        item.role,
+        tuple(item.content_parts) or _optional(item, "content"),
+        name=_optional(item, "name"),
+        tool_calls=tuple(ToolCall(call.name, call.arguments, call.id) for call in item.tool_calls),
+        tool_call_id=_optional(item, "tool_call_id"),
+        reasoning_content=_optional(item, "reasoning_content"),
+    )
+
+
+def _optional(message: Message, name: str) -> str | None:
+    value: str | None = getattr(message, name) if message.HasField(name) else None
+    return value
 
 
 def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingParams:
@@ -237,17 +275,38 @@ def fill_input(
         case TokenPrompt(ids):
             message.tokens.SetInParent()
             extend_field(message.tokens.ids, ids, f"{field}.tokens.ids", bad)
-        case ChatPrompt(messages):
+        case ChatPrompt():
             assert isinstance(message, pb.Input)
-            message.chat.SetInParent()
-            for index, item in enumerate(messages):
-                wire = message.chat.messages.add()
-                set_field(wire, "role", item.role, f"{field}.chat.messages[{index}].role", bad)
-                set_field(wire, "content", item.content, f"{field}.chat.messages[{index}].content", bad)
+            _fill_chat(message.chat, prompt, f"{field}.chat", bad)
+
+
+def _fill_chat(message: pb.ChatInput, prompt: ChatPrompt, path: str, bad: list[FieldViolation]) -> None:
+    message.SetInParent()
+    for index, item in enumerate(prompt.messages):
+        _fill_message(message.messages.add(), item, f"{path}.messages[{index}]", bad)
+    extend_field(message.tools, prompt.tools, f"{path}.tools", bad)
+    extend_field(message.documents, prompt.documents, f"{path}.documents", bad)
+    for name in ("template_name", "template_arguments", "continue_final_message", "allow_control_tokens"):
+        set_field(message, name, getattr(prompt, name), f"{path}.{name}", bad)
+
+
+def _fill_message(wire: pb.ChatMessage, item: ChatMessage, path: str, bad: list[FieldViolation]) -> None:
+    if isinstance(item.content, tuple):
+        extend_field(wire.content_parts, item.content, f"{path}.content_parts", bad)
+    else:
+        set_field(wire, "content", item.content, f"{path}.content", bad)
+    for name in ("role", "name", "tool_call_id", "reasoning_content"):
+        set_field(wire, name, getattr(item, name), f"{path}.{name}", bad)
+    for index, call in enumerate(item.tool_calls):
+        made = wire.tool_calls.add()
+        for name in ("id", "name", "arguments"):
+            set_field(made, name, getattr(call, name), f"{path}.tool_calls[{index}].{name}", bad)
 
 
 def set_field(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
-    """Set a field; add to ``bad`` a value that it cannot carry."""
+    """Set a field, None leaves it absent; add to ``bad`` a value that it cannot carry."""
+    if value is None:
+        return
     try:
         setattr(message, name, value)
     except ValueError as error:  # out of the wire type's range, or text that UTF-8 cannot encode
@@ -275,6 +334,8 @@ def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamR
         index=update.index,
         logprobs=write_logprobs(update.logprobs),
         prompt_logprobs=write_logprobs(update.prompt_logprobs),
+        reasoning_text=update.reasoning,
+        tool_calls=_write_calls(update.tool_calls),
     )
     if first:
         message.request_id = update.request_id
@@ -298,6 +359,8 @@ def read_update(
         index=message.index,
         open_answers=left,
         prompt_logprobs=read_logprobs(message.prompt_logprobs),
+        reasoning=message.reasoning_text,
+        tool_calls=_read_calls(message.tool_calls),
     )
 
 
@@ -319,7 +382,20 @@ def _write_choice(answer: GenerationUpdate) -> pb.Choice:
         token_ids=answer.token_ids,
         completion=_write_completion(answer.completion),
         logprobs=write_logprobs(answer.logprobs),
+        reasoning_text=answer.reasoning,
+        tool_calls=_write_calls(answer.tool_calls),
     )
+
+
+def _write_calls(calls: Iterable[ToolCallDelta]) -> list[pb.ToolCallDelta]:
+    return [
+        pb.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+        for call in calls
+    ]
+
+
+def _read_calls(calls: Iterable[pb.ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    return tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in calls)
 
 
 def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:
@@ -335,6 +411,8 @@ def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:
             index=choice.index,
             open_answers=left - place,
             prompt_logprobs=read_logprobs(message.prompt_logprobs) if place == 1 else (),
+            reasoning=choice.reasoning_text,
+            tool_calls=_read_calls(choice.tool_calls),
         )
         for place, choice in enumerate(message.choices, 1)
     ]

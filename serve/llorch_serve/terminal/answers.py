@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from llorch_serve.errors import LlorchError
 from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import GenerationUpdate, joined
-from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.terminal.console import say, write, write_aside, write_json
 
 
 def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bool) -> None:
@@ -17,6 +17,7 @@ def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bo
     for update in updates:
         found.setdefault(update.index, []).append(update)
         if streams:
+            write_aside(update.reasoning)
             write(update.text)
     answers = [joined(parts) for _, parts in sorted(found.items())]
     if len(answers) != count or any(answer.completion is None for answer in answers):
@@ -55,6 +56,12 @@ def _document(answer: GenerationUpdate) -> dict[str, object]:
         "seed": completion.seed,
         "timings": completion.timings,
     }
+    if answer.reasoning:
+        document["reasoning"] = answer.reasoning
+    if answer.tool_calls:
+        document["tool_calls"] = [
+            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.tool_calls
+        ]
     if answer.logprobs:
         document["logprobs"] = places(answer.logprobs)
     if answer.prompt_logprobs:

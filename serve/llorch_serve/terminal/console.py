@@ -41,6 +41,13 @@ def write(text: str) -> None:
         raise SystemExit(0) from None
 
 
+def write_aside(text: str) -> None:
+    """Print what is not the result itself, like a model's thoughts, on stderr, dim on a terminal."""
+    if text:
+        shown = f"\033[2m{text}\033[0m" if sys.stderr.isatty() else text
+        print(shown, end="", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
+
+
 def write_json(document: object) -> None:
     """Print one JSON document on stdout."""
     write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")

@@ -88,6 +88,20 @@ Lookup = Annotated[
         help="Most tokens guessed at a time from the text so far, and checked in one step; 0: none.",
     ),
 ]
+ToolFormat = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How calls of tools are read out of answers to chats: mistral, granite, llama3, hermes, none, or auto (by the chat template).",
+    ),
+]
+ReasoningFormat = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The same for what a model thinks before it answers: granite, think, none, or auto.",
+    ),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)]
 
 Http = Annotated[

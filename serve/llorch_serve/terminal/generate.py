@@ -11,9 +11,8 @@ import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
+from llorch_serve.parsing.registry import AUTO
 from llorch_serve.requests import (
-    ChatMessage,
-    ChatPrompt,
     GenerationRequest,
     GenerationUpdate,
     Prompt,
@@ -22,6 +21,7 @@ from llorch_serve.requests import (
 )
 from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
 from llorch_serve.terminal.answers import show_answers
+from llorch_serve.terminal.chat_prompt import ChatFlags
 from llorch_serve.terminal.flags import (
     Connect,
     KvCacheDtype,
@@ -29,9 +29,22 @@ from llorch_serve.terminal.flags import (
     MaxContext,
     Model,
     ModelDir,
+    ReasoningFormat,
     SingleGraph,
     Threads,
+    ToolFormat,
     Wait,
+)
+from llorch_serve.terminal.sampling_flags import (
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    System,
+    Temperature,
+    TemplateArguments,
+    TopK,
+    TopP,
 )
 from llorch_serve.terminal.target import (
     find_target,
@@ -52,29 +65,26 @@ def command(
         str | None,
         typer.Option(help="A user's message, put through the model's chat template.", show_default=False),
     ] = None,
+    system: System = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --chat: a JSON list of the tools that may be called.",
+            show_default=False,
+        ),
+    ] = None,
+    template_arguments: TemplateArguments = None,
     prompt_ids: Annotated[
         str | None, typer.Option(metavar="1,2,3", help="Token ids to continue.", show_default=False)
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     min_tokens: Annotated[int, typer.Option(help="Stop tokens are impossible before so many.")] = 0,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="0 to 2; 0 is greedy. Default: the model's, else 0.", show_default=False),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Keep the k likeliest tokens; 0: all.", show_default=False)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Keep the likeliest tokens that reach p together.", show_default=False),
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below p times the likeliest.", show_default=False)
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 1: tokens already present become less likely.", show_default=False),
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     typical_p: Annotated[
         float | None,
         typer.Option(
@@ -103,10 +113,8 @@ def command(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this string; may be repeated.", show_default=False)
-    ] = None,
+    seed: Seed = None,
+    stop: Stop = None,
     stop_token_id: Annotated[
         list[int] | None, typer.Option(help="End at this token; may be repeated.", show_default=False)
     ] = None,
@@ -143,6 +151,8 @@ def command(
         ),
     ] = False,
     lookup: Lookup = 0,
+    tool_format: ToolFormat = AUTO,
+    reasoning_format: ReasoningFormat = AUTO,
     max_context: MaxContext = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
@@ -189,10 +199,13 @@ def command(
         echo=echo,
         prompt_logprobs=prompt_logprobs,
     )
-    request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
+    flags = ChatFlags(system, tools, template_arguments)
+    request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids, flags), params)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
+        local["--tool-format"] = None if tool_format == AUTO else tool_format
+        local["--reasoning-format"] = None if reasoning_format == AUTO else reasoning_format
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
         show_answers(_remote(connect, wait, request), params.n, as_json=as_json)
         return
@@ -205,12 +218,21 @@ def command(
     )
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
-    config = EngineConfig(session=session, kv_cache=not no_kv_cache, lookup=lookup)
+    config = EngineConfig(
+        session=session,
+        kv_cache=not no_kv_cache,
+        lookup=lookup,
+        tool_format=tool_format,
+        reasoning_format=reasoning_format,
+    )
     show_answers(_local(target, config, request), params.n, as_json=as_json)
 
 
-def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) -> Prompt:
-    """Return the one prompt that is given. Raises UsageError for none, several, or ids that are not numbers."""
+def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None, flags: ChatFlags) -> Prompt:
+    """Return the one prompt that is given. Raises UsageError for none, several, or ids that are not numbers.
+
+    flags: what a chat comes with; refused beside other prompts.
+    """
     given = [
         name
         for name, value in (("--prompt", prompt), ("--chat", chat), ("--prompt-ids", prompt_ids))
@@ -220,10 +242,11 @@ def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None) ->
         raise UsageError(
             f"found {' and '.join(given) or 'no prompt'}; give exactly one of --prompt, --chat, --prompt-ids"
         )
+    if chat is not None:
+        return flags.prompt(chat)
+    flags.refuse()
     if prompt is not None:
         return TextPrompt(prompt)
-    if chat is not None:
-        return ChatPrompt((ChatMessage("user", chat),))
     assert prompt_ids is not None
     try:
         return TokenPrompt(tuple(int(part) for part in prompt_ids.split(",") if part.strip()))

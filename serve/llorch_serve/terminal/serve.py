@@ -11,6 +11,7 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.observe.logs import LogFormat, LogLevel, set_up_logging
+from llorch_serve.parsing.registry import AUTO
 from llorch_serve.terminal.flags import (
     Http,
     KvCacheDtype,
@@ -23,9 +24,11 @@ from llorch_serve.terminal.flags import (
     ModelDir,
     NoPrefixCache,
     OtlpEndpoint,
+    ReasoningFormat,
     SingleGraph,
     StrictReuse,
     Threads,
+    ToolFormat,
     read_size,
     refuse_strict_reuse,
 )
@@ -47,6 +50,8 @@ def command(
     no_prefix_cache: NoPrefixCache = False,
     strict_reuse: StrictReuse = False,
     lookup: Lookup = 0,
+    tool_format: ToolFormat = AUTO,
+    reasoning_format: ReasoningFormat = AUTO,
     threads: Threads = None,
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
@@ -89,7 +94,12 @@ def command(
         single_graph=single_graph,
     )
     config = EngineConfig(
-        session=session, prefix_cache=not no_prefix_cache, strict_reuse=strict_reuse, lookup=lookup
+        session=session,
+        prefix_cache=not no_prefix_cache,
+        strict_reuse=strict_reuse,
+        lookup=lookup,
+        tool_format=tool_format,
+        reasoning_format=reasoning_format,
     )
     server = ServerConfig(host=host, port=port, drain_timeout_s=drain_timeout)
     opened: list[Worker] = []

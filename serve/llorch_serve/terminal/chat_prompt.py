@@ -1,0 +1,57 @@
+"""From the flags of ``llorch generate --chat`` to a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from llorch_serve.errors import UsageError
+from llorch_serve.requests import ChatMessage, ChatPrompt
+
+MAX_TOOLS_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFlags:
+    """What a question may come with. system: what the model is told; tools: a file with a JSON list."""
+
+    system: str | None = None
+    tools: Path | None = None
+    template_arguments: str | None = None
+
+    def prompt(self, question: str) -> ChatPrompt:
+        """Return the conversation. Raises UsageError if the file of tools cannot be read."""
+        told = () if self.system is None else (ChatMessage("system", self.system),)
+        return ChatPrompt(
+            (*told, ChatMessage("user", question)),
+            tools=() if self.tools is None else read_tools(self.tools),
+            template_arguments=self.template_arguments,
+        )
+
+    def refuse(self) -> None:
+        """Raise UsageError if any is set, where there is no chat."""
+        flags: Mapping[str, object] = {
+            "--system": self.system,
+            "--tools": self.tools,
+            "--template-arguments": self.template_arguments,
+        }
+        for name, value in flags.items():
+            if value is not None:
+                raise UsageError(f"{name} has no effect without --chat; leave it out")
+
+
+def read_tools(path: Path) -> tuple[str, ...]:
+    """Return the tools of a file, each as JSON text as it is written. Raises UsageError."""
+    try:
+        if path.stat().st_size > MAX_TOOLS_BYTES:
+            raise UsageError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_TOOLS_BYTES}")
+        tools = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
+    except OSError as error:
+        raise UsageError(f"--tools: {path} cannot be read ({error.strerror}); name a file") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"--tools: {path} holds no JSON list of tools ({error})") from error
+    return tuple(bytes(tool).decode() for tool in tools)

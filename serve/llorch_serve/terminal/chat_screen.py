@@ -1,0 +1,117 @@
+"""The screen of ``llorch chat``: where lines come from, and how answers, thoughts and notes look.
+
+At a terminal prompt_toolkit reads lines, with history, several lines and a status line below; otherwise lines are read from
+standard input as they are. Colours only where a terminal shows them and NO_COLOR is not set. What a model writes reaches a
+terminal without control characters, which could do more than show text.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from llorch_serve.errors import ProviderError
+from llorch_serve.terminal.chat_history import history_file, private_file
+from llorch_serve.terminal.console import say, write
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
+
+DIM: Final = "2"
+RED: Final = "31"
+_PROMPT: Final = "> "
+_CONTROLS: Final = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
+
+
+class LineReader(Protocol):
+    """Gives what the user writes."""
+
+    def read(self) -> str:
+        """Return the next message or command. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C."""
+
+
+class PlainReader:
+    """Lines of standard input, for pipes."""
+
+    def read(self) -> str:
+        """Return the next line."""
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+
+class TerminalReader:
+    """Lines of a terminal. status: the line below; keep_history: between runs, in a private file.
+
+    Raises ProviderError, with the line that installs it, if prompt_toolkit is missing.
+    """
+
+    def __init__(self, status: Callable[[], str], *, keep_history: bool) -> None:
+        try:
+            from prompt_toolkit import PromptSession
+            from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+        except ModuleNotFoundError as error:
+            raise ProviderError(
+                f"{error.name} is not installed, and chatting at a terminal needs it; install it with: pip install 'llorch[chat]'"
+            ) from error
+        history: History = InMemoryHistory()
+        if keep_history:
+            path = history_file()
+            try:
+                history = FileHistory(str(private_file(path)))
+            except OSError as error:
+                say(f"note: {path} cannot be written ({error.strerror}); history ends with this chat")
+        self._session: PromptSession[str] = PromptSession(
+            history=history,
+            multiline=True,
+            key_bindings=_bindings(),
+            bottom_toolbar=lambda: status() or None,
+            prompt_continuation="  ",
+        )
+
+    def read(self) -> str:
+        """Return the next message, which may have several lines."""
+        return self._session.prompt(_PROMPT)
+
+
+def _bindings() -> KeyBindings:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings
+
+
+def show_answer(text: str) -> None:
+    """Print a piece of an answer on stdout."""
+    write(_harmless(text) if sys.stdout.isatty() else text)
+
+
+def show_aside(text: str, style: str = DIM, *, end: str = "\n") -> None:
+    """Print what is not an answer on stderr."""
+    terminal = sys.stderr.isatty()
+    shown = _harmless(text) if terminal else text
+    if terminal and not os.environ.get("NO_COLOR"):
+        shown = f"\033[{style}m{shown}\033[0m"
+    print(shown, end=end, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
+
+
+def _harmless(text: str) -> str:
+    return text.translate(_CONTROLS)

@@ -1,0 +1,282 @@
+"""Calls and thoughts are read out of answers: what is told in pieces joins to what the whole text gives, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from chat_templates import LLAMA3, SMOLLM2, TOOLS, conversation
+from llorch_serve.errors import UsageError
+from llorch_serve.parsing.answer import AnswerParser, call_id, parser_for
+from llorch_serve.parsing.registry import AnswerFormats, choose_formats
+from llorch_serve.requests import ChatMessage, ChatPrompt
+
+NAMES = ["hermes", "llama3", "mistral", "granite"]
+PROMPT = ChatPrompt(tuple(conversation("hello")), tools=TOOLS)
+CALL = '{"name": "get_weather", "arguments": {"city": "Köln", "text": "a \\"}\\" ]\\\\"}}'
+TIME = '{"name": "get_time", "parameters": {}}'
+# Text, thoughts, and name and arguments of each call.
+Told = tuple[str, str, list[tuple[str, str]]]
+
+
+def formats(tools: str = "none", reasoning: str = "none") -> AnswerFormats:
+    return choose_formats("", tools=tools, reasoning=reasoning)
+
+
+def parser(tools: str = "none", reasoning: str = "none", rendered: str = "") -> AnswerParser:
+    made = parser_for(formats(tools, reasoning), PROMPT, rendered, key="k")
+    assert made is not None
+    return made
+
+
+def told(made: AnswerParser, pieces: list[str]) -> Told:
+    deltas = [*(made.push(piece) for piece in pieces), made.finish()]
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    assert all(len(call.id) == 9 for call in calls)
+    assert len({call.id for call in calls}) == len(calls)
+    text = "".join(delta.text for delta in deltas)
+    thoughts = "".join(delta.reasoning for delta in deltas)
+    return text, thoughts, [(call.name, call.arguments) for call in calls]
+
+
+def arguments(call: str) -> str:
+    """The arguments of a call as they are written."""
+    return call[call.index("{", 1) : -1]
+
+
+WEATHER = ("get_weather", arguments(CALL))
+CLOCK = ("get_time", "{}")
+
+SOUND: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+    ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", "", [WEATHER]),
+    ("hermes", f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>\n{TIME}\n</tool_call>\n", "Let me see.\n", [WEATHER, CLOCK]),
+    ("hermes", f"<tool_call>[{CALL}, {TIME}]</tool_call> Done.", "Done.", [WEATHER, CLOCK]),
+    ("hermes", f"<tool_call>{CALL}", "", [WEATHER]),
+    ("hermes", f"<tool_call>{CALL}\n</tool", "</tool", [WEATHER]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "</tool_call>"}}</tool_call>x', "x", [("f", '{"s": "</tool_call>"}')]),
+    ("hermes", '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"n": 1.0}}}</tool_call>', "", [("f", '{"n": 1.0}')]),
+    ("llama3", TIME, "", [CLOCK]),
+    ("llama3", f" \n{CALL}; {TIME}\n", "", [WEATHER, CLOCK]),
+    ("llama3", f"<|python_tag|>{CALL}", "", [WEATHER]),
+    ("llama3", '<|python_tag|>{"name": "any", "parameters": {"x": null}}', "", [("any", '{"x": null}')]),
+    ("llama3", f"{CALL} and more; {TIME}", f"and more; {TIME}", [WEATHER]),
+    ("llama3", f"{CALL}; so", "; so", [WEATHER]),
+    ("mistral", f"[TOOL_CALLS][{CALL}, {TIME}]", "", [WEATHER, CLOCK]),
+    ("mistral", '[TOOL_CALLS]get_time[ARGS]{}[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{"a": "}"}', "", [CLOCK, ("f", '{"a": "}"}')]),
+    ("mistral", 'So: [TOOL_CALLS] get_time {"a": [1]}', "So: ", [("get_time", '{"a": [1]}')]),
+    ("granite", f"<|tool_call|>[{CALL}]", "", [WEATHER]),
+]  # fmt: skip
+
+MALFORMED = [
+    ("hermes", "<tool_call>sorry</tool_call>"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call> more'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call> more'),
+    ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "text"}</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>[{"name": "f"}, 1]</tool_call>'),
+    ("hermes", "<tool_call>[]</tool_call>"),
+    ("hermes", "<tool_call>"),
+    ("hermes", "a <tool_c"),
+    ("hermes", "<tool_call>" + "[" * 3000 + "]" * 3000),
+    ("hermes", CALL),
+    ("llama3", '{"name": "Bob", "parameters": {}}'),  # no tool of the request
+    ("llama3", '{"a": 1}; {"b": 2}'),
+    ("llama3", f"Call {TIME}"),
+    ("llama3", '<|python_tag|>print("hello")'),
+    ("llama3", " \n"),
+    ("llama3", ' {"name": "get_time"'),
+    ("mistral", "[TOOL_CALLS] no call"),
+    ("mistral", "[TOOL_CALLS]" + "x" * 600 + '{"a": 1}'),
+    ("mistral", "[TOOL_CALLS]two words{}"),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a" 1}'),
+    ("mistral", "[TOOL_CALLS]f[ARGS]"),
+    ("granite", "<|tool_call|>[1, 2]"),
+]
+
+
+@pytest.mark.parametrize(("tools", "answer", "text", "calls"), SOUND)
+def test_calls_are_told_at_every_cut(
+    tools: str, answer: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    for cut in range(len(answer) + 1):
+        assert told(parser(tools), [answer[:cut], answer[cut:]]) == (text, "", calls)
+    assert told(parser(tools), list(answer)) == (text, "", calls)
+
+
+@pytest.mark.parametrize(("tools", "answer"), MALFORMED)
+def test_what_is_no_call_stays_text(tools: str, answer: str) -> None:
+    for pieces in ([answer], list(answer)):
+        assert told(parser(tools), pieces) == (answer, "", [])
+
+
+THOUGHTS = [
+    ("<think>\nHm.\n\nWell.\n</think>\n\nYes.\n", "", "Yes.\n", "Hm.\n\nWell."),
+    ("  <think></think>Yes", "", "Yes", ""),
+    ("Hm.</think> Yes </think>", "<think>\n", "Yes </think>", "Hm."),
+    ("Yes <think> no", "", "Yes <think> no", ""),
+    ("<think>Hm. ", "", "", "Hm."),
+    ("<think>Hm.</thi", "", "", "Hm.</thi"),
+    (" <thin", "", " <thin", ""),
+    (" ", "", " ", ""),
+    ("", "<think>", "", ""),
+    ("Yes", "<think>\n\n</think>\n\n", "Yes", ""),
+]
+
+
+@pytest.mark.parametrize(("answer", "rendered", "text", "thoughts"), THOUGHTS)
+def test_thoughts_are_told_apart_at_every_cut(answer: str, rendered: str, text: str, thoughts: str) -> None:
+    for pieces in ([answer], list(answer), *([answer[:cut], answer[cut:]] for cut in range(len(answer)))):
+        assert told(parser(reasoning="think", rendered=rendered), pieces) == (text, thoughts, [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "thoughts"),
+    [
+        ("<think>a</think>\n<response>b </response>c", "b c", "a"),
+        ("<think>a</think><response>b</respon", "b</respon", "a"),
+        ("<think>a</think><resp", "<resp", "a"),
+        ("<think>a</think>b</response>", "b</response>", "a"),
+    ],
+)
+def test_the_marks_of_what_is_said_are_left_out(answer: str, text: str, thoughts: str) -> None:
+    for pieces in ([answer], list(answer)):
+        assert told(parser(reasoning="granite"), pieces) == (text, thoughts, [])
+
+
+def test_calls_come_after_thoughts_and_not_among_them() -> None:
+    answer = f"<think>\n<tool_call>{CALL}</tool_call>\n</think>\n\n<tool_call>{TIME}</tool_call>"
+    expected = ("", f"<tool_call>{CALL}</tool_call>", [CLOCK])
+    assert told(parser("hermes", "think"), list(answer)) == expected
+
+
+WORDS = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>", "<think>", "</think>",
+    "<response>", "</response>", CALL, TIME, f"[{CALL}]", "f", "{", "}", "[", "]", '"', "\\", ";", " ", "\n", "<", "</", "hello", "😀", "[TOOL",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reasoning", ["none", "think", "granite"])
+@pytest.mark.parametrize("tools", NAMES)
+@settings(deadline=None)
+@given(words=st.lists(st.sampled_from(WORDS), max_size=12), cuts=st.lists(st.integers(1, 40), max_size=40))
+@example(words=["<tool_call>", "{", "}", "<tool_call>", TIME], cuts=[])
+def test_pieces_join_to_what_the_whole_text_gives(
+    tools: str, reasoning: str, words: list[str], cuts: list[int]
+) -> None:
+    answer = "".join(words)
+    pieces, rest = [], answer
+    for length in cuts:
+        pieces.append(rest[:length])
+        rest = rest[length:]
+    whole = told(parser(tools, reasoning), [answer])
+    assert told(parser(tools, reasoning), [*pieces, rest]) == whole
+    # Nothing but markers and white space is lost.
+    text, thoughts, calls = whole
+    kept = sorted(text + thoughts + "".join(name + values for name, values in calls))
+    assert len(kept) <= len(answer)
+    if not calls and reasoning == "none":
+        assert text == answer
+
+
+def test_text_is_told_as_soon_as_it_cannot_be_a_call() -> None:
+    made = parser("hermes", "think")
+    assert made.push("Hello <tool").text == "Hello "
+    assert made.push("box> and").text == "<toolbox> and"
+    made = parser("hermes", "think")
+    assert made.push("<think>one ").reasoning == "one"
+    assert made.push("two").reasoning == " two"
+
+
+def test_an_answer_is_read_in_linear_time() -> None:
+    made = parser("hermes")
+    made.push('<tool_call>{"name": "f", "arguments": {"s": "')
+    for _ in range(20_000):
+        assert made.push('\\"x[{').text == ""
+    [call] = made.push('"}}').tool_calls
+    assert json.loads(call.arguments) == {"s": '"x[{' * 20_000}
+
+
+def test_calls_are_looked_for_only_where_there_are_tools() -> None:
+    plain = ChatPrompt(tuple(conversation("hello")))
+    assert parser_for(formats("hermes"), plain, "", key="k") is None
+    made = parser_for(formats("hermes", "think"), plain, "", key="k")
+    assert made is not None
+    answer = f"<tool_call>{CALL}</tool_call>"
+    assert told(made, [answer]) == (answer, "", [])
+
+
+def test_going_on_inside_a_thought_is_noticed() -> None:
+    for content, expected in (("<think>Hm", ("Yes", "m.", [])), ("Hm", ("m.</think>Yes", "", []))):
+        prompt = ChatPrompt(
+            (ChatMessage("user", "<think>"), ChatMessage("assistant", content)), continue_final_message=True
+        )
+        made = parser_for(formats(reasoning="think"), prompt, f"<think>{content}", key="k")
+        assert made is not None
+        assert told(made, ["m.</think>Yes"]) == expected
+
+
+def test_ids_of_calls_follow_from_the_request() -> None:
+    assert call_id("a:0") == call_id("a:0") != call_id("a:1")
+    assert call_id("a:0").isalnum()
+    [given_id] = parser("mistral").push('[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{"a": "}"}').tool_calls
+    assert given_id.id == "abcdef123"
+
+
+# Which format.
+
+DETECTED = {
+    "meta-llama-Llama-3.1-8B-Instruct": ("llama3", None),
+    "meta-llama-Llama-3.2-3B-Instruct": ("llama3", None),
+    "meta-llama-Llama-3.3-70B-Instruct": ("llama3", None),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", None),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("mistral", None),
+    "unsloth-mistral-Devstral-Small-2507": ("mistral", None),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", None),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("hermes", None),
+    "Qwen-Qwen2.5-7B-Instruct": ("hermes", None),
+    "Qwen-Qwen3-0.6B": ("hermes", "think"),
+    "Qwen-QwQ-32B": ("hermes", "think"),
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": (None, "think"),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": (None, "think"),
+    "llama-cpp-deepseek-r1": (None, "think"),
+    "llama-cpp-rwkv-world": (None, "think"),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "granite"),
+}
+
+
+def names(found: AnswerFormats) -> tuple[str | None, str | None]:
+    return (found.tools and found.tools.name, found.reasoning and found.reasoning.name)
+
+
+@pytest.mark.skipif(
+    "LLORCH_LLAMA_CPP_MODELS" not in os.environ,
+    reason="LLORCH_LLAMA_CPP_MODELS does not name llama.cpp's models folder",
+)
+def test_formats_are_found_by_the_template() -> None:
+    folder = Path(os.environ["LLORCH_LLAMA_CPP_MODELS"]) / "templates"
+    found = {
+        path.stem: names(choose_formats(path.read_text(encoding="utf-8"))) for path in folder.glob("*.jinja")
+    }
+    assert {name: pair for name, pair in found.items() if pair != (None, None)} == DETECTED
+
+
+def test_a_template_without_formats_has_none_and_flags_come_first() -> None:
+    for source in (SMOLLM2, LLAMA3, "<tool_call><function=x>"):
+        assert names(choose_formats(source)) == (None, None)
+    assert names(choose_formats(SMOLLM2, tools="mistral", reasoning="think")) == ("mistral", "think")
+    assert names(choose_formats("<tool_call></think>", tools="none", reasoning="none")) == (None, None)
+    with pytest.raises(UsageError, match="--tool-format is 'x'; expected one of auto, none, mistral"):
+        choose_formats("", tools="x")
+    with pytest.raises(UsageError, match="--reasoning-format is 'x'"):
+        choose_formats("", reasoning="x")
