@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import openai
 import pytest
 
-from fake_generator import INFO, PATIENCE_S
-from http_harness import fake_front, send
+from fake_generator import INFO, PATIENCE_S, FakeGenerator
+from http_harness import fake_front, running_front, send
 from llorch_serve.errors import NonFiniteLogitsError
-from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, ToolCall, ToolCallDelta
+from llorch_serve.sequence import FinishReason
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -238,3 +242,76 @@ def test_a_token_is_asked_for():
         for method, path in (("GET", "/metrics"), ("GET", "/load"), ("POST", "/cancel"), ("GET", "/other")):
             answer = send(front.port, method, path)
             assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def test_tools_and_their_messages_reach_the_template(served):
+    _, generator, client = served
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"a": 1}'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    extra = {"chat_template_kwargs": {"enable_thinking": False}}
+    client.chat.completions.create(
+        model=INFO.model_id, messages=messages, tools=[TOOL], max_tokens=1, extra_body=extra
+    )
+    prompt = generator.submitted[0].prompt
+    assert [json.loads(tool) for tool in prompt.tools] == [TOOL]
+    assert json.loads(prompt.template_arguments) == {"enable_thinking": False}
+    assert prompt.messages[1].tool_calls == (ToolCall("weather", '{"a": 1}', "c1"),)
+    assert prompt.messages[1].content is None
+    assert prompt.messages[2].tool_call_id == "c1"
+    client.chat.completions.create(
+        model=INFO.model_id, messages=MESSAGES, tools=[TOOL], tool_choice="none", max_tokens=1
+    )
+    assert generator.submitted[1].prompt.tools == ()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model=INFO.model_id, messages=MESSAGES, tools=[TOOL], tool_choice="required"
+        )
+    assert caught.value.param == "tool_choice"
+
+
+class CallingGenerator(FakeGenerator):
+    """Answers with thoughts and the call of a tool, in parts."""
+
+    def _advance(self, request_id, live):
+        update = super()._advance(request_id, live)
+        parts = {
+            1: {"reasoning": "It may "},
+            2: {"reasoning": "rain."},
+            3: {"tool_calls": (ToolCallDelta(0, "c1", "weather", ""),)},
+            4: {"tool_calls": (ToolCallDelta(0, arguments='{"a":'),)},
+            5: {"tool_calls": (ToolCallDelta(0, arguments=" 1}"), ToolCallDelta(1, "c2", "time", "{}"))},
+        }
+        completion = update.completion
+        if completion is not None:
+            completion = replace(completion, reason=FinishReason.TOOL_CALLS)
+        return replace(update, text="", completion=completion, **parts[live.produced])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_calls_and_thoughts_come_back(stream):
+    generator = CallingGenerator()
+    with running_front(generator) as front, client_of(front) as client:
+        answer = client.chat.completions.create(
+            model=INFO.model_id, messages=MESSAGES, tools=[TOOL], max_tokens=5, stream=stream
+        )
+        calls, thoughts, reason = {}, "", None
+        for event in answer if stream else [answer]:
+            choice = event.choices[0]
+            part = choice.delta if stream else choice.message
+            assert not part.content
+            thoughts += getattr(part, "reasoning_content", None) or ""
+            reason = choice.finish_reason or reason
+            for place, call in enumerate(part.tool_calls or ()):
+                found = calls.setdefault(call.index if stream else place, ["", "", ""])
+                for at, text in enumerate((call.id, call.function.name, call.function.arguments)):
+                    found[at] += text or ""
+    generator.close()
+    assert calls == {0: ["c1", "weather", '{"a": 1}'], 1: ["c2", "time", "{}"]}
+    assert (thoughts, reason) == ("It may rain.", "tool_calls")

@@ -76,7 +76,7 @@ def test_what_requests_took(scraped):
 
 def test_how_requests_ended(scraped):
     ended = {key[1]: value for key, value in scraped.items() if key[0] == "llorch:request_success_total"}
-    assert ended == {"stop": 1, "length": 1, "abort": 0}
+    assert ended == {"stop": 1, "length": 1, "tool_calls": 0, "abort": 0}
     assert scraped["llorch:request_failure_total", "InvalidRequestError"] == 1
     assert scraped["llorch:http_requests_total", "/health", "200"] == 1
 

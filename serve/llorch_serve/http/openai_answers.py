@@ -7,17 +7,23 @@ beyond OpenAI's schema, carries what our own contract promises with every answer
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from llorch_serve.http.openai_logprobs import Columns, chat_logprobs
 from llorch_serve.http.openai_requests import AnswerShape
-from llorch_serve.requests import Completion, GenerationUpdate
+from llorch_serve.requests import Completion, GenerationUpdate, ToolCallDelta
 from llorch_serve.sequence import FinishReason
+
+_REASONS: Final = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+}
 
 
 def finish_reason(completion: Completion) -> str:
     """Return OpenAI's word for how an answer ended."""
-    return "stop" if completion.reason is FinishReason.STOP else "length"
+    return _REASONS[completion.reason]
 
 
 def usage(completions: Iterable[Completion]) -> dict[str, Any]:
@@ -99,17 +105,49 @@ class ChatChoice:
 
     def whole(self, update: GenerationUpdate) -> dict[str, Any]:
         """Return the whole choice."""
-        message = {"role": "assistant", "content": update.text, "refusal": None}
+        calls = _joined_calls(update)
+        content = None if calls and not update.text else update.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if update.reasoning:
+            message["reasoning_content"] = update.reasoning
+        if calls:
+            message["tool_calls"] = calls
         return {"index": self._index, "message": message, "logprobs": self._logprobs(update)} | _end(update)
 
     def chunk(self, update: GenerationUpdate) -> dict[str, Any]:
         """Return a chunk of a stream."""
-        delta = {"content": update.text} if update.text else {}
+        delta: dict[str, Any] = {"content": update.text} if update.text else {}
+        if update.reasoning:
+            delta["reasoning_content"] = update.reasoning
+        if update.tool_calls:
+            delta["tool_calls"] = [_call_delta(call) for call in update.tool_calls]
         choice = {"index": self._index, "delta": delta, "logprobs": self._logprobs(update)}
         return _chunk(self._shape, self.chunk_object, choice | _end(update))
 
     def _logprobs(self, update: GenerationUpdate) -> dict[str, Any] | None:
         return chat_logprobs(update.logprobs) if self._shape.logprobs else None
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    """Return a part of a call; its id and name come with its first part alone."""
+    function: dict[str, Any] = {"arguments": call.arguments}
+    delta: dict[str, Any] = {"index": call.index, "function": function}
+    if call.id or call.name:
+        delta |= {"id": call.id, "type": "function"}
+        function["name"] = call.name
+    return delta
+
+
+def _joined_calls(update: GenerationUpdate) -> list[dict[str, Any]]:
+    calls: dict[int, dict[str, Any]] = {}
+    for part in update.tool_calls:
+        call = calls.setdefault(
+            part.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] += part.id
+        call["function"]["name"] += part.name
+        call["function"]["arguments"] += part.arguments
+    return [calls[index] for index in sorted(calls)]
 
 
 Choice = CompletionChoice | ChatChoice

@@ -25,6 +25,7 @@ from llorch_serve.requests import (
     Prompt,
     TextPrompt,
     TokenPrompt,
+    ToolCall,
 )
 from llorch_serve.sampling import SamplingParams
 
@@ -84,14 +85,19 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
             FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
         )
     _refuse(bad, "response_format", None if _is_text(body) else body.response_format, (None,), "type text")
-    _refuse(bad, "tools", body.tools, (None, []))
     _refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
+    _refuse(bad, "parallel_tool_calls", body.parallel_tool_calls, (None, True))
     _refuse(bad, "functions", body.functions, (None, []))
     _refuse(bad, "function_call", body.function_call, (None, "none"))
     _refuse(bad, "modalities", body.modalities, (None, ["text"]))
     for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
         _refuse(bad, name, getattr(body, name), (None,))
-    messages = _read_messages(body.messages, bad)
+    prompt = ChatPrompt(
+        _read_messages(body.messages, bad),
+        # With none the model is not to call, so it is not told of tools.
+        tools=() if body.tool_choice == "none" else tuple(bytes(tool).decode() for tool in body.tools or ()),
+        template_arguments=bytes(body.chat_template_kwargs).decode() or None,
+    )
     limit, limit_name = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
         if limit not in (None, body.max_completion_tokens):
@@ -102,7 +108,7 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = replace(_read_sampling(body, bad), max_tokens=limit, logprobs=logprobs)
     names = {"input": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
-    return _plan("chatcmpl", [ChatPrompt(messages)], sampling, body, bad, info, caller, names)
+    return _plan("chatcmpl", [prompt], sampling, body, bad, info, caller, names)
 
 
 def _plan(
@@ -154,7 +160,9 @@ def check_model(asked: str | None, info: ModelInfo) -> None:
 
 def _rename(field: str, names: dict[str, str]) -> str:
     """Return the body's name for a generator's: sampling.stop[0] is stop[0], input.chat.messages[0] messages[0]."""
-    if field.startswith("input.chat.messages"):
+    if field.startswith("input.chat.template_arguments"):
+        return "chat_template_kwargs"
+    if field.startswith(("input.chat.messages", "input.chat.tools")):
         return field.removeprefix("input.chat.")
     if field.startswith("input"):
         return names["input"]
@@ -245,12 +253,20 @@ def _read_messages(messages: list[Message], bad: list[FieldViolation]) -> tuple[
 
 def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> ChatMessage:
     path = f"messages[{index}]"
-    for name in ("refusal", "audio", "function_call", "tool_call_id", "name"):
+    for name in ("refusal", "audio", "function_call"):
         _refuse(bad, f"{path}.{name}", getattr(message, name), (None,))
-    for name in ("tool_calls", "annotations"):
-        _refuse(bad, f"{path}.{name}", getattr(message, name), (None, []))
+    _refuse(bad, f"{path}.annotations", message.annotations, (None, []))
+    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls or ())
+    read = ChatMessage(
+        message.role,
+        None,
+        name=message.name,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
     if not isinstance(message.content, list):
-        return ChatMessage(message.role, message.content)
+        return replace(read, content=message.content)
     texts = []
     for place, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
@@ -258,4 +274,4 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
             bad.append(FieldViolation(f"{path}.content[{place}]", found))
         else:
             texts.append(part.text)
-    return ChatMessage(message.role, "".join(texts))
+    return replace(read, content="".join(texts))

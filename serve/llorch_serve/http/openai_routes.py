@@ -84,7 +84,11 @@ class OpenAIDialect:
             chunks = [
                 (None, choices[update.index].chunk(update))
                 for update in updates
-                if update.text or update.logprobs or update.completion is not None
+                if update.text
+                or update.reasoning
+                or update.tool_calls
+                or update.logprobs
+                or update.completion is not None
             ]
             if chunks:
                 async with pump:

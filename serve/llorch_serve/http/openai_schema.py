@@ -6,7 +6,7 @@ A field that is not here is unknown and refused. What is here and cannot be hono
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,8 +25,23 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """What a call calls; arguments is JSON text of an object."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class MessageCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that an assistant's message holds."""
+
+    function: CalledFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message. name, refusal and audio are read so that conversations can be sent back as they came."""
+    """One message. refusal, audio and annotations are read so that conversations can be sent back as they came."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -35,8 +50,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     audio: Any = None
     annotations: Any = None
     function_call: Any = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -94,7 +110,8 @@ class ChatBody(Shared, kw_only=True):
     logprobs: bool = False
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
+    tools: list[msgspec.Raw] | None = None
+    chat_template_kwargs: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # empty if absent
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None

@@ -33,6 +33,7 @@ _LENGTH_BUCKETS: Final = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 _REASONS: Final = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
     FinishReason.CANCELLED: "abort",
 }
 
@@ -68,7 +69,7 @@ class Meters:
         self._generated = tokens("request_generation_tokens", "Generated tokens of requests that ended.")
         self._ended = Counter(
             "llorch:request_success",
-            "Requests that ended, by finish reason: stop, length or abort.",
+            "Requests that ended, by finish reason: stop, length, tool_calls or abort.",
             ("finished_reason",),
             registry=self._registry,
         )
