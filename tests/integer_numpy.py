@@ -26,6 +26,18 @@ def row_codes(x: Matrix) -> tuple[Whole, Matrix]:
     return np.rint(x / scales).astype(np.int64), scales
 
 
+def quarter_product(x: Matrix, weight: Matrix) -> Matrix:
+    """Return ``x W^T`` [..., outputs] where each quarter of a row has a scale of its own."""
+    weights, weight_scales = weight_codes(weight)
+    total: Matrix | None = None
+    for part, columns in zip(np.split(x, 4, axis=-1), np.split(weights, 4, axis=1), strict=True):
+        codes, scales = row_codes(part)
+        product = (codes @ columns.T).astype(np.float32) * weight_scales * scales
+        total = product if total is None else total + product
+    assert total is not None
+    return total
+
+
 def row_product(x: Matrix, weight: Matrix) -> Matrix:
     """Return ``x W^T`` [..., outputs] as the layer computes it."""
     (codes, scales), (weights, weight_scales) = row_codes(x), weight_codes(weight)

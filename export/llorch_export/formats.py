@@ -18,9 +18,11 @@ NORM_READERS: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 
 _FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
 
+QUARTERS: Final = 4
+"""Parts of a row that activations ``quarters`` round by scales of their own."""
 
-Whole = Literal["row", "static"]
-"""The forms of :data:`Activations` in which a matrix is one block a row."""
+Whole = Literal["row", "quarters", "static"]
+"""The forms of :data:`Activations` in which an output has one scale, whatever the number of inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,8 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
 
 def default_activations(recipe: Recipe, module: str) -> Whole | None:
     """Return how the input of an int8 layer is rounded, if not by blocks; a static scale is for what norms give."""
-    if recipe.activations == "row" or (recipe.activations == "static" and module.endswith(NORM_READERS)):
-        return recipe.activations
-    return None
+    form = whole(recipe.activations)
+    return None if form == "static" and not module.endswith(NORM_READERS) else form
 
 
 def uses_static(recipe: Recipe) -> bool:

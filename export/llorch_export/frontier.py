@@ -70,6 +70,7 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
         ("int8 row", replace(base, precision="int8", activations="row")),
         ("int8 b128", replace(base, precision="int8", block_size=128)),
         ("int4", base),
+        ("int4 affine", replace(base, quantizer="affine")),
         ("int4 hqq", replace(base, quantizer="hqq")),
         ("int4 b32 nearest", replace(base, block_size=32, quantizer="nearest")),
         ("int4 b32 search", replace(base, block_size=32, quantizer="search")),

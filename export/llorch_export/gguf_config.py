@@ -43,7 +43,7 @@ def config_from_gguf(
     family = _family(metadata, origin)
     name = family.architecture
     fields = Fields({k: v for k, v in metadata.items() if k.startswith(f"{name}.")}, origin=origin)
-    fields.require(f"{name}.expert_count", 0, "mixtures of experts are not supported")
+    fields.require(f"{name}.expert_count", 0, f"mixtures of experts are not supported; {SUPPORTED_GGUF}")
     fields.require(f"{name}.attention.causal", True, "attention must be causal")
     embedding = shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2:

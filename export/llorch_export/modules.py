@@ -11,9 +11,10 @@ from typing import Final
 
 import onnx
 
-from llorch_export.formats import EMBEDDING, HEAD
+from llorch_export.formats import EMBEDDING, HEAD, QUARTERS
 
 _FLOATS: Final = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_PART: Final = re.compile(r"/part\.\d+$")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -67,7 +68,9 @@ def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             found.append(_in_blocks(node, inputs))
         elif node.op_type == "MatMulIntegerToFloat":
-            found.append(_in_rows(node, inputs))
+            part = _in_rows(node, inputs)
+            if not (_PART.search(node.output[0]) and found and found[-1].name == part.name):
+                found.append(part)  # parts of a row follow each other, and are stored alike
         elif node.op_type in ("MatMul", "Gemm", "Gather"):
             found.extend(_plain(node, tensor) for tensor in inputs if tensor and len(tensor.dims) == 2)
     return tuple(found)
@@ -98,12 +101,13 @@ def _dequantised(node: onnx.NodeProto, inputs: list[onnx.TensorProto]) -> Stored
 
 
 def _in_rows(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> StoredModule:
-    """Describe a layer in whole bytes: a scale for each output, so no blocks."""
+    """Describe a layer in whole bytes, or a part of one: a scale for each output, which parts share, so no blocks."""
     codes, scales = inputs[1], inputs[3]
     assert codes is not None
     assert scales is not None
-    total = _nbytes(codes) + _nbytes(scales)
-    return StoredModule(_module(node), "int8", None, False, 8 * total / math.prod(codes.dims))
+    parts = QUARTERS if _PART.search(node.output[0]) else 1
+    total = parts * _nbytes(codes) + _nbytes(scales)
+    return StoredModule(_module(node), "int8", None, False, 8 * total / (parts * math.prod(codes.dims)))
 
 
 def _plain(node: onnx.NodeProto, tensor: onnx.TensorProto) -> StoredModule:
@@ -113,7 +117,7 @@ def _plain(node: onnx.NodeProto, tensor: onnx.TensorProto) -> StoredModule:
 
 
 def _module(node: onnx.NodeProto) -> str:
-    name = node.output[0].removesuffix("/product")
+    name = _PART.sub("", node.output[0]).removesuffix("/product")
     if node.op_type == "DequantizeLinear":
         name = name.removesuffix(".weight")
     if name.startswith("logits"):

@@ -58,7 +58,8 @@ DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
 """A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
 
 DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
-"""Zero points cost an eighth of a bit at block 32 and no speed, and take a fifth off the divergence (docs/precision.md)."""
+"""Of what is not measured on a text. Zero points cost an eighth of a bit at block 32 and no speed, and take a fifth off the
+divergence (docs/precision.md)."""
 
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
@@ -68,10 +69,13 @@ KL_LIMIT: Final[dict[Precision, float]] = {
     "fp16": 1e-4,
     "bf16": 0.01,
     "int8": 0.01,
-    "int4": 0.6,
+    "int4": 0.4,
     "source": 0.007,
 }
 """Mean divergence from the fp32 reference, in nats, beyond which ``llorch verify`` fails."""
+
+INT4_HEAD_KL_LIMIT: Final = 0.6
+"""The same with a 4-bit head, which costs a small model as much as all its layers."""
 
 BYTES_KL_LIMIT: Final = 0.06
 """The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
@@ -99,6 +103,11 @@ class Rule:
     activations: Activations | None = None
     spikiest: str | None = None
 
+    @property
+    def quantizer_open(self) -> bool:
+        """Whether the rule makes weights 4-bit ones without saying by which quantizer."""
+        return self.precision == "int4" and self.quantizer is None
+
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
@@ -111,13 +120,13 @@ class ExportOptions:
     fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32 where an int4 export
         leaves both open.
     accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime.
-    quantizer: of 4-bit weights; None takes the default, ``affine``.
+    quantizer: of 4-bit weights; None takes ``gptq`` for models up to half a billion parameters (``recipes/default.py``), else ``affine``.
     scale_type: how scales are stored; None takes the default for ``precision``.
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
     rules: modules that are stored otherwise, in order; a model's config says what they mean (``recipes/resolve.py``).
-    calibration: a text to measure on what the recipe measures.
+    calibration: a text to measure on what the recipe measures; None is the bundled one where ``gptq`` is a default.
     transforms: exact changes of the weights before they are quantised, in any order.
     interop: another runtime that shall load the artifact too.
     compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes what
@@ -182,9 +191,16 @@ class ExportOptions:
             kl_limit=recipe.kl_limit if self.kl_limit is None else self.kl_limit,
         )
         check_static(recipe, self.calibration)  # of rules it is known when they are resolved
-        if not self.rules:  # else it depends on what they mean
+        if not self.rules and not self.quantizer_open:  # else it depends on what they mean, and on the model
             require_use(recipe, self.calibration, may_measure=uses_static(recipe))
         return recipe
+
+    @property
+    def quantizer_open(self) -> bool:
+        """Whether there are 4-bit weights by no stated quantizer, so that the model's size decides."""
+        return (self.quantizer is None and "int4" in (self.precision, self.head_precision)) or any(
+            rule.quantizer_open and self.quantizer is None for rule in self.rules
+        )
 
     def _int8_cache(self, recipe: Recipe) -> bool:
         """Tell whether a graph over an int8 cache is added. Raises UsageError if it cannot be, or for another odd type."""
@@ -220,6 +236,8 @@ class ExportOptions:
         kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *_half_precisions(compute_type)))
         if in_bytes:
             kl_limit = max(kl_limit, BYTES_KL_LIMIT)
+        if head == "int4":
+            kl_limit = max(kl_limit, INT4_HEAD_KL_LIMIT)
         if not quantised and not any(p in BITS for p in ruled):
             self._refuse_block_settings(f"at precision {precision}; leave it out or choose int8 or int4")
             return Recipe(
@@ -230,7 +248,7 @@ class ExportOptions:
                 kl_limit=kl_limit,
                 compute_type=compute_type,
             )
-        if activations == "row" and head not in BITS and not self.rules:
+        if activations in ("row", "quarters") and head not in BITS and not self.rules:
             return self._blockless_recipe(activations)
         accuracy_level = self._accuracy_level()
         if not quantised:

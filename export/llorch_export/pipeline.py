@@ -34,7 +34,8 @@ from llorch_export.graph.targets import TARGETS
 from llorch_export.graph.weights import DATA_FILE, WeightPlan
 from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.probe import probe_activations
-from llorch_export.quantize.feedback import SecondMoments
+from llorch_export.quantize.feedback import ErrorFactors, error_factor
+from llorch_export.recipes.default import with_quantizer
 from llorch_export.recipes.resolve import with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
@@ -85,7 +86,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     check_source(recipe, checkpoint)
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
-    recipe = with_rules(recipe, options.rules, checkpoint.config)
+    options = with_quantizer(options, checkpoint.config)
+    recipe = with_rules(options.recipe(), options.rules, checkpoint.config)
     wants_cache = recipe.int8_cache
     recipe = with_cache(recipe, options.kv_dtype, checkpoint.config)
     refuse_beyond(options.target, recipe)
@@ -114,7 +116,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if prepared.calibration is not None:
         prompts = prompt_recipe(options, recipe, checkpoint.config, prepared.calibration.peaks())
     with (
-        _moments(prepared, recipe, text, progress) as moments,
+        _error_factors(prepared, recipe, text, progress) as factors,
         ArtifactWriter(options.output, force=replace) as writer,
     ):
 
@@ -131,7 +133,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
                 prepared.tensors,
                 context_length=context_length,
                 calibration=prepared.calibration,
-                moments=moments,
+                error_factors=factors,
                 interface=interface,
                 target=options.target,
                 int8_cache=int8_cache,
@@ -184,15 +186,15 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
 
 
 @contextlib.contextmanager
-def _moments(
+def _error_factors(
     prepared: Prepared, recipe: Recipe, text: CalibrationIds | None, progress: Progress
-) -> Iterator[SecondMoments | None]:
-    """Give what measures second moments while weights are written; None where the recipe asks for none."""
+) -> Iterator[ErrorFactors | None]:
+    """Give what measures how inputs move together while weights are written; None where the recipe asks for none."""
     if not measured_moments(recipe):
         yield None
         return
     assert text is not None, "options that measure come with a text"
-    with second_moments(prepared.config, prepared.tensors, text.ids, progress) as moments:
+    with second_moments(prepared.config, prepared.tensors, text.ids, progress, error_factor) as moments:
         yield moments.of
 
 

@@ -18,6 +18,7 @@ from llorch_export.formats import uses_static
 from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions, refuse_beyond
 from llorch_export.pipeline import check_source, resolve_context
+from llorch_export.recipes.default import with_quantizer
 from llorch_export.recipes.resolve import with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
@@ -42,7 +43,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         config = open_config(options.source)
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
-    recipe = with_rules(recipe, options.rules, config)
+    options = with_quantizer(options, config)
+    recipe = with_rules(options.recipe(), options.rules, config)
     recipe = with_cache(recipe, options.kv_dtype, config)
     refuse_beyond(options.target, recipe)
     require_use(recipe, options.calibration, may_measure=uses_static(recipe))

@@ -19,7 +19,7 @@ ComputeType = Literal["float32", "float16", "bfloat16"]
 KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
 ScaleType = Literal["float32", "bfloat16", "float16"]
 Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
-Activations = Literal["block", "row", "static"]
+Activations = Literal["block", "row", "quarters", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
@@ -220,8 +220,9 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
         tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
     activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
-        bits by each row's largest magnitude; weights then have a scale for each output); ``static`` (the same, by one
-        scale for all rows, where a norm gives the input; the other layers have blocks). None: ``block``.
+        bits by each row's largest magnitude; weights then have a scale for each output); ``quarters`` (the same, each quarter of
+        a row by its own); ``static`` (the same, by one scale for all rows, where a norm gives the input; the other layers
+        have blocks). None: ``block``.
     """
 
     precision: Precision
@@ -249,7 +250,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     def multiplies_bytes(self) -> bool:
         """Whether some layer may multiply bytes with bytes, its input rounded by whole rows."""
         return any(
-            form in ("row", "static")
+            form not in (None, "block")
             for form in (self.activations, *(rule.activations for rule in self.rules))
         )
 

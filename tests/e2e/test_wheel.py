@@ -12,10 +12,11 @@ import pytest
 from llorch_serve.artifact import load_artifact
 from processes import llorch, serving
 from reference_files import own_reference
+from terminal import terminal
 from tiny_exports import random_ids
 
 REPOSITORY = Path(__file__).parents[2]
-ABSENT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "ml_dtypes")
+ABSENT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "ml_dtypes", "prompt_toolkit")
 
 
 def pip(python, *arguments):
@@ -130,8 +131,15 @@ def test_a_worker_says_how_to_get_what_runs_beside_it(bare, tiny, extra, flags):
     assert f"pip install 'llorch[{extra}]'" in outcome.error()
 
 
+def test_chatting_at_a_terminal_says_how_to_get_it_and_in_a_pipe_works(bare, tiny):
+    with terminal("chat", tiny, python=bare) as screen:
+        screen.wait_for(r"pip install 'llorch\[chat\]'")
+        assert screen.wait() == 4
+    assert llorch("chat", tiny, python=bare).code == 0  # nothing is asked
+
+
 def test_help_of_every_command_works(bare):
-    for name in ("export", "verify", "inspect", "serve", "generate", "bench"):
+    for name in ("export", "verify", "inspect", "serve", "generate", "chat", "bench"):
         assert llorch(name, "--help", python=bare).code == 0
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from chat_templates import CONVERSATIONS, DOCUMENTS, TEMPLATES, TOOL_CONVERSATIONS, TOOLS, encoded, rendered
 from llorch_export.checkpoint.gguf_header import read_header
+from llorch_export.tokenizer import tokenizer_from_gguf
 from llorch_serve.chat import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage
@@ -150,6 +151,21 @@ def test_every_shipped_template_renders_something() -> None:
     for path in SHIPPED:
         cases = [(chat, FIELDS[name]) for chat in ALL.values() for name in ("nothing", "arguments")]
         assert any(isinstance(oracle(SOURCES[path.stem], *case), str) for case in cases), path.stem
+
+
+@pytest.mark.skipif(not SHIPPED, reason="LLORCH_LLAMA_CPP_MODELS does not name llama.cpp's models folder")
+def test_llama_3_gets_one_bos_in_chats_and_in_raw_prompts() -> None:
+    path = SHIPPED[0].parents[1] / "ggml-vocab-llama-bpe.gguf"
+    assets = tokenizer_from_gguf(read_header(path).metadata, vocab_size=2**20, origin=path.name)
+    tokenizer = Tokenizer.from_json(assets.tokenizer_json, origin=path.name)
+    assert assets.bos_token_id == 128000
+    bos = tokenizer.token_text(128000)
+    template = ChatTemplate(SOURCES["meta-llama-Llama-3.1-8B-Instruct"], bos, "<|eot_id|>")
+    chats = [encoded(tokenizer, template, chat)[0] for chat in CONVERSATIONS.values()]
+    texts = ["Hello", f"{bos}Hello", f"{bos}{bos}Hello"]
+    raw = [tokenizer.started(tokenizer.encode(text, add_special_tokens=True)) for text in texts]
+    for ids in (*chats, *raw):
+        assert (ids[0], ids.count(128000)) == (128000, 1)
 
 
 @pytest.mark.real_model

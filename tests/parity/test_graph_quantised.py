@@ -73,8 +73,13 @@ def kl(reference: npt.NDArray[np.float32], model: npt.NDArray[np.float32]) -> fl
 
 RECIPES: dict[str, dict[str, Any]] = {
     "int8": {"precision": "int8", "block_size": 32},
-    "int4": {"precision": "int4"},
-    "int4 throughout": {"precision": "int4", "head_precision": "int4", "block_size": 32},
+    "int4": {"precision": "int4", "quantizer": "affine"},
+    "int4 throughout": {
+        "precision": "int4",
+        "head_precision": "int4",
+        "block_size": 32,
+        "quantizer": "affine",
+    },
     "int4, head int8": {"precision": "int4", "block_size": 16, "quantizer": "nearest"},
     "int4 search, float32 scales": {
         "precision": "int4",
@@ -90,8 +95,18 @@ RECIPES: dict[str, dict[str, Any]] = {
         "fine_block_size": 16,
     },
     "fp32, head int8": {"precision": "fp32", "head_precision": "int8", "block_size": 32},
-    "fp32, head int4": {"precision": "fp32", "head_precision": "int4", "block_size": 128},
-    "int8, head int4": {"precision": "int8", "head_precision": "int4", "block_size": 256},
+    "fp32, head int4": {
+        "precision": "fp32",
+        "head_precision": "int4",
+        "block_size": 128,
+        "quantizer": "affine",
+    },
+    "int8, head int4": {
+        "precision": "int8",
+        "head_precision": "int4",
+        "block_size": 256,
+        "quantizer": "affine",
+    },
 }
 
 

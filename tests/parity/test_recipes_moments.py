@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.options import Rule
 from llorch_export.reference import Reference
 from llorch_export.transform import moments as module
+from llorch_export.transform.calibration import BUNDLED_TEXT
 from llorch_export.transform.moments import second_moments
 from llorch_serve.errors import UsageError
 from llorch_serve.fidelity import DivergenceSum
@@ -78,11 +80,11 @@ def test_gptq_diverges_less_than_affine_at_the_same_size(tmp_path: Path) -> None
         figures.add(exact, all_logits(artifact, ids))
         return figures.result().kl, (artifact.folder / "model.onnx.data").stat().st_size
 
-    affine, gptq = divergence("a"), divergence("g", quantizer="gptq", calibration=text)
+    affine, gptq = divergence("a", quantizer="affine"), divergence("g", quantizer="gptq", calibration=text)
     assert affine[1] == gptq[1]
     assert gptq[0] < 0.7 * affine[0]
     rule = Rule(("*.down_proj",), quantizer="gptq")
-    assert divergence("r", rules=(rule,), calibration=text)[0] != affine[0]
+    assert divergence("r", quantizer="affine", rules=(rule,), calibration=text)[0] != affine[0]
 
 
 def test_a_calibration_text_comes_with_gptq_and_with_nothing_else(tmp_path: Path) -> None:
@@ -90,18 +92,55 @@ def test_a_calibration_text_comes_with_gptq_and_with_nothing_else(tmp_path: Path
     text = tmp_path / "text.txt"
     text.write_text("Paris is the capital of France. " * 9)
     rule = Rule(("*.down_proj",), quantizer="gptq")
-    for options in ({"quantizer": "gptq"}, {"rules": (rule,)}):
+    for options in ({"quantizer": "gptq"}, {"quantizer": "affine", "rules": (rule,)}):
         with pytest.raises(
             UsageError, match="--quantizer gptq need figures measured on a text; add --calibration"
         ):
             export_tiny(source, tmp_path / "a", precision="int4", **options)
     for options in ({}, {"rules": (Rule(("*.down_proj",), precision="int8"),)}):
+        plain = {"precision": "int4", "quantizer": "affine", "kv_dtype": "float32", "calibration": text}
         with pytest.raises(UsageError, match="has no effect on this export"):
-            export_tiny(
-                source, tmp_path / "a", precision="int4", kv_dtype="float32", calibration=text, **options
-            )
-    artifact = export_tiny(source, tmp_path / "a", precision="int4", rules=(rule,), calibration=text)
+            export_tiny(source, tmp_path / "a", **plain, **options)
+    artifact = export_tiny(
+        source, tmp_path / "a", precision="int4", quantizer="affine", rules=(rule,), calibration=text
+    )
     assert artifact.manifest.recipe.calibration is not None
-    again = export_tiny(source, tmp_path / "b", precision="int4", rules=(rule,), calibration=text)
-    data = [(a.folder / "model.onnx.data").read_bytes() for a in (artifact, again)]
+
+
+def test_int4_measures_on_the_bundled_text_unasked_and_gives_the_same_bytes_twice(tmp_path: Path) -> None:
+    source = write_hf_folder(tmp_path / "model", {"tie_word_embeddings": False})
+    found = [export_tiny(source, tmp_path / name, precision="int4", head_precision="int4") for name in "ab"]
+    recipe = found[0].manifest.recipe
+    assert recipe.quantizer == "gptq"
+    assert recipe.calibration is not None
+    assert recipe.calibration.sha256 == hashlib.sha256(BUNDLED_TEXT.read_bytes()).hexdigest()
+    data = [{path.name: path.read_bytes() for path in sorted(a.folder.iterdir())} for a in found]
     assert data[0] == data[1]
+    searched = export_tiny(
+        source, tmp_path / "c", precision="int4", head_precision="int4", quantizer="affine"
+    )
+    assert searched.manifest.recipe.quantizer == "affine"
+    assert (searched.folder / "model.onnx.data").read_bytes() != data[0]["model.onnx.data"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_matrices_are_turned_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(module, "usable_cpus", lambda: threads)
+    checkpoint = open_checkpoint(str(write_hf_folder(tmp_path / "model")))
+    ids, turned = random_ids(30), []
+
+    def turn(moment: np.ndarray) -> np.ndarray:
+        turned.append(moment)
+        return 2 * moment
+
+    with (
+        second_moments(checkpoint.config, checkpoint.tensors, ids, silent) as plain,
+        second_moments(checkpoint.config, checkpoint.tensors, ids, silent, turn) as doubled,
+    ):
+        layer = "model.layers.0.self_attn"
+        for weight in ("q_proj", "k_proj", "o_proj"):
+            expected = 2 * plain.of(f"{layer}.{weight}.weight")
+            np.testing.assert_array_equal(doubled.of(f"{layer}.{weight}.weight"), expected)
+    assert len(turned) == 4 * checkpoint.config.num_hidden_layers + 1  # q, k, v share one; gate and up; head

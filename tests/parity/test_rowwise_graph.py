@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 import numpy_llama
 from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from integer_numpy import row_product
+from integer_numpy import Matrix, quarter_product, row_product
+from llorch_export.modules import stored_modules
 from llorch_serve.artifact import Artifact
 from llorch_serve.fidelity import DivergenceSum
+from llorch_serve.manifest import Activations
 from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
 from tolerances import KL_ROW_CODES, KL_ROW_TINY
 
@@ -34,22 +37,26 @@ MODELS: dict[str, dict[str, Any]] = {
 IDS = random_ids(100)
 
 
-def export_rows(tmp_path: Path, name: str = "plain", **overrides: Any) -> Artifact:
+def export_rows(
+    tmp_path: Path, name: str = "plain", activations: Activations = "row", **overrides: Any
+) -> Artifact:
     """Export a tiny model with an fp32 head, so that every rounding is the layers' own."""
     source = write_hf_folder(tmp_path / "model", MODELS[name] | overrides)
     return export_tiny(
-        source, tmp_path / "artifact", precision="int8", head_precision="fp32", activations="row"
+        source, tmp_path / "artifact", precision="int8", head_precision="fp32", activations=activations
     )
 
 
-def expected_logits(overrides: dict[str, Any], *, rounded: bool) -> npt.NDArray[np.float32]:
+def expected_logits(
+    overrides: dict[str, Any], *, rounded: bool, product: Callable[[Matrix, Matrix], Matrix] = row_product
+) -> npt.NDArray[np.float32]:
     weights = tiny_weights(tiny_llama_config(**overrides))
 
     def multiply(x: numpy_llama.Array, module: str) -> numpy_llama.Array:
         weight = weights[f"{module}.weight"]
         if not rounded or module in ("lm_head", "model.embed_tokens"):
             return x @ weight.astype(np.float64).T
-        return row_product(x.astype(np.float32), weight).astype(np.float64)
+        return product(x.astype(np.float32), weight).astype(np.float64)
 
     logits = numpy_llama.forward(tiny_config(**overrides), weights, IDS, multiply=multiply)
     return logits.astype(np.float32)
@@ -68,6 +75,13 @@ def test_the_decoder_computes_what_numpy_computes_in_whole_numbers(tmp_path: Pat
     assert kl(expected_logits(MODELS[name], rounded=True), found) < KL_ROW_CODES
     unrounded = kl(expected_logits(MODELS[name], rounded=False), found)
     assert 10 * KL_ROW_CODES < unrounded < KL_ROW_TINY
+
+
+@pytest.mark.parametrize("name", ["plain", "biases"])
+def test_the_decoder_with_quarters_is_numpy_with_quarters(tmp_path: Path, name: str) -> None:
+    found = all_logits(export_rows(tmp_path, name, "quarters"), IDS)
+    assert kl(expected_logits(MODELS[name], rounded=True, product=quarter_product), found) < KL_ROW_CODES
+    assert kl(expected_logits(MODELS[name], rounded=True), found) > 2 * KL_ROW_CODES
 
 
 def test_a_row_does_not_depend_on_how_a_prompt_is_cut(tmp_path: Path) -> None:
@@ -119,6 +133,17 @@ def test_layers_are_whole_bytes_and_the_head_keeps_its_blocks(tmp_path: Path) ->
     assert all(len(node.input) == 5 for node in graph.node if node.op_type == "MatMulIntegerToFloat")
     assert "MatMul" not in ops
     onnx.checker.check_model(str(artifact.graph_path))
+
+
+def test_quarters_lie_over_the_bytes_of_whole_rows(tmp_path: Path) -> None:
+    row, quarters = (export_rows(tmp_path / form, activations=form) for form in ("row", "quarters"))
+    listed = [
+        stored_modules(onnx.load(artifact.graph_path, load_external_data=False))
+        for artifact in (row, quarters)
+    ]
+    assert listed[0] == listed[1]
+    data = [(artifact.folder / "model.onnx.data").read_bytes() for artifact in (row, quarters)]
+    assert data[0] == data[1]
 
 
 def test_exporting_twice_gives_the_same_files(tmp_path: Path) -> None:

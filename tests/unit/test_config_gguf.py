@@ -100,11 +100,20 @@ def test_linear_scaling_follows_llama_cpp(changes: dict[str, object], factor: fl
 
 
 @pytest.mark.parametrize(
+    "name", ["gemma2", "gemma3", "qwen2moe", "qwen3moe", "deepseek2", "phi2", "gpt2", "mamba", "t5"]
+)
+def test_other_architectures_are_refused_by_name_with_the_list_of_what_is_supported(name: str) -> None:
+    wanted = f"general.architecture is '{name}'; supported architectures are llama, qwen2, qwen3, smollm3, granite, phi3$"
+    with pytest.raises(ArtifactError, match=wanted):
+        _parse(tiny_llama_config(), {"general.architecture": name})
+
+
+@pytest.mark.parametrize(
     ("changes", "found"),
     [
         ({"general.architecture": "gemma"}, r"general.architecture is 'gemma'; supported architectures are llama, qwen2, qwen3, smollm3, granite, phi3"),
         ({"general.type": "adapter"}, r"general.type is 'adapter'"),
-        ({"llama.expert_count": 8}, r"llama.expert_count is 8, expected 0"),
+        ({"llama.expert_count": 8}, r"llama.expert_count is 8, expected 0 \(mixtures of experts are not supported; supported architectures are llama"),
         ({"llama.rope.scaling.type": "ntk"}, r"'ntk'; supported are none, linear, yarn and longrope"),
         ({"llama.rope.scaling.attn_factor": 0.0}, r"attn_factor is 0.0"),
         ({"llama.rope.dimension_count": 8}, r"rope.dimension_count is 8, expected 16"),

@@ -133,6 +133,27 @@ def test_other_rope_types_are_refused_by_name(kind: str, name_key: str, place: s
 
 
 @pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("gemma2", "Gemma2ForCausalLM"),
+        ("gemma3_text", "Gemma3ForCausalLM"),
+        ("mixtral", "MixtralForCausalLM"),
+        ("qwen2_moe", "Qwen2MoeForCausalLM"),
+        ("deepseek_v3", "DeepseekV3ForCausalLM"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("llama4", "Llama4ForConditionalGeneration"),
+        ("mamba", "MambaForCausalLM"),
+    ],
+)
+def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
+    model_type: str, architecture: str
+) -> None:
+    wanted = f"model_type is '{model_type}'; supported model types are llama, mistral, qwen2, qwen3, smollm3, granite, phi3$"
+    with pytest.raises(ArtifactError, match=wanted):
+        config_from_hf(tiny_config(model_type=model_type, architectures=[architecture]))
+
+
+@pytest.mark.parametrize(
     ("overrides", "found"),
     [
         ({"model_type": "gemma"}, r"model_type is 'gemma'; supported model types are llama, mistral, qwen2, qwen3, smollm3, granite, phi3"),

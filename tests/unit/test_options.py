@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llorch_export.options import BLOCK_SIZES, KL_LIMIT, ExportOptions
+from llorch_export.options import BLOCK_SIZES, INT4_HEAD_KL_LIMIT, KL_LIMIT, ExportOptions
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import Recipe
 
@@ -114,7 +114,7 @@ def test_an_fp32_body_with_a_quantised_head_has_blocks() -> None:
 
 
 def test_the_worse_of_the_two_precisions_sets_the_limit() -> None:
-    assert recipe(precision="int8", head_precision="int4").kl_limit == KL_LIMIT["int4"]
+    assert recipe(precision="int8", head_precision="int4").kl_limit == INT4_HEAD_KL_LIMIT
     assert recipe(precision="int4", head_precision="fp32").kl_limit == KL_LIMIT["int4"]
 
 

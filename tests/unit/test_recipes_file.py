@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,16 @@ import pytest
 from checkpoints import tiny_config
 from llorch_export.config import config_from_hf
 from llorch_export.options import ExportOptions, Rule
+from llorch_export.recipes.default import default_recipe, with_quantizer
 from llorch_export.recipes.file import (
-    default_recipe,
     load_recipe,
     parse_recipe,
     shipped_recipes,
     with_prefill,
 )
+from llorch_export.transform.calibration import BUNDLED_TEXT
 from llorch_serve.errors import UsageError
+from llorch_serve.manifest import LlamaConfig, Quantizer
 
 BASE = ExportOptions(source="model", output=Path("artifact"))
 
@@ -156,10 +159,49 @@ def test_a_recipe_with_graphs_of_its_own_is_not_one_for_prompts() -> None:
         with_prefill(BASE, "cpu")
 
 
+def of_layers(count: int) -> LlamaConfig:
+    """Return the config of a model of 16.8 million parameters a layer."""
+    return config_from_hf(tiny_config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=count))
+
+
 @pytest.mark.parametrize(("layers", "name"), [(2, "cpu-calibrated"), (40, "cpu")])
 def test_the_default_depends_on_the_size(layers: int, name: str) -> None:
-    config = config_from_hf(tiny_config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=layers))
-    assert default_recipe(config) == name
+    assert default_recipe(of_layers(layers)) == name
+
+
+INT4 = ExportOptions(source="m", output=Path(), precision="int4")
+
+
+@pytest.mark.parametrize(
+    ("options", "quantizer"),
+    [
+        (INT4, "gptq"),
+        (replace(BASE, precision="fp32", head_precision="int4"), "gptq"),
+        (replace(INT4, quantizer="affine"), "affine"),
+        (replace(INT4, quantizer="nearest"), "nearest"),
+        (replace(BASE, precision="int8"), None),
+    ],
+)
+def test_four_bit_weights_of_small_models_get_error_feedback_unless_told_otherwise(
+    options: ExportOptions, quantizer: str | None
+) -> None:
+    found = with_quantizer(options, of_layers(2))
+    assert found.recipe().quantizer == quantizer
+    assert found.calibration == (BUNDLED_TEXT if options.quantizer_open else None)
+    assert with_quantizer(options, of_layers(40)) == options
+
+
+def test_a_text_of_ones_own_is_what_error_feedback_measures_on() -> None:
+    text = Path("mine.txt")
+    assert with_quantizer(replace(INT4, calibration=text), of_layers(2)).calibration == text
+
+
+@pytest.mark.parametrize("stated", [None, "search"])
+def test_rules_for_four_bits_get_error_feedback_too(stated: Quantizer | None) -> None:
+    rules = (Rule(("*.up_proj",), precision="int4", quantizer=stated), Rule(("*.v_proj",), block_size=16))
+    found = with_quantizer(replace(BASE, precision="int8", rules=rules), of_layers(2))
+    assert [rule.quantizer for rule in found.rules] == [stated or "gptq", None]
+    assert found.quantizer is None
 
 
 @pytest.mark.parametrize("name", ["int4", "int8"])

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from checkpoints import tiny_llama_config
-from integer_numpy import Matrix, row_product, weight_codes
+from integer_numpy import Matrix, quarter_product, row_product, weight_codes
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph import integer
 from llorch_export.graph.builder import FLOAT, GraphBuilder
@@ -21,24 +21,30 @@ from llorch_export.graph.targets import IR_VERSION, OPSET
 from llorch_export.options import ExportOptions
 from llorch_export.quantize.channels import quantize_channels
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import Recipe
+from llorch_serve.manifest import Activations, Recipe
 from llorch_serve.providers import byte_settings
 
 WIDTHS = [(64, 96), (70, 9), (577, 33), (3, 1), (1, 5)]
 
 
 @functools.cache
-def recipe() -> Recipe:
-    return ExportOptions(source="", output=Path(), activations="row").recipe()
+def recipe(activations: Activations = "row") -> Recipe:
+    return ExportOptions(source="", output=Path(), activations=activations).recipe()
 
 
-def build(tensors: dict[str, npt.NDArray[np.float32]], modules: list[str], *, bias: bool) -> GraphBuilder:
+def build(
+    tensors: dict[str, npt.NDArray[np.float32]],
+    modules: list[str],
+    *,
+    bias: bool,
+    activations: Activations = "row",
+) -> GraphBuilder:
     """Return a builder with one layer of ``modules`` from ``x`` to ``y``."""
     lazy = {
         name: LazyTensor(name, array.shape, "F32", lambda start, stop, array=array: array[start:stop])
         for name, array in tensors.items()
     }
-    b = GraphBuilder(tiny_llama_config(), recipe(), lazy)
+    b = GraphBuilder(tiny_llama_config(), recipe(activations), lazy)
     x = value("x", tensors[f"{modules[0]}.weight"].shape[1])
     linear(b, x, modules, name="y", lead=("batch", "tokens"), bias=bias)
     return b
@@ -60,8 +66,16 @@ def stored(b: GraphBuilder) -> dict[str, npt.NDArray[np.generic]]:
 
 def session(b: GraphBuilder) -> onnxruntime.InferenceSession:
     """Load the builder's nodes, from ``x`` to the last one's output, with the weights inside."""
+    data = bytearray(b.weights.total_bytes)
+    for job in b.weights.jobs:
+        for tensor in job.tensors:
+            data[tensor.offset : tensor.offset + tensor.nbytes] = stored(b)[tensor.name].tobytes()
     for weight in b.weights.values:
-        weight.const_value = ir.tensor(stored(b)[weight.name or ""], name=weight.name)
+        place = weight.const_value
+        assert isinstance(place, ir.ExternalTensor)
+        assert place.offset is not None
+        array = np.frombuffer(data, place.dtype.numpy(), int(np.prod(place.shape)), place.offset)
+        weight.const_value = ir.tensor(array.reshape(place.shape.numpy()), name=weight.name)
     graph = ir.Graph(
         [b.tape.nodes[0].inputs[0]],  # type: ignore[list-item]  # the first node reads x
         [b.tape.nodes[-1].outputs[0]],
@@ -138,8 +152,37 @@ def test_stacked_layers_have_their_biases_added_unscaled() -> None:
     np.testing.assert_array_equal(found, np.concatenate(expected, axis=-1))
 
 
-def test_a_row_is_the_same_alone_and_among_up_to_512() -> None:
-    layer = session(build({"m.weight": weights(96, 72)}, ["m"], bias=False))
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 96), (580, 33), (4, 1)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_quarters_of_a_row_are_their_definition_to_the_bit(inputs: int, outputs: int, bias: bool) -> None:
+    tensors = {"m.weight": weights(outputs, inputs), "m.bias": np.arange(outputs, dtype=np.float32)}
+    layer = session(build(tensors, ["m"], bias=bias, activations="quarters"))
+    x = rows(40, inputs)
+    expected = quarter_product(x, tensors["m.weight"]) + (tensors["m.bias"] if bias else np.float32(0))
+    np.testing.assert_array_equal(run(layer, x), expected)
+
+
+def test_an_outlier_costs_its_own_quarter_alone() -> None:
+    weight = np.random.default_rng(6).integers(-127, 128, (96, 64)).astype(np.float32)
+    weight[:, 0] = 127  # so that weights are codes already, and activations alone are rounded
+    x = rows(40, 64)[:, 10:]
+    x[..., 3] = 1e3
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    row, quarters = (
+        np.square(run(session(build({"m.weight": weight}, ["m"], bias=False, activations=form)), x) - exact)
+        for form in ("row", "quarters")
+    )
+    assert 2 * quarters.sum() < row.sum()
+
+
+def test_inputs_that_do_not_come_in_quarters_are_refused() -> None:
+    with pytest.raises(ArtifactError, match=r"m\.weight has 70 inputs, .* choose activations row"):
+        build({"m.weight": weights(9, 70)}, ["m"], bias=False, activations="quarters")
+
+
+@pytest.mark.parametrize("activations", ["row", "quarters"])
+def test_a_row_is_the_same_alone_and_among_up_to_512(activations: Activations) -> None:
+    layer = session(build({"m.weight": weights(96, 72)}, ["m"], bias=False, activations=activations))
     x = rows(512, 72)
     full = run(layer, x)
     for start, count in [(0, 1), (4, 1), (511, 1), (0, 2), (3, 3), (5, 8), (17, 33), (100, 255), (1, 511)]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llorch_export.graph.targets import TARGETS
-from llorch_export.options import BYTES_KL_LIMIT, ExportOptions, Rule
+from llorch_export.options import BYTES_KL_LIMIT, INT4_HEAD_KL_LIMIT, ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_serve.errors import UsageError
@@ -126,7 +126,7 @@ def test_a_static_scale_without_a_rotation_is_refused_before_a_source_is_opened(
 
 
 def test_a_worse_head_sets_the_limit() -> None:
-    assert recipe(activations="row", head_precision="int4").kl_limit == recipe(precision="int4").kl_limit
+    assert recipe(activations="row", head_precision="int4").kl_limit == INT4_HEAD_KL_LIMIT
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int4", "source"])

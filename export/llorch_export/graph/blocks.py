@@ -17,7 +17,7 @@ from llorch_export.formats import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.options import BITS, UNQUANTISED
-from llorch_export.quantize.feedback import error_factor, quantize_feedback
+from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.half_quadratic import half_quadratic
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
@@ -86,8 +86,8 @@ def input_error_factor(b: GraphBuilder, weights: Sequence[str], form: ModuleForm
     """Return the factor by which ``gptq`` spreads errors over the inputs that all ``weights`` read; None for other quantizers."""
     if form.quantizer != "gptq":
         return None
-    assert b.moments is not None, "a recipe with gptq comes with a calibration text"
-    return error_factor(b.moments(weights[0]))
+    assert b.error_factors is not None, "a recipe with gptq comes with a calibration text"
+    return b.error_factors(weights[0])
 
 
 def quantised(weight: Matrix, form: ModuleFormat, factor: Matrix | None = None) -> Blocks:

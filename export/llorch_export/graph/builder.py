@@ -16,7 +16,7 @@ from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.targets import CONTRIB as CONTRIB  # the graph modules' one import
 from llorch_export.graph.targets import TARGETS, Capabilities
 from llorch_export.graph.weights import WeightPlan
-from llorch_export.quantize.feedback import SecondMoments
+from llorch_export.quantize.feedback import ErrorFactors
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.manifest import LlamaConfig, Recipe
 
@@ -57,11 +57,11 @@ class GraphBuilder:
 
     tensors: the checkpoint's, by Hugging Face name.
     calibration: what was measured on these tensors, where the recipe calls for it.
-    moments: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
+    error_factors: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
     narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
     target: what the runtime can do. weights: the plan to add to; None: a new one.
-    activation_codes: of values that have been rounded to bytes in some form, so that layers which read the same value
-        share them.
+    activation_codes: of values that have been rounded to bytes in some form, in one part or several, so that layers which
+        read the same value share them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GraphBuilder:
         recipe: Recipe,
         tensors: Mapping[str, LazyTensor],
         calibration: Calibration | None = None,
-        moments: SecondMoments | None = None,
+        error_factors: ErrorFactors | None = None,
         *,
         target: Capabilities = TARGETS["cpu"],
         dims: Dimensions = Dimensions(),  # frozen
@@ -83,12 +83,12 @@ class GraphBuilder:
         self.formats = Formats(recipe)
         self.tensors = tensors
         self.calibration = calibration
-        self.moments = moments
+        self.error_factors = error_factors
         self.weights = WeightPlan() if weights is None else weights
         self.narrowing = Narrowing(recipe.compute_type)
         self.compute = self.narrowing.dtype
         self.tape = Tape()
-        self.activation_codes: dict[tuple[ir.Value, Whole], ActivationCodes] = {}
+        self.activation_codes: dict[tuple[ir.Value, Whole], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def op(

@@ -26,7 +26,7 @@ from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.targets import CONTRIB, TARGETS, Capabilities
 from llorch_export.graph.weights import WeightJob, WeightPlan
-from llorch_export.quantize.feedback import SecondMoments
+from llorch_export.quantize.feedback import ErrorFactors
 from llorch_export.transform.calibration import Calibration
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, Target, TensorSpec
@@ -64,7 +64,7 @@ def build_decoder(
     context_length: int,
     calibration: Calibration | None = None,
     interface: Interface = Interface.LLORCH,
-    moments: SecondMoments | None = None,
+    error_factors: ErrorFactors | None = None,
     target: Target = "cpu",
     int8_cache: bool = False,
     weights: WeightPlan | None = None,
@@ -72,7 +72,7 @@ def build_decoder(
     """Build the graph in the forms that the target can run; reads no weight. The data file is the same for every ``interface``.
 
     calibration: what was measured on ``tensors``, where the recipe calls for it.
-    moments: second moments of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
+    error_factors: of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
     interface: another one than llorch's is for attention in the form of ``GroupQuery``, as is ``int8_cache``, a KV cache in
         int8, whose scales are in a file of their own.
     weights: the plan of another data file than the usual one; for targets without fixed shapes.
@@ -84,7 +84,14 @@ def build_decoder(
 
     def build(dims: Dimensions) -> DecoderGraph:
         b = GraphBuilder(
-            config, recipe, tensors, calibration, moments, target=capabilities, dims=dims, weights=weights
+            config,
+            recipe,
+            tensors,
+            calibration,
+            error_factors,
+            target=capabilities,
+            dims=dims,
+            weights=weights,
         )
         return _build(b, interface, context_length=context_length, int8_cache=int8_cache)
 

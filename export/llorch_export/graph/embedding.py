@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 
@@ -83,5 +85,7 @@ def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str
 
 
 def _table(b: GraphBuilder, module: str) -> Table:
-    weight = f"{module}.weight"
-    return block_weight(b, module, [weight], b.formats.of(module)) or b.vector(weight)
+    weight, form = f"{module}.weight", b.formats.of(module)
+    if form.quantizer == "gptq" and module == EMBEDDING and not b.config.tie_word_embeddings:
+        form = replace(form, quantizer="affine")  # rows are looked up, so no input's columns move together
+    return block_weight(b, module, [weight], form) or b.vector(weight)

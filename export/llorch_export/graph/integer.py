@@ -1,8 +1,9 @@
 """Linear layers in whole bytes: signed weights with a scale for each output, unsigned activations with one for each row.
 
 Input is a float32 value and the names of checkpoint tensors; output are nodes and planned initialisers. Every row of
-activations is rounded by its own largest magnitude, or all by a constant, so that a row's result does not depend on its
-neighbours. The products are whole numbers, added up without rounding whatever the number of rows.
+activations, or every quarter of one, is rounded by its own largest magnitude, or all by a constant, so that a row's result
+does not depend on its neighbours. The products are whole numbers, added up without rounding whatever the number of rows;
+those of a row's quarters are then added in float32, in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.formats import Whole
+from llorch_export.formats import QUARTERS, Whole
 from llorch_export.graph.builder import CONTRIB, FLOAT, ActivationCodes, GraphBuilder
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.channels import LARGEST, quantize_channels
@@ -42,7 +43,7 @@ def integer_linear(
 ) -> ir.Value:
     """Append ``y = x W^T + b`` for the stacked ``modules``.
 
-    Raises ArtifactError if the layer has more inputs than its sums can hold.
+    Raises ArtifactError if the layer has more inputs than its sums can hold, or inputs that quarters cannot share.
     """
     weights = [f"{module}.weight" for module in modules]
     out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
@@ -50,6 +51,10 @@ def integer_linear(
         raise ArtifactError(
             f"{weights[0]} has {in_features} inputs; the runtime adds up at most {_MOST_INPUTS} products of bytes. "
             "Leave out --activations"
+        )
+    if activations == "quarters" and in_features % QUARTERS:
+        raise ArtifactError(
+            f"{weights[0]} has {in_features} inputs, which do not come in quarters of the same size; choose activations row"
         )
     chunks = b.row_chunks(weights)
     codes, scales = b.weights.stream(
@@ -62,22 +67,97 @@ def integer_linear(
     shape = (*lead, out_features)
     entering = b.activation_codes.get((x, activations))
     if entering is None:
-        make = _row_codes if activations == "row" else _static_codes
-        entering = b.activation_codes[x, activations] = make(b, x, modules, (*lead, in_features))
-    product = b.op(
-        "MatMulIntegerToFloat",
-        [entering.codes, codes, entering.scale, scales, _zero_point(b)],
-        name=name if bias is None else f"{name}/product",
-        shape=shape,
-        domain=CONTRIB,
-    )
+        entering = b.activation_codes[x, activations] = _codes(
+            b, x, modules, activations, (*lead, in_features)
+        )
+    product_name = name if bias is None else f"{name}/product"
+    if activations == "quarters":
+        product = _sum_of_parts(b, entering, codes, scales, product_name, lead, out_features)
+    else:
+        product = _product(b, entering[0], codes, scales, product_name, shape)
     # The node's own bias input would be multiplied by the rows' scales.
     return product if bias is None else b.op("Add", [product, bias], name=name, shape=shape)
 
 
-def _row_codes(
-    b: GraphBuilder, x: ir.Value, modules: Sequence[str], shape: tuple[int | str, ...]
-) -> ActivationCodes:
+def _product(
+    b: GraphBuilder,
+    entering: ActivationCodes,
+    codes: ir.Value,
+    scales: ir.Value,
+    name: str,
+    shape: tuple[int | str, ...],
+) -> ir.Value:
+    return b.op(
+        "MatMulIntegerToFloat",
+        [entering.codes, codes, entering.scale, scales, _zero_point(b)],
+        name=name,
+        shape=shape,
+        domain=CONTRIB,
+    )
+
+
+def _sum_of_parts(
+    b: GraphBuilder,
+    entering: Sequence[ActivationCodes],
+    codes: ir.Value,
+    scales: ir.Value,
+    name: str,
+    lead: Sequence[int | str],
+    out_features: int,
+) -> ir.Value:
+    """Append the products of a row's parts, each [..., 1, outputs], and their sum [..., outputs]."""
+    parts = b.weights.split(codes, len(entering))
+    shape = (*lead, 1, out_features)
+    products = [
+        _product(b, one, part, scales, f"{name}/part.{index}", shape)
+        for index, (one, part) in enumerate(zip(entering, parts, strict=True))
+    ]
+    total = b.op("Sum", products, name=f"{name}/parts", shape=shape)
+    rows = _form(b, len(lead), out_features)
+    return b.op("Reshape", [total, rows], name=name, shape=(*lead, out_features))
+
+
+def _codes(
+    b: GraphBuilder, x: ir.Value, modules: Sequence[str], activations: Whole, shape: tuple[int | str, ...]
+) -> tuple[ActivationCodes, ...]:
+    if activations == "static":
+        return (_static_codes(b, x, modules, shape),)
+    if activations == "row":
+        return (_row_codes(b, x, shape),)
+    return _quarter_codes(b, x, shape)
+
+
+def _quarter_codes(b: GraphBuilder, x: ir.Value, shape: tuple[int | str, ...]) -> tuple[ActivationCodes, ...]:
+    """Append the rounding of each quarter of a row of ``x`` by its own largest magnitude; codes are [..., 1, inputs / 4]."""
+    *lead, inputs = shape
+    assert isinstance(inputs, int)
+    width = inputs // QUARTERS
+    form = _form(b, len(lead), QUARTERS, width)
+    split = b.op("Reshape", [x, form], name=f"{x.name}/quarters", shape=(*lead, QUARTERS, width))
+    rounded = _row_codes(b, split, (*lead, QUARTERS, width))
+    parts = [
+        b.multi(
+            "Split",
+            [value],
+            outputs=[(f"{value.name}.{part}", (*lead, 1, last)) for part in range(QUARTERS)],
+            attributes={"axis": len(lead), "num_outputs": QUARTERS},
+            dtype=kind,
+        )
+        for value, last, kind in (
+            (rounded.codes, width, ir.DataType.UINT8),
+            (rounded.scale, 1, FLOAT),
+        )
+    ]
+    return tuple(ActivationCodes(codes, scale) for codes, scale in zip(*parts, strict=True))
+
+
+def _form(b: GraphBuilder, kept: int, *sizes: int) -> ir.Value:
+    """Return the shape of a Reshape that keeps the first ``kept`` dimensions and gives the rest anew."""
+    name = ".".join(str(size) for size in (kept, *sizes))
+    return b.shared_constant(f"quarters.form.{name}", np.array([0] * kept + list(sizes), np.int64))
+
+
+def _row_codes(b: GraphBuilder, x: ir.Value, shape: tuple[int | str, ...]) -> ActivationCodes:
     """Append the rounding of each row of ``x`` by the row's own largest magnitude."""
     column = (*shape[:-1], 1)
     axis = b.shared_constant("rows.axis", np.array([-1], np.int64))

@@ -114,7 +114,14 @@ _PRIMITIVE_NORM: Final = frozenset({"Div", "ReduceMean", "Sqrt"})
 _GUEST_FRONT: Final = frozenset(
     {"Max", "Min", "ReduceSum"}
 )  # of onnxruntime-genai's graph, for the CPU alone
-_BYTE_LAYERS: Final = _contrib("MatMulIntegerToFloat") | {"Abs", "Div", "Max", "QuantizeLinear", "ReduceMax"}
+_BYTE_LAYERS: Final = _contrib("MatMulIntegerToFloat") | {
+    "Abs",
+    "Div",
+    "Max",
+    "QuantizeLinear",
+    "ReduceMax",
+    "Sum",
+}
 _CPU: Final = "CPUExecutionProvider"
 
 

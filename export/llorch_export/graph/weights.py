@@ -117,6 +117,30 @@ class WeightPlan:
         planned = PlannedTensor(name, tensor.dtype, shape, tensor.offset, tensor.length)
         return self._value(planned, file=str(tensor.location))
 
+    def split(self, value: ir.Value, parts: int) -> list[ir.Value]:
+        """Return equal parts of a matrix's rows, over the same bytes, which take the place of ``value``."""
+        tensor = value.const_value
+        assert isinstance(tensor, ir.ExternalTensor)
+        assert tensor.offset is not None
+        assert tensor.length is not None
+        rows, columns = tensor.shape.numpy()
+        assert rows % parts == 0
+        self.values.remove(value)
+        size = tensor.length // parts
+        return [
+            self._value(
+                PlannedTensor(
+                    f"{tensor.name}.{part}",
+                    tensor.dtype,
+                    (rows // parts, columns),
+                    tensor.offset + part * size,
+                    size,
+                ),
+                file=str(tensor.location),
+            )
+            for part in range(parts)
+        ]
+
     def reinterpret(self, value: ir.Value, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
         """Return the same bytes as a value of another type and shape, which takes the place of ``value``."""
         tensor = value.const_value

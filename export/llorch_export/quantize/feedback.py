@@ -26,24 +26,47 @@ from llorch_export.quantize.layout import (
 from llorch_export.quantize.search import searched
 from llorch_serve.manifest import ScaleType
 
-SecondMoments = Callable[[str], Matrix]
-"""Gives for the name of a weight the mean of ``x_i x_j`` [K, K] over its inputs."""
+ErrorFactors = Callable[[str], Matrix]
+"""Gives for the name of a weight the :func:`error_factor` [K, K] of its inputs."""
 
 _DAMPING: Final = (
     0.01  # of the mean of H's diagonal: channels that the text hardly moved must not be bent without end
 )
+_TOGETHER: Final = 16
+"""Columns whose errors reach those after them in one product, in place of one by one."""
+
+_SMALL: Final = 128  # triangles up to this size are inverted whole
+
+Doubles = npt.NDArray[np.float64]
 
 
 def error_factor(moments: Matrix) -> Matrix:
-    """Return the upper Cholesky factor of the damped inverse of ``moments`` [K, K], the means of ``x_i x_j``."""
+    """Return the upper Cholesky factor of the damped inverse of ``moments`` [K, K], the means of ``x_i x_j``.
+
+    With ``H = U U^T`` and ``U`` upper, which is Cholesky's factor from the last row to the first, it is ``U``'s inverse.
+    """
     size = len(moments)
     damped = moments.astype(np.float64)
     mean = float(np.trace(damped)) / size
     if mean == 0:  # nothing went through the layer, so no column can make up for another
         return np.eye(size, dtype=np.float32)
     damped[np.diag_indices(size)] += _DAMPING * mean
-    factor: Matrix = np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)
+    lower = np.linalg.cholesky(np.ascontiguousarray(damped[::-1, ::-1]))
+    factor: Matrix = _upper_inverse(np.ascontiguousarray(lower[::-1, ::-1])).astype(np.float32)
     return factor
+
+
+def _upper_inverse(upper: Doubles) -> Doubles:
+    """Return the inverse of an upper triangle, by halves: products of matrices are what the machine is fast in."""
+    size = len(upper)
+    if size <= _SMALL:
+        return np.triu(np.linalg.inv(upper))
+    half = size // 2
+    inverse = np.zeros_like(upper)
+    inverse[:half, :half] = _upper_inverse(upper[:half, :half])
+    inverse[half:, half:] = _upper_inverse(upper[half:, half:])
+    inverse[:half, half:] = -(inverse[:half, :half] @ upper[:half, half:]) @ inverse[half:, half:]
+    return inverse
 
 
 def quantize_feedback(
@@ -55,35 +78,51 @@ def quantize_feedback(
     """
     rows, columns = weight.shape
     blocks = block_count(columns, block_size)
-    codes = np.zeros((rows, blocks, block_size), np.float32)
+    left = np.array(weight.T, np.float32, order="C")  # a column lies in one piece; errors so far are included
+    codes = np.empty((blocks * block_size, rows), np.float32)
     scales, zeros = np.empty((rows, blocks), np.float32), np.empty((rows, blocks), np.float32)
-    left = weight.astype(np.float32)  # a copy: what is still to be rounded, errors so far included
     for block in range(blocks):
-        span = slice(block * block_size, min((block + 1) * block_size, columns))
-        scale, zero = searched(
-            grouped(left[:, span], block_size), bits, zero_points=True, scale_type=scale_type
+        start, stop = block * block_size, min((block + 1) * block_size, columns)
+        found = grouped(np.ascontiguousarray(left[start:stop].T), block_size)
+        scale, zero = (
+            array[:, 0] for array in searched(found, bits, zero_points=True, scale_type=scale_type)
         )
-        scales[:, block], zeros[:, block] = scale[:, 0], zero[:, 0]
-        found, errors = _rounded(left[:, span], factor[span, span], scale[:, 0], zero[:, 0], bits)
-        codes[:, block, : found.shape[1]] = found
-        codes[:, block, found.shape[1] :] = zero  # padding stands for zero
-        left[:, span.stop :] -= errors @ factor[span, span.stop :]
-    packed = pack(codes, bits)
+        scales[:, block], zeros[:, block] = scale, zero
+        span = slice(start, stop)
+        errors = _round(left[span], codes[span], factor[span, span], scale, zero, bits)
+        codes[stop : start + block_size] = zero  # padding stands for zero
+        left[stop:] -= factor[span, stop:].T @ errors
+    packed = pack(np.ascontiguousarray(codes.T).reshape(rows, blocks, block_size), bits)
     return Blocks(packed, scales.astype(SCALE_DTYPES[scale_type]), pack(zeros, bits))
 
 
-def _rounded(
-    left: Matrix, factor: Matrix, scale: npt.NDArray[np.float32], zero: npt.NDArray[np.float32], bits: int
-) -> tuple[Matrix, Matrix]:
-    """Round the columns of one block [rows, n] in turn; return codes, and errors in units of the factor's diagonal."""
-    top = np.float32(2**bits - 1)
-    remaining = left.copy()
-    inverse = reciprocal(scale)
-    codes, errors = np.empty_like(left), np.empty_like(left)
-    for column in range(left.shape[1]):
-        value = remaining[:, column]
-        code = np.clip(np.rint(value * inverse) + zero, 0, top)
-        error = (value - (code - zero) * scale) / factor[column, column]
-        codes[:, column], errors[:, column] = code, error
-        remaining[:, column + 1 :] -= np.outer(error, factor[column, column + 1 :])
-    return codes, errors
+def _round(
+    left: Matrix,
+    codes: Matrix,
+    factor: Matrix,
+    scale: npt.NDArray[np.float32],
+    zero: npt.NDArray[np.float32],
+    bits: int,
+) -> Matrix:
+    """Round the columns of one block, ``left`` [n, rows], in turn into ``codes``; return errors in units of the factor's diagonal.
+
+    ``left`` is changed to what the columns were when their turn came.
+    """
+    size = len(left)
+    inverse, low, high = reciprocal(scale), -zero, np.float32(2**bits - 1) - zero
+    weights = 1 / factor.diagonal()
+    errors = np.empty_like(left)
+    for start in range(0, size, _TOGETHER):
+        stop = min(start + _TOGETHER, size)
+        for column in range(start, stop):
+            value, code, error = left[column], codes[column], errors[column]
+            np.multiply(value, inverse, out=code)
+            np.rint(code, out=code)
+            np.clip(code, low, high, out=code)
+            np.multiply(code, scale, out=error)
+            np.subtract(value, error, out=error)
+            error *= weights[column]
+            code += zero
+            left[column + 1 : stop] -= factor[column, column + 1 : stop, None] * error
+        left[stop:] -= factor[start:stop, stop:].T @ errors[start:stop]
+    return errors

@@ -16,11 +16,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from llorch_export.checkpoint.names import parameters
 from llorch_export.options import BLOCK_SIZES, ExportOptions, Rule
 from llorch_export.transform.calibration import BUNDLED_TEXT, measures
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Activations, LlamaConfig, Precision, Quantizer, ScaleType, TransformName
+from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
 
 _MAX_BYTES: Final = 2**16
 _MAX_RULES: Final = 256
@@ -99,15 +98,6 @@ class RecipeFile:
             given["calibration"] = BUNDLED_TEXT
         found = ExportOptions(**(given | {"rules": self.rules}))
         return found if self.defaults.prefill is None else with_prefill(found, self.defaults.prefill)
-
-
-MOST_MEASURED: Final = 500_000_000
-"""Parameters of models that are measured in fp32 without being asked; that takes four bytes of memory and disk for each."""
-
-
-def default_recipe(config: LlamaConfig) -> str:
-    """Return the recipe for the CPU of a model of this size."""
-    return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
 
 
 def with_prefill(options: ExportOptions, name_or_path: str) -> ExportOptions:

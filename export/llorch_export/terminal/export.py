@@ -61,7 +61,7 @@ def command(
         typer.Option(
             help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
             "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no bf16), int8 0.004, "
-            "int4 0.25 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
+            "int4 0.22 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
             "anew; 0.003 from Q4_1. Default: what --recipe says; int8 for other targets; fp16 for the targets directml and coreml; fp32 with --via optimum.",
             show_default=False,
         ),
@@ -85,8 +85,9 @@ def command(
         Quantizer | None,
         typer.Option(
             help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
-            "weights (8 % less than nearest); affine: the same with zero points (30 % less, default); gptq: affine, and columns make up for each other's errors "
-            "on a text (--calibration); hqq: zero points that keep most errors small and a few large.",
+            "weights (8 % less than nearest); affine: the same with zero points (30 % less); gptq: affine, and columns make up for each other's errors "
+            "on a text (--calibration); hqq: zero points that keep most errors small and a few large. Default: gptq on a text that "
+            "comes with llorch up to half a billion parameters, affine beyond.",
             show_default=False,
         ),
     ] = None,
@@ -152,7 +153,7 @@ def command(
         typer.Option(
             help="How what enters int8 layers is rounded. block: with the weights' blocks (default). row: by each row's "
             "largest magnitude, against whole rows of weights (0.029 nats on SmolLM2-135M, 0.012 with --transform "
-            "rotate,hadamard). static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006). For the target cpu alone.",
+            "rotate,hadamard). quarters: each quarter of a row by its own. static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006). For the target cpu alone.",
             show_default=False,
         ),
     ] = None,
@@ -206,7 +207,7 @@ def command(
         typer.Option(
             metavar="FILE",
             help="A text like those the model will see, a few pages long, to measure on what the recipe measures. Its hash "
-            "goes into the manifest.",
+            "goes into the manifest. Default: one that comes with llorch, where int4 or the default recipe measures unasked.",
             show_default=False,
         ),
     ] = None,
@@ -241,7 +242,8 @@ def command(
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export
         from llorch_export.preview import preview
-        from llorch_export.recipes.file import default_recipe, load_recipe, with_prefill
+        from llorch_export.recipes.default import default_recipe
+        from llorch_export.recipes.file import load_recipe, with_prefill
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(

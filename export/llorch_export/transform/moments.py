@@ -1,7 +1,7 @@
 """Second moments of what goes into linear layers: the mean of ``x x^T`` over a text, for the quantiser with error feedback.
 
 Input are a checkpoint's tensors, as transforms have left them, and token ids; output is a square matrix for each layer's
-input, when a weight is about to be quantised. All of them together would not fit into memory: those of some layers are
+input, or what is made of it, when a weight is about to be quantised. All of them together would not fit into memory: those of some layers are
 measured in one run over the text, and the text is run again when the next are asked for. A run stops after the last
 layer that is measured. As in :mod:`.calibrate` the decoder's fp32 weights lie in a temporary folder meanwhile.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from threadpoolctl import threadpool_limits
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph.builder import FLOAT
@@ -28,11 +30,16 @@ from llorch_export.transform.calibrate import FP32, LINEAR, WINDOW, open_probed,
 from llorch_export.write import ArtifactWriter
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import LlamaConfig
+from llorch_serve.providers import usable_cpus
 
 _BUDGET: Final = 2**30
 """Bytes of moments that one run measures; a single layer's may exceed it. The runtime holds a second copy."""
 
+_ELEMENTS_AT_ONCE: Final = 2**24
+"""Of the matrices that are turned at the same time; turning one takes several copies of it in float64."""
+
 Progress = Callable[[str, int, int], None]
+Moment = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,10 @@ class _Input:
 
 
 class Moments:
-    """Gives the second moments of a weight's inputs; weights are best asked for in the decoder's order."""
+    """Gives the second moments of a weight's inputs; weights are best asked for in the decoder's order.
+
+    turn: made of each matrix once it is measured, and kept in its place.
+    """
 
     def __init__(
         self,
@@ -54,22 +64,23 @@ class Moments:
         ids: Sequence[int],
         folder: Path,
         progress: Progress,
+        turn: Callable[[Moment], Moment] | None,
     ) -> None:
         self._config, self._tensors, self._ids = config, tensors, ids
-        self._folder, self._progress = folder, progress
+        self._folder, self._progress, self._turn = folder, progress, turn
         self._inputs = _inputs(self._graph(), config)
         self._at = {weight: n for n, found in enumerate(self._inputs) for weight in found.weights}
-        self._held: dict[str, npt.NDArray[np.float32]] = {}
+        self._held: dict[str, Moment] = {}
 
-    def of(self, weight: str) -> npt.NDArray[np.float32]:
-        """Return the mean of ``x x^T`` [K, K] over the inputs ``x`` of the layer whose weight this is.
+    def of(self, weight: str) -> Moment:
+        """Return the mean of ``x x^T`` [K, K] over the inputs ``x`` of the layer whose weight this is, turned if so asked.
 
         Raises ArtifactError if a value is not finite, ProviderError if the runtime refuses the graph.
         """
         first = self._at[weight]
         if self._inputs[first].value not in self._held:
             self._held = {}  # before the next are measured, so that one group is held at a time
-            self._held = self._measured(self._group(first))
+            self._held = self._turned(self._measured(self._group(first)))
         return self._held[self._inputs[first].value]
 
     def _group(self, first: int) -> list[_Input]:
@@ -87,7 +98,23 @@ class Moments:
             self._config, FP32, self._tensors, context_length=min(WINDOW, self._config.max_exact_context)
         )
 
-    def _measured(self, group: Sequence[_Input]) -> dict[str, npt.NDArray[np.float32]]:
+    def _turned(self, found: dict[str, Moment]) -> dict[str, Moment]:
+        """Turn every matrix, several at a time if they are small."""
+        if self._turn is None:
+            return found
+        largest = max(moment.size for moment in found.values())
+        threads = max(1, min(usable_cpus(), _ELEMENTS_AT_ONCE // largest))
+        turn = self._turn
+
+        def replace(name: str) -> None:
+            found[name] = turn(found[name])  # so that what was measured is freed at once
+
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(replace, list(found)):
+                pass  # asks for each result, so that an error is raised here
+        return found
+
+    def _measured(self, group: Sequence[_Input]) -> dict[str, Moment]:
         graph = self._graph()
         names = _add_products(graph, group)
         run = open_probed(graph, self._folder)
@@ -112,20 +139,28 @@ class Moments:
 
 @contextlib.contextmanager
 def second_moments(
-    config: LlamaConfig, tensors: Mapping[str, LazyTensor], ids: Sequence[int], progress: Progress
+    config: LlamaConfig,
+    tensors: Mapping[str, LazyTensor],
+    ids: Sequence[int],
+    progress: Progress,
+    turn: Callable[[Moment], Moment] | None = None,
 ) -> Iterator[Moments]:
     """Write the decoder's weights in fp32 to a temporary folder, and measure on them until the context is left.
 
+    Meanwhile numpy multiplies matrices in one thread: the threads here are enough, and its own would wait for each other on a
+    busy machine, and make the last bits depend on their number.
+    turn: see :class:`Moments`; called from several threads.
     Raises ResourceError if the folder has no room.
     """
     graph = build_decoder(config, FP32, tensors, context_length=min(WINDOW, config.max_exact_context))
     with (
         tempfile.TemporaryDirectory(prefix="llorch-moments-") as folder,
         ArtifactWriter(Path(folder) / "decoder", force=False) as writer,
+        threadpool_limits(1, user_api="blas"),
     ):
         writer.require_space(graph.data_bytes)
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("preparing", n, graph.data_bytes))
-        yield Moments(config, tensors, ids, writer.folder, progress)
+        yield Moments(config, tensors, ids, writer.folder, progress, turn)
 
 
 def _inputs(graph: DecoderGraph, config: LlamaConfig) -> list[_Input]:

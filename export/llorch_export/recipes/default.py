@@ -1,0 +1,42 @@
+"""What a model gets where nobody says how its weights are stored, or by which quantizer 4-bit ones are found.
+
+Takes a model's config, and the options of an export; both defaults are the best that was measured (docs/precision.md) among
+what is affordable without being asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from llorch_export.checkpoint.names import parameters
+from llorch_export.options import ExportOptions, Rule
+from llorch_export.transform.calibration import BUNDLED_TEXT
+from llorch_serve.manifest import LlamaConfig
+
+MOST_MEASURED: Final = 500_000_000
+"""Parameters of models that are measured in fp32 without being asked; that takes four bytes of memory and disk for each."""
+
+
+def default_recipe(config: LlamaConfig) -> str:
+    """Return the recipe for the CPU of a model of this size."""
+    return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
+
+
+def with_quantizer(options: ExportOptions, config: LlamaConfig) -> ExportOptions:
+    """Return ``options`` with error feedback for 4-bit weights whose quantizer nobody chose, if the model is small enough.
+
+    It measures on the text that the options have, or else on the bundled one. Larger models keep the search, which needs none.
+    """
+    if not options.quantizer_open or parameters(config) > MOST_MEASURED:
+        return options
+    return replace(
+        options,
+        quantizer="gptq" if "int4" in (options.precision, options.head_precision) else None,
+        rules=tuple(_with_feedback(rule) for rule in options.rules),
+        calibration=options.calibration or BUNDLED_TEXT,
+    )
+
+
+def _with_feedback(rule: Rule) -> Rule:
+    return replace(rule, quantizer="gptq") if rule.quantizer_open else rule
