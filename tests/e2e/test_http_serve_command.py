@@ -276,9 +276,9 @@ def test_chats_tell_log_probabilities_in_places(client):
     answer = client.chat.completions.create(**body, logprobs=True, top_logprobs=2)
     (choice,) = answer.choices
     assert len(choice.logprobs.content) == answer.usage.completion_tokens
-    assert (
-        b"".join(bytes(place.bytes) for place in choice.logprobs.content).decode() == choice.message.content
-    )
+    raw = b"".join(bytes(place.bytes) for place in choice.logprobs.content)
+    # The tiny model's answers are no words, and may hold parts of characters.
+    assert raw.decode(errors="ignore") == choice.message.content.replace("\ufffd", "")
     for place in choice.logprobs.content:
         assert place.top_logprobs[0].logprob == place.logprob
         assert len(place.top_logprobs) == 2
