@@ -93,12 +93,15 @@ class GenerationRequest:
 
     request_id: chosen by the caller or the servicer; unique among live requests.
     client_id: whose request it is; clients are served fairly among each other. Empty: one client for all who give none.
+    correlation_id, traceparent: of the caller's own records and trace (W3C), for logs and spans alone.
     """
 
     request_id: str
     prompt: Prompt
     sampling: SamplingParams = field(default_factory=SamplingParams)
     client_id: str = ""
+    correlation_id: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,25 @@ def test_the_environment_is_bare(bare):
 
 
 def test_every_module_of_the_worker_imports(bare):
-    code = """
+    extras = {
+        ("http", "starlette"),
+        ("http", "uvicorn"),
+        ("observe", "prometheus_client"),
+        ("observe", "opentelemetry"),
+    }
+    code = (
+        f"EXTRAS = {extras!r}"
+        + """
 import importlib, pkgutil, llorch_serve
 names = [m.name for m in pkgutil.walk_packages(llorch_serve.__path__, "llorch_serve.") if "__main__" not in m.name]
 for name in names:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:  # of an extra, and in its modules alone
+        assert (name.split(".")[1], error.name.split(".")[0]) in EXTRAS, (name, error.name)
 print(llorch_serve.__file__, len(names))
 """
+    )
     where, count = run(bare, code).split()
     assert where.startswith(str(bare.parents[1]))
     assert int(count) > 30
@@ -65,11 +77,11 @@ def test_the_wheel_brings_its_data(bare):
     code = """
 from importlib.resources import files
 from llorch_serve.bench.workload import sample_text
-print(len(sample_text()), files("llorch_serve").joinpath("rpc/worker.proto").is_file(), files("llorch_serve").joinpath("py.typed").is_file(), files("llorch_export").joinpath("py.typed").is_file())
+print(len(sample_text()), files("llorch_serve").joinpath("rpc/worker.proto").is_file(), files("llorch_serve").joinpath("py.typed").is_file(), files("llorch_export").joinpath("py.typed").is_file(), files("llorch_serve").joinpath("http/static/index.html").is_file())
 """
     length, *present = run(bare, code).split()
     assert int(length) > 5000
-    assert present == ["True"] * 3
+    assert present == ["True"] * 4
 
 
 def test_it_generates_text(bare, tiny):
@@ -119,6 +131,15 @@ def test_a_source_needs_the_exporter(bare, tiny_source, tmp_path):
     assert outcome.code == 4
     assert "pip install 'llorch[export]'" in outcome.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "flags"), [("http", ("--http", "0")), ("otel", ("--otlp-endpoint", "http://127.0.0.1:9"))]
+)
+def test_a_worker_says_how_to_get_what_runs_beside_it(bare, tiny, extra, flags):
+    outcome = llorch("serve", tiny, "--port", "0", *flags, python=bare)
+    assert outcome.code == 4
+    assert f"pip install 'llorch[{extra}]'" in outcome.error()
 
 
 def test_chatting_at_a_terminal_says_how_to_get_it_and_in_a_pipe_works(bare, tiny):

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +41,22 @@ class ClosableGenerator(TextGenerator, Protocol):
 
     def close(self) -> None:
         """End what still runs, and free model and threads. Blocks until done; no update is delivered afterwards."""
+
+
+class Front(Protocol):
+    """Another way in to the same generator, on the same event loop, which lives and ends with the gRPC server."""
+
+    async def bind(self) -> str:
+        """Listen, and refuse requests; return HOST:PORT. Raises PortError."""
+
+    def set_ready(self, generator: TextGenerator) -> None:
+        """Serve requests."""
+
+    async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
+        """Refuse new requests and let running ones finish within the timeout or until ``forced``; end the rest."""
+
+    async def close(self) -> None:
+        """Stop listening and cut what still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +135,14 @@ async def serve(
     open_generator: Callable[[], ClosableGenerator],
     config: ServerConfig,
     *,
+    fronts: Sequence[Callable[[], Front]] = (),
     on_bound: Callable[[str], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain; a second signal ends what runs at once.
 
     open_generator: loads and warms up the model; called on a thread once the address is bound.
+    fronts: make further ways in, on the event loop.
     on_bound, on_ready: told HOST:PORT, with the real port, when listening and when SERVING.
 
     Must run on the main thread, which alone may handle signals. Raises PortError if the address cannot be bound,
@@ -132,31 +150,46 @@ async def serve(
     """
     stopping, forced = asyncio.Event(), asyncio.Event()
     server = WorkerServer(config)
+    beside = [make() for make in fronts]
     with _signals(stopping, forced):
-        address = await server.bind()
         generator = None
         try:
+            address = await server.bind()
+            for front in beside:
+                await front.bind()
             if on_bound is not None:
                 on_bound(address)
             loading = _on_daemon_thread(open_generator)
             await _first(asyncio.wait([loading]), stopping.wait())
             if stopping.is_set():
-                await server.drain(forced)
+                await _drain(server, beside, config, forced)
                 # A load cannot be interrupted. Past the timeout its thread is left to end with the process.
                 await _first(asyncio.wait([loading]), forced.wait(), timeout_s=config.drain_timeout_s)
                 if loading.done():
                     generator = loading.result()
                 return
             generator = loading.result()
+            for front in beside:
+                front.set_ready(generator)
             await server.set_ready(generator)
             if on_ready is not None:
                 on_ready(address)
             await stopping.wait()
-            await server.drain(forced)
+            await _drain(server, beside, config, forced)
         finally:
+            for front in beside:
+                await front.close()
             await server.close()
             if generator is not None:
                 await asyncio.to_thread(generator.close)
+
+
+async def _drain(
+    server: WorkerServer, fronts: Sequence[Front], config: ServerConfig, forced: asyncio.Event
+) -> None:
+    await asyncio.gather(
+        server.drain(forced), *(front.drain(forced, config.drain_timeout_s) for front in fronts)
+    )
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:

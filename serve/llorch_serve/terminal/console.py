@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 
 import msgspec
 
+from llorch_serve.observe.logs import writes_json
+
+logger = logging.getLogger(__name__)
+
 
 def say(message: str) -> None:
-    """Print a line for people on stderr."""
+    """Print a line for people on stderr; one of the log where that is JSON."""
+    if writes_json():
+        logger.info("%s", message)
+        return
     print(message, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
 
 

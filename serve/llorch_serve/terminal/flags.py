@@ -10,6 +10,7 @@ import typer
 
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import KvDtype
+from llorch_serve.observe.logs import LogFormat, LogLevel
 from llorch_serve.providers import ProviderChoice
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -104,6 +105,35 @@ ReasoningFormat = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)]
+
+Http = Annotated[
+    str | None,
+    typer.Option(
+        "--http",
+        metavar="HOST:PORT",
+        envvar="LLORCH_HTTP",
+        help="Serve HTTP too: OpenAI's routes, /health, /metrics and a page. A port alone means the loopback. Needs the extra http.",
+        show_default=False,
+    ),
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp-endpoint",
+        metavar="URL",
+        envvar="LLORCH_OTLP_ENDPOINT",
+        help="Send a span of each request over OTLP/HTTP, like http://127.0.0.1:4318. Needs the extra otel.",
+        show_default=False,
+    ),
+]
+LogFormatFlag = Annotated[
+    LogFormat,
+    typer.Option("--log-format", envvar="LLORCH_LOG_FORMAT", help="How log lines on stderr look."),
+]
+LogLevelFlag = Annotated[
+    LogLevel,
+    typer.Option("--log-level", envvar="LLORCH_LOG_LEVEL", help="What is logged, and what is graver."),
+]
 
 
 Provider = Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +10,22 @@ import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
+from llorch_serve.observe.logs import LogFormat, LogLevel, set_up_logging
 from llorch_serve.parsing.registry import AUTO
-from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import (
     AllowCpuNodes,
     EpLibrary,
+    Http,
     KvCacheDtype,
     KvCacheMemory,
+    LogFormatFlag,
+    LogLevelFlag,
     Lookup,
     MaxContext,
     Model,
     ModelDir,
     NoPrefixCache,
+    OtlpEndpoint,
     Provider,
     ProviderOption,
     ReasoningFormat,
@@ -62,8 +65,12 @@ def command(
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
     ] = 30.0,
+    http: Http = None,
+    otlp_endpoint: OtlpEndpoint = None,
+    log_format: LogFormatFlag = LogFormat.TEXT,
+    log_level: LogLevelFlag = LogLevel.INFO,
 ) -> None:
-    """Serve an artifact, or a folder of onnxruntime-genai or Optimum, over gRPC (llorch.v1.GenerationService, health, reflection) until SIGTERM.
+    """Serve an artifact, or a folder of onnxruntime-genai or Optimum, over gRPC (llorch.v1.GenerationService, health, reflection), and HTTP if asked to, until SIGTERM.
 
     For example:
 
@@ -71,16 +78,20 @@ def command(
 
         llorch serve artifacts/smollm2 --port 0 --slots 16 --max-context 4096
 
+        llorch serve artifacts/smollm2 --http 8080
+
         grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051 llorch.v1.GenerationService/Generate
 
     """
-    from llorch_serve.rpc.server import ServerConfig, serve
+    from llorch_serve.rpc.server import ClosableGenerator, ServerConfig, serve
+    from llorch_serve.terminal.beside import open_beside
     from llorch_serve.terminal.opening import open_worker
     from llorch_serve.worker import Worker
 
     if slots < 1:
         raise UsageError(f"--slots is {slots}; at least 1 is needed")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    set_up_logging(log_format, log_level)
+    beside = open_beside(http, otlp_endpoint)
     folder = resolve_artifact(find_target(model_dir, model))
     refuse_strict_reuse(strict_reuse=strict_reuse, no_prefix_cache=no_prefix_cache)
     session = SessionConfig(
@@ -103,17 +114,25 @@ def command(
     server = ServerConfig(host=host, port=port, drain_timeout_s=drain_timeout)
     opened: list[Worker] = []
 
-    def load() -> Worker:
+    def load() -> ClosableGenerator:
         worker = open_worker(folder, config, tokenizer=find_tokenizer())
         worker.warm_up()
         opened.append(worker)
-        return worker
+        return beside.observe(worker)
 
     def ready(address: str) -> None:
-        say(f"serving {_describe(opened[0], folder)} at {address}")
+        beside.announce("worker.ready", address, f"serving {_describe(opened[0], folder)} at {address}")
 
     asyncio.run(
-        serve(load, server, on_bound=lambda address: say(f"listening at {address}, loading"), on_ready=ready)
+        serve(
+            load,
+            server,
+            fronts=beside.fronts,
+            on_bound=lambda address: beside.announce(
+                "worker.listen", address, f"listening at {address}, loading"
+            ),
+            on_ready=ready,
+        )
     )
 
 

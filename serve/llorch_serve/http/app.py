@@ -1,0 +1,95 @@
+"""The routes of the HTTP front, put together.
+
+Input: the service and whoever keeps records. Output: one ASGI application for uvicorn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from llorch_serve.errors import LlorchError
+from llorch_serve.http.guard import Access, Guard
+from llorch_serve.http.job_routes import JobDialect
+from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
+from llorch_serve.http.page import PAGE_PATHS, page_file
+from llorch_serve.http.problems import HttpError, describe
+from llorch_serve.http.service import GenerationRoute, HttpService
+from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
+from llorch_serve.observe.tap import Answered
+
+_JOB_PATHS: Final = ("/v1/inference", "/execute", "/cancel")
+OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})
+"""Paths that need no token: they hold nothing of the model or its users."""
+
+
+_ROUTES: Final = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/load", "/metrics", "/v1/models", *_JOB_PATHS, *OPEN_PATHS}
+)
+
+
+def route_of(path: str) -> str:
+    """Return the route of a path for metrics, which must not grow with what people ask for."""
+    if path.startswith("/v1/models/"):
+        return "/v1/models/ID"
+    return path if path in _ROUTES else "other"
+
+
+def make_app(
+    service: HttpService,
+    exposition: Exposition,
+    access: Access,
+    on_answered: Callable[[Answered], None],
+) -> ASGIApp:
+    """Return the application."""
+    status, jobs = StatusRoutes(service, exposition), JobDialect()
+
+    def generates(path: str, dialect: JobDialect | None = None) -> Route:
+        return Route(path, GenerationRoute(service, dialect or dialects[path], path), methods=["POST"])
+
+    dialects = {"/v1/completions": completions_dialect(), "/v1/chat/completions": chat_dialect()}
+    routes = [
+        *(generates(path) for path in dialects),
+        generates("/v1/inference", jobs),
+        generates("/execute", jobs),
+        Route("/cancel", status.cancel, methods=["POST"]),
+        Route("/health", status.health),
+        Route("/load", status.load),
+        Route("/metrics", status.metrics),
+        Route("/v1/models", status.models),
+        Route("/v1/models/{model_id:path}", status.model),
+        *(Route(path, page_file) for path in PAGE_PATHS),
+    ]
+    app = Starlette(
+        routes=routes, exception_handlers={HTTPException: _refuse, LlorchError: _refuse, Exception: _refuse}
+    )
+    return Guard(app, access, on_answered)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answer an error outside of generation in the shape that the route's clients read."""
+    path = request.url.path
+    if isinstance(error, HTTPException):
+        error = _http_error(error, request.method, path)
+    problem = describe(error, route=path)
+    body = problem.plain() if path in _JOB_PATHS else problem.openai()
+    response = json_response(body, problem.status)
+    response.headers.update(dict(problem.headers))
+    return response
+
+
+def _http_error(error: HTTPException, method: str, path: str) -> HttpError:
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        found = f"{method} is not what {path[:200]} takes; use {allowed}"
+        return HttpError(405, "method_not_allowed", found, (("Allow", allowed),))
+    return HttpError(
+        error.status_code, "not_found", f"nothing is served at {path[:200]}; docs/http.md lists what is"
+    )

@@ -1,0 +1,161 @@
+"""One HTTP request and its answer: a bounded body in, JSON or server-sent events out, and an eye on the client.
+
+Input: ASGI's scope, receive and send, as uvicorn gives them. A write waits while the client's socket is full, and what the
+engine makes meanwhile is joined in its :class:`llorch_serve.rpc.calls.LiveCall`, so a slow reader holds the rest of its
+own answer and one write, and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from llorch_serve.http.problems import CLIENT_CLOSED, HttpError, Problem
+
+MAX_BODY_BYTES: Final = 4 * 2**20
+"""Largest body taken: beyond what the longest contexts hold as text."""
+
+BODY_TIMEOUT_S: Final = 30.0
+# Where the guard leaves them in the scope.
+CORRELATION: Final = "llorch.correlation_id"
+CALLER: Final = "llorch.caller"
+
+
+class Exchange:
+    """One request. ``started``: the answer's headers are out, so that an error can only be told inside of it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self.started = False
+
+    @property
+    def correlation_id(self) -> str:
+        """The id that ties this request to the caller's own records."""
+        return str(self._scope.get(CORRELATION, ""))
+
+    @property
+    def owner(self) -> str:
+        """Who asks, where the worker knows its callers; else empty."""
+        return str(self._scope.get(CALLER, ""))
+
+    @property
+    def client(self) -> str:
+        """Who asks, for fairness among clients: the owner, else the address that the connection comes from."""
+        address = self._scope.get("client")
+        return self.owner or (f"http:{address[0]}" if address else "http")
+
+    def header(self, name: str) -> str | None:
+        """Return the first header of a lower-case name."""
+        key = name.encode()
+        for found, value in self._scope["headers"]:
+            if found == key:
+                return str(value.decode("latin-1"))
+        return None
+
+    async def read_body(self, limit: int = MAX_BODY_BYTES) -> bytes:
+        """Return the body of a JSON request.
+
+        Raises HttpError if it is another type, too large, too slow or cut off.
+        """
+        kind = (self.header("content-type") or "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # Nor would a browser ask before a page of any other site sends one of the simpler types here.
+            raise HttpError(
+                415, "unsupported_media_type", f"Content-Type is {kind!r}, expected application/json"
+            )
+        declared = self.header("content-length") or ""
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise HttpError(
+                            CLIENT_CLOSED, "client_closed", "the client left before its body was whole"
+                        )
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise _too_large(limit)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError as error:
+            found = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it again"
+            raise HttpError(408, "timeout", found, (("Connection", "close"),)) from error
+
+    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do ``work``, and cancel it as soon as the client has gone. To be called once the body is read."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.wait((working, leaving))
+        with contextlib.suppress(asyncio.CancelledError):  # the client has gone; there is nobody to tell
+            working.result()
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def send_json(
+        self, body: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """Send a whole answer."""
+        content = msgspec.json.encode(body)
+        await self._start(status, "application/json", (("Content-Length", str(len(content))), *headers))
+        await self._write(content, more=False)
+
+    async def send_problem(self, problem: Problem, body: object) -> None:
+        """Send a refusal as a whole answer."""
+        await self.send_json(body, problem.status, problem.headers)
+
+    async def start_events(self) -> None:
+        """Send the headers of an answer of events."""
+        # The second header keeps nginx from collecting events before it passes them on.
+        await self._start(
+            200, "text/event-stream", (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+        )
+
+    async def send_events(self, *events: tuple[str | None, object]) -> None:
+        """Send events in one write, each with its name, if it has one, and what becomes its JSON."""
+        pieces = []
+        for name, data in events:
+            if name is not None:
+                pieces.append(b"event: " + name.encode() + b"\n")
+            pieces += (b"data: ", msgspec.json.encode(data), b"\n\n")
+        await self._write(b"".join(pieces), more=True)
+
+    async def end_events(self) -> None:
+        """Send the last event, ``[DONE]``, and end the answer."""
+        await self._write(b"data: [DONE]\n\n", more=False)
+
+    async def _start(self, status: int, kind: str, headers: tuple[tuple[str, str], ...]) -> None:
+        self.started = True
+        named = (("Content-Type", kind), *headers)
+        message: Message = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in named],
+        }
+        await self._send(message)
+
+    async def _write(self, content: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": content, "more_body": more})
+
+
+def _too_large(limit: int) -> HttpError:
+    # What follows of the body is not read, so the connection cannot be used again.
+    return HttpError(
+        413, "body_too_large", f"the body has more than {limit} bytes; send less", (("Connection", "close"),)
+    )

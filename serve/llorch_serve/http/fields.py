@@ -1,0 +1,80 @@
+"""From the bytes of a JSON body to a typed structure, with every bad field named at once.
+
+msgspec stops at the first error of a document, so the document is cut into its top-level values first, which are
+skipped over and not built, and each is read as its field's type. Whatever no field knows is never built at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from llorch_serve.errors import FieldViolation, InvalidRequestError
+
+BODY: Final = "body"  # names what is wrong with a document as a whole
+MAX_LISTED: Final = 32  # bad fields that are named one by one
+_MAX_NAME_CHARS: Final = 64
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def read_struct(raw: bytes, kind: type[S]) -> S:
+    """Return the document as ``kind``; a field that is null or absent takes its default.
+
+    Raises InvalidRequestError with every unknown field, every value of the wrong type and every missing field.
+    """
+    values = _split(raw)
+    known = _fields(kind)
+    bad = [
+        FieldViolation(name[:_MAX_NAME_CHARS], f"unknown field; known are {', '.join(known)}")
+        for name in values
+        if name not in known
+    ]
+    read: dict[str, Any] = {}
+    for name, (type_, required) in known.items():
+        raw_value = values.get(name)
+        if raw_value is None or memoryview(raw_value)[:5].tobytes() == b"null":
+            if required:
+                bad.append(FieldViolation(name, f"not set, expected {_shown(type_)}"))
+            continue
+        try:
+            read[name] = msgspec.json.decode(raw_value, type=type_)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            bad.append(_violation(name, error))
+    if bad:
+        left = len(bad) - MAX_LISTED
+        more = [FieldViolation(BODY, f"{left} more fields are bad")] if left > 0 else []
+        raise InvalidRequestError(bad[:MAX_LISTED] + more)
+    return kind(**read)
+
+
+def _split(raw: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        found = (
+            f"not a JSON object ({error}); expected one, in UTF-8" if raw else "empty, expected a JSON object"
+        )
+        raise InvalidRequestError([FieldViolation(BODY, found)]) from error
+
+
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
+    """Return type and whether it must be there, by the name that JSON has."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.encode_name: (hints[field.name], field.required) for field in msgspec.structs.fields(kind)}
+
+
+def _violation(name: str, error: Exception) -> FieldViolation:
+    """Turn msgspec's ``Expected `int`, got `str` - at `$[0].x``` into the path ``name[0].x`` and the rest."""
+    if isinstance(error, RecursionError):
+        return FieldViolation(name, "nested too deeply")
+    text, _, path = str(error).partition(" - at `$")
+    return FieldViolation(name + path.rstrip("`"), text)
+
+
+def _shown(type_: Any) -> str:
+    return getattr(type_, "__name__", None) or str(type_).replace("llorch_serve.http.", "")

@@ -1,0 +1,277 @@
+"""From OpenAI's bodies to requests for the generator, and to what the answer must look like.
+
+Input: the raw body. Output: a :class:`llorch_serve.http.service.Plan`. What the engine cannot do is refused by the field's name
+with what is accepted instead; ranges of sampling values are judged by the generator, whose names for fields are
+turned back into OpenAI's.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError
+from llorch_serve.http.fields import read_struct
+from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, Shared
+from llorch_serve.http.service import Caller, Plan
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    ModelInfo,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
+from llorch_serve.sampling import SamplingParams
+
+MAX_PROMPTS: Final = 32  # of one body
+MAX_MESSAGES: Final = 2**14
+DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's own, for /v1/completions alone
+
+_MAX_ID_DIGITS: Final = 18
+_INDEXED: Final = re.compile(r"(?P<name>[a-z_]+)(?P<rest>.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """What the answer says beside its text. answer_id: its id. created: seconds since 1970. model: the served one's id.
+
+    include_usage: a stream ends with the usage of the whole request.
+    answers: how many choices each prompt has. logprobs: choices carry log-probabilities.
+    """
+
+    answer_id: str
+    created: int
+    model: str
+    include_usage: bool
+    answers: int
+    logprobs: bool
+
+
+def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
+    """Return what a body of /v1/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
+    body = read_struct(raw, CompletionBody)
+    bad: list[FieldViolation] = []
+    if body.stream and body.best_of is not None and body.best_of > body.n:
+        found = "a stream cannot know yet which answers are best; leave it out, or leave stream out"
+        bad.append(FieldViolation("best_of", found))
+    _refuse(bad, "suffix", body.suffix, (None, ""))
+    prompts = _read_prompts(body.prompt, bad)
+    limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    sampling = replace(
+        _read_sampling(body, bad),
+        max_tokens=limit,
+        logprobs=body.logprobs,
+        echo=body.echo,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        best_of=body.best_of if body.best_of is not None and body.best_of > body.n else None,
+    )
+    return _plan(
+        "cmpl", prompts, sampling, body, bad, info, caller, {"input": "prompt", "prompt_logprobs": "logprobs"}
+    )
+
+
+def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
+    """Return what a body of /v1/chat/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
+    body = read_struct(raw, ChatBody)
+    bad: list[FieldViolation] = []
+    if body.top_logprobs is not None and not body.logprobs:
+        bad.append(
+            FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
+        )
+    _refuse(bad, "response_format", None if _is_text(body) else body.response_format, (None,), "type text")
+    _refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
+    _refuse(bad, "parallel_tool_calls", body.parallel_tool_calls, (None, True))
+    _refuse(bad, "functions", body.functions, (None, []))
+    _refuse(bad, "function_call", body.function_call, (None, "none"))
+    _refuse(bad, "modalities", body.modalities, (None, ["text"]))
+    for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
+        _refuse(bad, name, getattr(body, name), (None,))
+    prompt = ChatPrompt(
+        _read_messages(body.messages, bad),
+        # With none the model is not to call, so it is not told of tools.
+        tools=() if body.tool_choice == "none" else tuple(bytes(tool).decode() for tool in body.tools or ()),
+        template_arguments=bytes(body.chat_template_kwargs).decode() or None,
+    )
+    limit, limit_name = body.max_tokens, "max_tokens"
+    if body.max_completion_tokens is not None:
+        if limit not in (None, body.max_completion_tokens):
+            bad.append(
+                FieldViolation("max_tokens", f"found {limit} beside max_completion_tokens; send only one")
+            )
+        limit, limit_name = body.max_completion_tokens, "max_completion_tokens"
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = replace(_read_sampling(body, bad), max_tokens=limit, logprobs=logprobs)
+    names = {"input": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
+    return _plan("chatcmpl", [prompt], sampling, body, bad, info, caller, names)
+
+
+def _plan(
+    kind: str,
+    prompts: list[Prompt],
+    sampling: SamplingParams,
+    body: Shared,
+    bad: list[FieldViolation],
+    info: ModelInfo,
+    caller: Caller,
+    names: dict[str, str],
+) -> Plan:
+    if bad:
+        raise InvalidRequestError(bad)
+    check_model(body.model, info)
+    answer_id = f"{kind}-{secrets.token_hex(12)}"
+    several = len(prompts) > 1
+    requests = tuple(
+        GenerationRequest(
+            f"{answer_id}-{index}" if several else answer_id,
+            prompt,
+            sampling,
+            client_id=caller.client,
+            correlation_id=caller.correlation_id,
+            traceparent=caller.traceparent,
+        )
+        for index, prompt in enumerate(prompts)
+    )
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    shape = AnswerShape(
+        answer_id,
+        int(time.time()),
+        info.model_id,
+        include_usage,
+        answers=sampling.n,
+        logprobs=sampling.logprobs is not None,
+    )
+    return Plan(requests, body.stream, lambda name: _rename(name, names), shape)
+
+
+def check_model(asked: str | None, info: ModelInfo) -> None:
+    """Raise ModelMismatchError unless the served model is asked for, or none."""
+    if asked is not None and asked != info.model_id:
+        raise ModelMismatchError(
+            f"model {asked[:200]!r} was asked for, this worker serves {info.model_id!r}; "
+            "ask for that, leave model out, or call another worker"
+        )
+
+
+def _rename(field: str, names: dict[str, str]) -> str:
+    """Return the body's name for a generator's: sampling.stop[0] is stop[0], input.chat.messages[0] messages[0]."""
+    if field.startswith("input.chat.template_arguments"):
+        return "chat_template_kwargs"
+    if field.startswith(("input.chat.messages", "input.chat.tools")):
+        return field.removeprefix("input.chat.")
+    if field.startswith("input"):
+        return names["input"]
+    found = _INDEXED.fullmatch(field.removeprefix("sampling."))
+    return field if found is None else names.get(found["name"], found["name"]) + found["rest"]
+
+
+def _refuse(
+    bad: list[FieldViolation], name: str, value: object, accepted: tuple[Any, ...], also: str | None = None
+) -> None:
+    """Add a violation unless a value of a field that cannot be honoured is one that asks for nothing."""
+    if any(value is choice or (type(value) is type(choice) and value == choice) for choice in accepted):
+        return
+    shown = [also] if also else []
+    shown += ["leaving it out" if choice is None else repr(choice) for choice in accepted]
+    bad.append(FieldViolation(name, f"this worker cannot do what it asks for; accepted: {', '.join(shown)}"))
+
+
+def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
+    if body.stream_options is not None:
+        if not body.stream:
+            bad.append(FieldViolation("stream_options", "set without stream; leave it out, or set stream"))
+        _refuse(bad, "stream_options.include_obfuscation", body.stream_options.include_obfuscation, (False,))
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return SamplingParams(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        typical_p=body.typical_p,
+        repetition_penalty=body.repetition_penalty,
+        repeat_last_n=body.repeat_last_n,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_read_bias(body.logit_bias or {}, bad),
+        n=body.n,
+        seed=body.seed,
+        min_tokens=body.min_tokens,
+        stop=stop,
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+    )
+
+
+def _read_bias(bias: dict[str, float], bad: list[FieldViolation]) -> dict[int, float]:
+    """Return biases by token id, which JSON can only have as text."""
+    ids = {key: int(key) for key in bias if key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS}
+    strange = [key for key in bias if key not in ids]
+    if strange:
+        found = f"found the key {strange[0][:32]!r}, expected token ids"
+        bad.append(FieldViolation("logit_bias", found))
+    return {ids[key]: value for key, value in bias.items() if key in ids}
+
+
+def _is_text(body: ChatBody) -> bool:
+    return (
+        body.response_format is not None
+        and body.response_format.type == "text"
+        and body.response_format.json_schema is None
+    )
+
+
+def _read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViolation]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt)]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if ids and len(ids) == len(prompt):
+        return [TokenPrompt(tuple(ids))]
+    if not prompt or ids or len({type(item) for item in prompt}) > 1:
+        expected = "a text, token ids, a list of texts or a list of lists of token ids"
+        bad.append(
+            FieldViolation("prompt", f"found an empty list or one of several kinds, expected {expected}")
+        )
+    elif len(prompt) > MAX_PROMPTS:
+        bad.append(FieldViolation("prompt", f"found {len(prompt)} prompts, expected at most {MAX_PROMPTS}"))
+    return [
+        TextPrompt(item) if isinstance(item, str) else TokenPrompt(tuple(item))
+        for item in prompt[:MAX_PROMPTS]
+        if not isinstance(item, int)
+    ]
+
+
+def _read_messages(messages: list[Message], bad: list[FieldViolation]) -> tuple[ChatMessage, ...]:
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        bad.append(FieldViolation("messages", f"found {len(messages)}, expected 1 to {MAX_MESSAGES}"))
+    return tuple(_read_message(message, index, bad) for index, message in enumerate(messages[:MAX_MESSAGES]))
+
+
+def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> ChatMessage:
+    path = f"messages[{index}]"
+    for name in ("refusal", "audio", "function_call"):
+        _refuse(bad, f"{path}.{name}", getattr(message, name), (None,))
+    _refuse(bad, f"{path}.annotations", message.annotations, (None, []))
+    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls or ())
+    read = ChatMessage(
+        message.role,
+        None,
+        name=message.name,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
+    if not isinstance(message.content, list):
+        return replace(read, content=message.content)
+    texts = []
+    for place, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            found = f"found a part of type {part.type[:32]!r}, expected type text with a text"
+            bad.append(FieldViolation(f"{path}.content[{place}]", found))
+        else:
+            texts.append(part.text)
+    return replace(read, content="".join(texts))

@@ -1,0 +1,185 @@
+"""The HTTP front's life: bind, serve, drain, close, beside the gRPC server on the same event loop.
+
+Input: an address, then the loaded generator. Output: a listening uvicorn server. It is told what to do by the worker's
+own life (:func:`llorch_serve.rpc.server.serve`) and handles no signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import uvicorn
+
+from llorch_serve.errors import PortError, UnavailableError
+from llorch_serve.http.app import OPEN_PATHS, make_app
+from llorch_serve.http.guard import Access, Bearer
+from llorch_serve.http.service import CUT, STOPPING, HttpService
+from llorch_serve.http.status_routes import Exposition
+from llorch_serve.observe.tap import Answered
+from llorch_serve.requests import TextGenerator
+
+MAX_CONNECTIONS: Final = 2048
+MAX_HEAD_BYTES: Final = 32 * 2**10
+KEEP_ALIVE_S: Final = 60
+_FAREWELL_S: Final = 1.0  # for the last bytes of ended answers to leave the process
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """How the front listens.
+
+    host, port: port 0 takes any free one. tokens: requests must carry one of them; none: no token is asked for.
+    tls: None: plain HTTP.
+    """
+
+    host: str
+    port: int
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    tls: ssl.SSLContext | None = None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without hands on the process's signals, which belong to the worker's life."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpFront:
+    """A listening front. Made and used on one event loop; :meth:`bind` comes first, :meth:`close` last."""
+
+    def __init__(
+        self,
+        config: HttpConfig,
+        exposition: Exposition,
+        on_answered: Callable[[Answered], None] = lambda _: None,
+        on_bound: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._config = config
+        self._on_bound = on_bound
+        self._service = HttpService()
+        access = Access(Bearer(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
+        self._server = _Server(
+            uvicorn.Config(
+                make_app(self._service, exposition, access, on_answered),
+                ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
+                http="h11",  # bounds the size of a request's head
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    async def bind(self) -> str:
+        """Listen and answer with 503; return HOST:PORT. Raises PortError if the address cannot be bound."""
+        sockets = _listen(self._config.host, self._config.port)
+        self._running = asyncio.ensure_future(self._server.serve(sockets))
+        shown = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        address = f"{shown}:{sockets[0].getsockname()[1]}"
+        self._on_bound(address)
+        return address
+
+    def set_ready(self, generator: TextGenerator) -> None:
+        """Answer with ``generator``."""
+        self._service.start(generator)
+
+    async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
+        """Refuse new requests, let running ones finish within the timeout or until ``forced``, and end the rest."""
+        self._service.refuse(STOPPING)
+        waiting = [asyncio.ensure_future(self._service.wait_idle()), asyncio.ensure_future(forced.wait())]
+        _, pending = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        self._service.end_all(UnavailableError(CUT))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._service.wait_idle(), _FAREWELL_S)
+
+    async def close(self) -> None:
+        """Stop listening and cut what still runs."""
+        self._server.should_exit = True
+        if self._running is not None:
+            await self._running
+        self._service.close()
+
+
+def _hosts(host: str) -> frozenset[str] | None:
+    """Return the names under which a worker at ``host`` is addressed: on the loopback its own, elsewhere any."""
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return None
+    shown = f"[{host}]" if ":" in host else host
+    return frozenset({"localhost", "127.0.0.1", "[::1]", shown}) if loopback else None
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, ``[::1]:PORT`` or ``PORT`` alone, which means the loopback. Raises PortError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not port.isdecimal() or not 0 <= int(port) <= 65_535:  # the highest port that there is
+        raise PortError(f"--http is {text!r}; expected HOST:PORT or PORT, with a port from 0 to 65535")
+    return host, int(port)
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets, one for each address that ``host`` stands for. Raises PortError."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise PortError(
+            f"cannot listen on {host}:{port}: host not known ({error}); choose another host"
+        ) from error
+    sockets: list[socket.socket] = []
+    reason: OSError | None = None
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        taken = sockets[0].getsockname()[1] if sockets else port
+        try:
+            sockets.append(_listener(family, kind, protocol, (address[0], taken, *address[2:])))
+        except OSError as error:
+            reason = error
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                break  # localhost may have no IPv6 here; any other failure counts
+    else:
+        if sockets:
+            return sockets
+    for listener in sockets:
+        listener.close()
+    raise PortError(
+        f"cannot listen on {host}:{port}: {reason.strerror if reason else 'no address'}; "
+        "stop what uses the port, or choose another with --http"
+    ) from reason
+
+
+def _listener(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(128)  # now, so that a taken port is known before the model loads
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,262 @@
+"""Generation over HTTP, between uvicorn's event loop and a TextGenerator.
+
+Input: a body and the :class:`Dialect` of its route. Requests are decoded, checked, tokenised and submitted on a small
+thread pool, as those over gRPC are. Output: what the dialect writes from the calls' updates, or one problem. A request
+whose client leaves is aborted at once, queued and in prefill too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from llorch_serve.errors import (
+    CancelledError,
+    FieldViolation,
+    InvalidRequestError,
+    QueueFullError,
+    UnavailableError,
+)
+from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.problems import Problem, describe
+from llorch_serve.requests import GenerationRequest, GenerationUpdate, ModelInfo, TextGenerator
+from llorch_serve.rpc.calls import LiveCall, LiveCalls
+from llorch_serve.sequence import FinishReason
+
+POOL_THREADS: Final = 2  # tokenising is the work; more threads would only take cores from the model
+MAX_PENDING_BYTES: Final = 64 * 2**20  # of bodies that wait for the pool
+LOADING: Final = "the worker is loading its model; try again when GET /health says 200"
+STOPPING: Final = "the worker is shutting down; send the request to another"
+CUT: Final = "the worker shut down before the answer was complete; send the request to another"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. client: for fairness. correlation_id, traceparent: of the caller's records and trace."""
+
+    client: str
+    correlation_id: str
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one body asks for.
+
+    requests: one for each prompt. stream: the answer is sent as it grows.
+    names: from a field's name in an error of the generator to its name in the body.
+    detail: whatever the dialect needs to write the answer.
+    """
+
+    requests: tuple[GenerationRequest, ...]
+    stream: bool
+    names: Callable[[str], str]
+    detail: Any
+
+
+class Dialect(Protocol):
+    """How one route speaks."""
+
+    def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
+        """Return what a body asks for. Any thread. Raises InvalidRequestError or ModelMismatchError."""
+
+    async def answer(self, plan: Plan, calls: list[LiveCall], exchange: Exchange) -> None:
+        """Take the calls' updates and send the answer."""
+
+    def refusal(self, problem: Problem) -> object:
+        """Return the body of a refusal."""
+
+    async def send_failure(self, problem: Problem, exchange: Exchange) -> None:
+        """Tell of a failure inside an answer of events, and end it."""
+
+
+class _Admission:
+    """What the pool has submitted for one body; ``abandoned`` once its handler has left."""
+
+    __slots__ = ("abandoned", "calls")
+
+    def __init__(self) -> None:
+        self.abandoned = False
+        self.calls: list[LiveCall] = []
+
+
+class HttpService:
+    """Serves one generator. All methods belong to the event loop that it is made on."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls = LiveCalls(self._loop)
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="llorch-http")
+        self._pending_bytes = 0
+        self._generator: TextGenerator | None = None
+        self._info: ModelInfo | None = None
+        self._refusal: str | None = LOADING
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no request is taken; None while they are."""
+        return self._refusal
+
+    @property
+    def state(self) -> str:
+        """Where the worker is: loading, ready or draining."""
+        if self._refusal is None:
+            return "ready"
+        return "loading" if self._generator is None else "draining"
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What is served; None until it is loaded."""
+        return self._info
+
+    @property
+    def generator(self) -> TextGenerator | None:
+        """Who answers; None until it is loaded."""
+        return self._generator
+
+    def start(self, generator: TextGenerator) -> None:
+        """Take requests from now on."""
+        self._generator, self._info, self._refusal = generator, generator.model_info(), None
+
+    def refuse(self, reason: str) -> None:
+        """Take no further requests; those that run go on."""
+        self._refusal = reason
+
+    async def wait_idle(self) -> None:
+        """Return once no request is running."""
+        await self._idle.wait()
+
+    def end_all(self, error: Exception) -> None:
+        """End every running request with an error."""
+        for call in self._calls:
+            call.fail(error)
+
+    def close(self) -> None:
+        """Drop what waits for the thread pool and end its threads, without waiting for them."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def abort(self, request_id: str) -> None:
+        """End a request that came over HTTP, if it is live. Idempotent."""
+        if self._generator is not None:
+            self._generator.abort(request_id)
+
+    async def handle(self, exchange: Exchange, dialect: Dialect, route: str) -> None:
+        """Answer one request from its body to its last byte."""
+        self._active += 1
+        self._idle.clear()
+        try:
+            if self._refusal is not None:
+                raise UnavailableError(self._refusal)
+            raw = await exchange.read_body()
+            await exchange.while_connected(self._generate(raw, exchange, dialect))
+        except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
+            problem = describe(error, route=route)
+            if exchange.started:
+                await dialect.send_failure(problem, exchange)
+            else:
+                await exchange.send_problem(problem, dialect.refusal(problem))
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self._idle.set()
+
+    async def _generate(self, raw: bytes, exchange: Exchange, dialect: Dialect) -> None:
+        caller = Caller(exchange.client, exchange.correlation_id, exchange.header("traceparent") or "")
+        admission = _Admission()
+        # Shielded, since a thread cannot be interrupted: what it admits after the client left is aborted then.
+        admitted = asyncio.ensure_future(
+            self._in_pool(len(raw), functools.partial(self._admit, raw, caller, dialect, admission))
+        )
+        try:
+            plan = await asyncio.shield(admitted)
+            if plan is not None:
+                await self._answer(plan, admission, exchange, dialect)
+        finally:
+            admission.abandoned = True
+
+            def leave(done: asyncio.Future[Plan | None]) -> None:
+                if not done.cancelled():
+                    done.exception()  # told already, or nobody is left to be told
+                self._leave(admission)
+
+            admitted.add_done_callback(leave)
+
+    async def _answer(self, plan: Plan, admission: _Admission, exchange: Exchange, dialect: Dialect) -> None:
+        try:
+            await dialect.answer(plan, admission.calls, exchange)
+        except InvalidRequestError as error:  # what shows only after admission, such as a grammar's faults
+            raise _renamed(error, plan) from error
+
+    def _admit(self, raw: bytes, caller: Caller, dialect: Dialect, admission: _Admission) -> Plan | None:
+        """Read, check and submit what a body asks for. A pool thread."""
+        if admission.abandoned:
+            return None
+        assert self._generator is not None
+        assert self._info is not None
+        plan = dialect.read(raw, self._info, caller)
+        for request in plan.requests:
+            call = LiveCall(whole=not plan.stream)
+            try:
+                self._calls.add(request.request_id, call)
+                self._generator.submit(request, self._calls)
+                call.submitted = True
+            except InvalidRequestError as error:
+                raise _renamed(error, plan) from error
+            finally:
+                if not call.submitted:
+                    self._calls.discard(call)
+            admission.calls.append(call)
+        return plan
+
+    def _leave(self, admission: _Admission) -> None:
+        """Abort what an admission has submitted and nobody waits for any more."""
+        for call in admission.calls:
+            call.abandoned = True
+            if not call.ended:
+                self.abort(call.request_id)
+
+    async def _in_pool(self, size: int, work: Callable[[], Plan | None]) -> Plan | None:
+        if self._pending_bytes + size > MAX_PENDING_BYTES:
+            raise QueueFullError(
+                f"{self._pending_bytes} bytes of requests wait to be read, the most is {MAX_PENDING_BYTES}; try again",
+                retry_after_s=1.0,
+            )
+        self._pending_bytes += size
+        try:
+            return await self._loop.run_in_executor(self._pool, work)
+        finally:
+            self._pending_bytes -= size
+
+
+def _renamed(error: InvalidRequestError, plan: Plan) -> InvalidRequestError:
+    """Return the same refusal with the fields' names as the body has them."""
+    return InvalidRequestError([FieldViolation(plan.names(v.field), v.description) for v in error.violations])
+
+
+class GenerationRoute:
+    """The ASGI application of one route that generates."""
+
+    def __init__(self, service: HttpService, dialect: Dialect, route: str) -> None:
+        self._service = service
+        self._dialect = dialect
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._service.handle(Exchange(scope, receive, send), self._dialect, self._route)
+
+
+def check_completed(update: GenerationUpdate) -> None:
+    """Raise CancelledError where an answer ends with this update without having run to its end."""
+    completion = update.completion
+    if completion is not None and completion.reason is FinishReason.CANCELLED:
+        raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")

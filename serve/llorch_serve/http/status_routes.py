@@ -1,0 +1,94 @@
+"""What a worker says of itself over HTTP: health, load, models and metrics.
+
+Input: the service's state, and the generator's figures of its last step. Output: JSON, and Prometheus' text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from llorch_serve.errors import UnavailableError
+from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.fields import read_struct
+from llorch_serve.http.job_routes import CancelBody, check_job_id
+from llorch_serve.http.openai_requests import check_model
+from llorch_serve.http.service import HttpService
+from llorch_serve.requests import ModelInfo
+
+Exposition = Callable[[], tuple[bytes, str]]
+"""Returns Prometheus' text and its content type."""
+
+
+class StatusRoutes:
+    """Handlers that need no engine step."""
+
+    def __init__(self, service: HttpService, exposition: Exposition) -> None:
+        self._service = service
+        self._exposition = exposition
+        self._created = int(time.time())
+
+    async def health(self, _request: Request) -> Response:
+        """200 while requests are taken, 503 before and after."""
+        refusal = self._service.refusal
+        body = {"status": self._service.state, "reason": refusal}
+        return json_response(body, 200 if refusal is None else 503)
+
+    async def load(self, _request: Request) -> Response:
+        """How busy the worker is, as of its last step."""
+        if self._service.generator is None:
+            raise UnavailableError(self._service.refusal or "")
+        return json_response({"state": self._service.state} | asdict(self._service.generator.load()))
+
+    async def metrics(self, _request: Request) -> Response:
+        """Prometheus' text."""
+        content, kind = self._exposition()
+        return Response(content, headers={"Content-Type": kind})
+
+    async def models(self, _request: Request) -> Response:
+        """The one model, as a list."""
+        return json_response({"object": "list", "data": [self._model(self._info())]})
+
+    async def model(self, request: Request) -> Response:
+        """The model, if its id is asked for."""
+        info = self._info()
+        check_model(request.path_params["model_id"], info)
+        return json_response(self._model(info))
+
+    async def cancel(self, request: Request) -> Response:
+        """End a job, if it is live."""
+        exchange = Exchange(request.scope, request.receive, _unused)
+        body = read_struct(await exchange.read_body(), CancelBody)
+        check_job_id(body.job_id)
+        self._service.abort(body.job_id)
+        return json_response({"job_id": body.job_id, "status": "cancelling"}, 202)
+
+    def _info(self) -> ModelInfo:
+        if self._service.info is None:
+            raise UnavailableError(self._service.refusal or "")
+        return self._service.info
+
+    def _model(self, info: ModelInfo) -> dict[str, Any]:
+        return {
+            "id": info.model_id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "llorch",
+            "llorch": asdict(info),
+        }
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    """Return a response of JSON."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+async def _unused(_message: Message) -> None:
+    """Nothing is sent through it: the handler returns a response."""

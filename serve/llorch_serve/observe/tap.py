@@ -1,0 +1,249 @@
+"""A generator with observers: every request passes through unchanged, and what happens to it is told on another thread.
+
+Input: a generator, and the calls of those who use it. Output: the same updates to the same sinks, and each request's
+life to the observers. The engine's thread only notes the time and puts a step's updates into a queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from llorch_serve.load import Load
+from llorch_serve.requests import (
+    Completion,
+    GenerationRequest,
+    GenerationUpdate,
+    ModelInfo,
+    Prompt,
+    ScoreRequest,
+    UpdateSink,
+)
+from llorch_serve.rpc.server import ClosableGenerator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Observed:
+    """One request as it is seen from outside. Times are of ``time.perf_counter``, in seconds.
+
+    submitted_ns: the same moment as ``submitted_s``, in nanoseconds since 1970.
+    first_s, last_s: when its first and its last tokens came; None before.
+    last_by_answer: when each answer's last tokens came. completions: of the answers that have ended.
+    """
+
+    request: GenerationRequest
+    submitted_s: float
+    submitted_ns: int
+    first_s: float | None = None
+    last_s: float | None = None
+    last_by_answer: dict[int, float] = field(default_factory=dict)
+    completions: list[Completion] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended, ``at_s`` on the clock of :class:`Observed`: with an error, or a completion.
+
+    completion: of several answers the first one's, with the tokens of all.
+    """
+
+    at_s: float
+    completion: Completion | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request that has been answered, for whoever keeps records. seconds: from its head to the answer's last byte.
+
+    status: None if the client left before there was one.
+    """
+
+    method: str
+    path: str
+    status: int | None
+    seconds: float
+    correlation_id: str
+
+
+class Observer(Protocol):
+    """Learns of requests. Every method is called on one thread of its own, in the order of events."""
+
+    def begun(self, seen: Observed) -> None:
+        """A request has come; it may still be refused."""
+
+    def produced(self, seen: Observed, tokens: int, gap_s: float | None) -> None:
+        """Tokens have come, ``gap_s`` after the same answer's last ones; None: they are its first."""
+
+    def ended(self, seen: Observed, ending: Ending) -> None:
+        """A request has ended, or was refused."""
+
+    def close(self) -> None:
+        """Nothing follows: send on what is still held."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    seen: Observed
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    at_s: float
+    updates: list[GenerationUpdate]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    seen: Observed
+    ending: Ending
+
+
+_Item = _Submitted | _Step | _Refused | threading.Event | None
+
+
+class _Tap:
+    """A sink in front of another. Called on the engine's thread."""
+
+    __slots__ = ("__weakref__", "_items", "_sink")
+
+    def __init__(self, sink: UpdateSink, items: queue.SimpleQueue[_Item]) -> None:
+        self._sink = sink
+        self._items = items
+
+    def deliver(self, updates: list[GenerationUpdate]) -> None:
+        now = time.perf_counter()
+        self._sink.deliver(updates)
+        self._items.put(_Step(now, updates))
+
+
+class ObservedGenerator:
+    """Implements :class:`llorch_serve.rpc.server.ClosableGenerator` around another."""
+
+    def __init__(self, inner: ClosableGenerator, observers: Sequence[Observer]) -> None:
+        self._inner = inner
+        self._observers = tuple(observers)
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        # One tap for each sink, so that a step's updates still reach a sink in one call; it lives as long as a request.
+        self._taps: weakref.WeakValueDictionary[int, _Tap] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._live: dict[str, Observed] = {}  # the observing thread's own
+        self._thread = threading.Thread(target=self._observe, name="llorch-observe", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
+        """Pass a request on; see :meth:`llorch_serve.requests.TextGenerator.submit`."""
+        seen = Observed(request, time.perf_counter(), time.time_ns())
+        with self._lock:
+            tap = self._taps.get(id(sink))
+            if tap is None:
+                tap = self._taps[id(sink)] = _Tap(sink, self._items)
+        self._items.put(_Submitted(seen))  # before its first update can come
+        try:
+            self._inner.submit(request, tap)
+        except Exception as error:
+            self._items.put(_Refused(seen, Ending(time.perf_counter(), error=error)))
+            raise
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Pass a request for scores on, unobserved: it generates nothing."""
+        self._inner.submit_score(request, sink)
+
+    def abort(self, request_id: str) -> None:
+        """End a request, if it is live."""
+        self._inner.abort(request_id)
+
+    def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
+        """Return the token ids of a prompt and the text they stand for."""
+        return self._inner.tokenize(prompt)
+
+    def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
+        """Return the text of token ids."""
+        return self._inner.detokenize(token_ids, keep_special_tokens=keep_special_tokens)
+
+    def model_info(self) -> ModelInfo:
+        """Describe what is served."""
+        return self._inner.model_info()
+
+    def load(self) -> Load:
+        """Return how busy the engine is, as of its last step."""
+        return self._inner.load()
+
+    def settle(self) -> None:
+        """Return once the observers know everything that has happened so far."""
+        told = threading.Event()
+        self._items.put(told)
+        told.wait()
+
+    def close(self) -> None:
+        """Close the generator, and the observers once they know how its last requests ended."""
+        self._inner.close()
+        self._items.put(None)
+        self._thread.join()
+
+    def _observe(self) -> None:
+        while (item := self._items.get()) is not None:
+            try:
+                self._tell(item)
+            except Exception:  # a request's record is lost; those of the others go on
+                logger.exception("an observer failed")
+        for observer in self._observers:
+            observer.close()
+
+    def _tell(self, item: _Submitted | _Step | _Refused | threading.Event) -> None:
+        match item:
+            case threading.Event():
+                item.set()
+            case _Submitted(seen):
+                # A second request of a live id is about to be refused; the first one keeps its place.
+                if self._live.setdefault(seen.request.request_id, seen) is seen:
+                    for observer in self._observers:
+                        observer.begun(seen)
+            case _Refused(seen, ending):
+                if self._live.get(seen.request.request_id) is seen:
+                    del self._live[seen.request.request_id]
+                for observer in self._observers:
+                    observer.ended(seen, ending)
+            case _Step(at_s, updates):
+                for update in updates:
+                    self._pass_on(at_s, update)
+
+    def _pass_on(self, at_s: float, update: GenerationUpdate) -> None:
+        seen = self._live.get(update.request_id)
+        if seen is None:
+            return
+        if update.token_ids:
+            before = seen.last_by_answer.get(update.index)
+            seen.last_by_answer[update.index] = seen.last_s = at_s
+            if before is not None or seen.first_s is None:  # later answers have no first token of the request
+                seen.first_s = at_s if seen.first_s is None else seen.first_s
+                gap = None if before is None else at_s - before
+                for observer in self._observers:
+                    observer.produced(seen, len(update.token_ids), gap)
+        if update.completion is not None:
+            seen.completions.append(update.completion)
+        if update.is_last:
+            del self._live[update.request_id]
+            completion = None if update.error is not None else _together(seen.completions)
+            for observer in self._observers:
+                observer.ended(seen, Ending(at_s, completion, update.error))
+
+
+def _together(completions: list[Completion]) -> Completion:
+    """Return one completion for a request of several answers."""
+    return replace(
+        completions[0],
+        prompt_tokens=sum(c.prompt_tokens for c in completions),
+        generated_tokens=sum(c.generated_tokens for c in completions),
+        cached_tokens=sum(c.cached_tokens for c in completions),
+        drafted_tokens=sum(c.drafted_tokens for c in completions),
+        accepted_tokens=sum(c.accepted_tokens for c in completions),
+    )

@@ -1,0 +1,113 @@
+"""One OpenTelemetry span for each request, after the conventions for generative AI.
+
+Input: requests as ``tap.py`` sees them, with the caller's W3C traceparent. Output: spans to a provider, by default
+one that sends them over OTLP. Spans are made when a request has ended, on the observing thread. They carry figures and ids;
+no text, neither prompts nor stop strings.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from llorch_serve.observe.tap import Ending, Observed
+from llorch_serve.requests import ChatPrompt
+from llorch_serve.sequence import FinishReason
+
+_NS: Final = 1_000_000_000
+
+
+def otlp_provider(endpoint: str, version: str) -> TracerProvider:
+    """Return a provider that sends spans over OTLP/HTTP to ``endpoint``/v1/traces."""
+    provider = TracerProvider(resource=Resource({"service.name": "llorch", "service.version": version}))
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+class Tracer:
+    """Makes spans of one model's requests. Implements :class:`llorch_serve.observe.tap.Observer`."""
+
+    def __init__(self, provider: TracerProvider, model_id: str) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("llorch")
+        self._model_id = model_id
+
+    def begun(self, seen: Observed) -> None:
+        """See the protocol: the span is made at the end."""
+
+    def produced(self, seen: Observed, tokens: int, gap_s: float | None) -> None:
+        """See the protocol: the span is made at the end."""
+
+    def ended(self, seen: Observed, ending: Ending) -> None:
+        """Make the request's span."""
+        request = seen.request
+        operation = "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+        carrier = {"traceparent": request.traceparent} if request.traceparent else {}
+        span = self._tracer.start_span(
+            f"{operation} {self._model_id}",
+            context=TraceContextTextMapPropagator().extract(carrier),
+            kind=SpanKind.SERVER,
+            start_time=seen.submitted_ns,
+            attributes=_asked(seen, operation, self._model_id) | _found(seen, ending),
+        )
+        if seen.first_s is not None:
+            span.add_event("llorch.first_token", timestamp=_moment(seen, seen.first_s))
+        if ending.error is not None:
+            kind = type(ending.error).__name__
+            span.set_attribute("error.type", kind)
+            span.set_status(Status(StatusCode.ERROR, kind))
+        span.end(end_time=_moment(seen, ending.at_s))
+
+    def close(self) -> None:
+        """Send what is still held."""
+        self._provider.shutdown()
+
+
+def _moment(seen: Observed, at_s: float) -> int:
+    return seen.submitted_ns + int((at_s - seen.submitted_s) * _NS)
+
+
+def _asked(seen: Observed, operation: str, model_id: str) -> dict[str, AttributeValue]:
+    sampling = seen.request.sampling
+    given = {
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.seed": sampling.seed,
+    }
+    named: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "llorch",
+        "gen_ai.request.model": model_id,
+        "gen_ai.response.model": model_id,
+        "gen_ai.response.id": seen.request.request_id,
+    }
+    if seen.request.correlation_id:
+        named["llorch.correlation_id"] = seen.request.correlation_id
+    return named | {name: value for name, value in given.items() if value is not None}
+
+
+def _found(seen: Observed, ending: Ending) -> dict[str, AttributeValue]:
+    completion = ending.completion
+    found: dict[str, AttributeValue] = {}
+    if seen.first_s is not None:
+        found["gen_ai.server.time_to_first_token"] = seen.first_s - seen.submitted_s
+    if completion is None:
+        return found
+    reason = "abort" if completion.reason is FinishReason.CANCELLED else completion.reason.value
+    return found | {
+        "gen_ai.response.finish_reasons": [reason],
+        "gen_ai.usage.input_tokens": completion.prompt_tokens,
+        "gen_ai.usage.output_tokens": completion.generated_tokens,
+        "gen_ai.usage.cache_read.input_tokens": completion.cached_tokens,
+        "llorch.queue_s": completion.timings.queue_s,
+    }

@@ -1,0 +1,104 @@
+"""A scrape as Prometheus reads it."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fake_generator import INFO, LOAD, FakeGenerator
+from llorch_serve.errors import InvalidRequestError
+from llorch_serve.local import stream
+from llorch_serve.observe.meters import Meters
+from llorch_serve.observe.tap import Observed, ObservedGenerator
+from llorch_serve.requests import GenerationRequest, TextPrompt
+from llorch_serve.sampling import SamplingParams
+
+
+def scrape(meters):
+    """Return every sample by its name and labels; fails if a family is there twice."""
+    text, kind = meters.expose()
+    assert kind.startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(text.decode()))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def scraped():
+    """The samples after three requests: one of 3 tokens, one that a stop string ended, one refused."""
+    meters, inner = Meters(), FakeGenerator()
+    generator = ObservedGenerator(inner, [meters])
+    meters.watch(generator)
+    for name, sampling in (("a", SamplingParams(max_tokens=3)), ("b", SamplingParams(stop=("w2",)))):
+        list(stream(generator, GenerationRequest(name, TextPrompt("Hello"), sampling)))
+    with pytest.raises(InvalidRequestError):
+        list(stream(generator, GenerationRequest("c", TextPrompt("Hi"), SamplingParams(top_p=2))))
+    generator.settle()
+    meters.count_http("/health", 200)
+    yield scrape(meters)
+    generator.close()
+
+
+def test_the_generators_figures(scraped):
+    assert scraped["llorch:num_requests_running",] == LOAD.running
+    assert scraped["llorch:num_requests_waiting",] == LOAD.waiting
+    assert scraped["llorch:kv_cache_usage_perc",] == LOAD.kv_tokens_running / LOAD.kv_tokens_total
+    assert scraped["llorch:prompt_tokens_total",] == LOAD.prompt_tokens
+    assert scraped["llorch:generation_tokens_total",] == LOAD.generated_tokens
+    assert scraped["llorch:prefix_cache_queries_total",] == LOAD.prompt_tokens
+    assert scraped["llorch:prefix_cache_hits_total",] == LOAD.cached_tokens
+    assert scraped["llorch:spec_decode_num_accepted_tokens_total",] == LOAD.accepted_tokens
+    assert any(key[0] == "llorch:model_info" and INFO.model_id in key for key in scraped)
+
+
+def test_what_requests_took(scraped):
+    counts = {
+        "time_to_first_token_seconds": 2,
+        "inter_token_latency_seconds": 3,  # two after the first of three tokens, one after the first of two
+        "e2e_request_latency_seconds": 2,
+        "request_queue_time_seconds": 2,
+        "request_prefill_time_seconds": 2,
+        "request_decode_time_seconds": 2,
+    }
+    assert {name: scraped[f"llorch:{name}_count",] for name in counts} == counts
+    assert scraped["llorch:request_queue_time_seconds_sum",] == 2 * 0.25  # as the fake generator says
+    assert scraped["llorch:request_decode_time_seconds_sum",] == 2 * 1.75
+    assert scraped["llorch:request_prompt_tokens_sum",] == 2 * len("Hello")
+    assert scraped["llorch:request_generation_tokens_sum",] == 3 + 2
+    assert scraped["llorch:request_queue_time_seconds_bucket", "0.25"] == 2
+    assert scraped["llorch:request_queue_time_seconds_bucket", "0.1"] == 0
+
+
+def test_how_requests_ended(scraped):
+    ended = {key[1]: value for key, value in scraped.items() if key[0] == "llorch:request_success_total"}
+    assert ended == {"stop": 1, "length": 1, "tool_calls": 0, "abort": 0}
+    assert scraped["llorch:request_failure_total", "InvalidRequestError"] == 1
+    assert scraped["llorch:http_requests_total", "/health", "200"] == 1
+
+
+def test_guessed_tokens_share_the_time_that_they_took():
+    meters = Meters()
+    seen = Observed(
+        GenerationRequest("a", TextPrompt("Hi")), submitted_s=0, submitted_ns=0, first_s=1, last_s=2
+    )
+    meters.produced(seen, 4, 0.4)
+    samples = scrape(meters)
+    assert samples["llorch:inter_token_latency_seconds_count",] == 4
+    assert samples["llorch:inter_token_latency_seconds_sum",] == pytest.approx(0.4)
+    assert samples["llorch:inter_token_latency_seconds_bucket", "0.1"] == 4
+    assert samples["llorch:inter_token_latency_seconds_bucket", "0.075"] == 0
+
+
+def test_the_process(scraped):
+    assert scraped["process_resident_memory_bytes",] > 1e6
+
+
+def test_two_workers_in_a_process_count_apart(scraped):
+    fresh = scrape(Meters())
+    assert fresh["llorch:time_to_first_token_seconds_count",] == 0
+    assert ("llorch:num_requests_running",) not in fresh

@@ -1,0 +1,88 @@
+"""Spans of requests, as an exporter gets them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from fake_generator import FakeGenerator
+from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.local import stream
+from llorch_serve.observe.tap import ObservedGenerator
+from llorch_serve.observe.traces import Tracer, otlp_provider
+from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt
+from llorch_serve.sampling import SamplingParams
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CANARY = "xylophone-canary"
+
+
+@pytest.fixture
+def traced():
+    """A generator, what is inside it, and a function that returns the spans so far."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    inner = FakeGenerator()
+    generator = ObservedGenerator(inner, [Tracer(provider, "fake-1M")])
+
+    def spans():
+        generator.settle()
+        return exporter.get_finished_spans()
+
+    yield generator, inner, spans
+    generator.close()
+
+
+def test_a_request_is_a_span_under_the_callers(traced):
+    generator, _, spans = traced
+    before = time.time_ns()
+    sampling = SamplingParams(temperature=0.5, max_tokens=2, seed=3, stop=(CANARY,))
+    prompt = ChatPrompt((ChatMessage("user", CANARY),))
+    request = GenerationRequest("r1", prompt, sampling, correlation_id="c-1", traceparent=PARENT)
+    list(stream(generator, request))
+    (span,) = spans()
+    assert span.name == "chat fake-1M"
+    assert f"{span.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert f"{span.parent.span_id:016x}" == PARENT.split("-")[2]
+    expected = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "llorch",
+        "gen_ai.request.model": "fake-1M",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.max_tokens": 2,
+        "gen_ai.request.seed": 3,
+        "gen_ai.response.id": "r1",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": len(f"<user>{CANARY}"),
+        "gen_ai.usage.output_tokens": 2,
+        "llorch.correlation_id": "c-1",
+    }
+    assert {key: span.attributes[key] for key in expected} == expected
+    assert "gen_ai.request.top_p" not in span.attributes
+    (first,) = span.events
+    assert before <= span.start_time <= first.timestamp <= span.end_time <= time.time_ns() + 10**7
+    assert CANARY not in span.to_json()
+
+
+def test_a_failure_is_told_by_its_class(traced):
+    generator, inner, spans = traced
+    inner.fail_step = NonFiniteLogitsError(CANARY)
+    with pytest.raises(NonFiniteLogitsError):
+        list(stream(generator, GenerationRequest("r1", TextPrompt("Hi"), traceparent="nonsense")))
+    (span,) = spans()
+    assert (span.name, span.parent) == ("text_completion fake-1M", None)
+    assert span.attributes["error.type"] == "NonFiniteLogitsError"
+    assert span.status.status_code is StatusCode.ERROR
+    assert CANARY not in span.to_json()
+
+
+def test_spans_go_to_the_endpoint_that_is_named():
+    provider = otlp_provider("http://127.0.0.1:9/", "1.2")
+    exporter = provider._active_span_processor._span_processors[0].span_exporter
+    assert exporter._endpoint == "http://127.0.0.1:9/v1/traces"
+    provider.shutdown()
