@@ -106,7 +106,7 @@ def _change(scores: FloatArray, rows: Sequence[Adjustment]) -> None:
     _edit(
         scores,
         [
-            (i, row.said.ids, row.params.frequency_penalty * row.said.counts + row.params.presence_penalty)
+            (i, row.said.ids, _taken(row.said, row.params))
             for i, row in enumerate(rows)
             if row.said is not None
         ],
@@ -119,6 +119,12 @@ def _change(scores: FloatArray, rows: Sequence[Adjustment]) -> None:
 
 def _filled(counts: TokenCounts, value: float) -> Values:
     return np.full(len(counts.ids), value)
+
+
+def _taken(said: TokenCounts, params: ResolvedSampling) -> Values:
+    """Return what frequency and presence penalty take from the logit of each token of the answer."""
+    counts = said.counts.astype(np.float64)
+    return params.frequency_penalty * counts + params.presence_penalty
 
 
 def _penalised(values: Values, penalty: Values) -> Values:

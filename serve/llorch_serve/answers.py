@@ -120,13 +120,14 @@ class Answers:
 
     members: the answers in the order of their index.
     best: how many are returned where more are generated, by their mean log-probability; None: all, as they come.
-    open: how many go on. held: with ``best``, the updates so far.
+    aborted: it need not be waited for. open: how many go on. held: with ``best``, the updates so far.
     """
 
     request_id: str
     sink: UpdateSink
     members: list[Answer]
     best: int | None = None
+    aborted: bool = False
     open: int = field(init=False)
     _held: dict[int, list[GenerationUpdate]] = field(default_factory=dict)
 

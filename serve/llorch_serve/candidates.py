@@ -57,10 +57,11 @@ def find_candidates(scores: FloatArray, params: ResolvedSampling) -> Candidates:
 def weights_of(scores: FloatArray, temperature: float) -> FloatArray:
     """Return exp(score / temperature) for each, scaled so that the largest is 1."""
     with np.errstate(over="ignore"):  # beyond float32 is as good as infinitely far: it weighs nothing
-        weights = scores - scores.max()
+        weights: FloatArray = scores - scores.max()
         # Below the smallest normal float32 the division would be by zero; there it picks the maximum, as it should.
         weights /= np.float32(max(temperature, _TINY))
-    return np.exp(weights, out=weights)
+    np.exp(weights, out=weights)
+    return weights
 
 
 def _heavy(scores: FloatArray, params: ResolvedSampling) -> Candidates:

@@ -32,4 +32,5 @@ def uniforms(seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
     Philox is counter-based (Salmon et al. 2011): each position has its own block of four numbers, of which one is used.
     """
     raw = np.random.Philox(key=seed, counter=first).random_raw(4 * count)
-    return (raw[::4] >> np.uint64(11)) * 2.0**-53
+    numbers: npt.NDArray[np.float64] = (raw[::4] >> np.uint64(11)) * np.float64(2.0**-53)
+    return numbers

@@ -14,7 +14,7 @@
         ├── ModelMismatchError      exit 2   FAILED_PRECONDITION
         ├── QueueFullError          exit 6   RESOURCE_EXHAUSTED
         ├── UnavailableError        exit 7   UNAVAILABLE
-        ├── UnsupportedError        exit 3   UNIMPLEMENTED
+        ├── UnsupportedError        exit 4   UNIMPLEMENTED
         ├── CancelledError          exit 130 CANCELLED
         └── NonFiniteLogitsError    exit 1   INTERNAL
 
@@ -123,9 +123,9 @@ class UnavailableError(RequestError):
 
 
 class UnsupportedError(RequestError):
-    """The request asks for what the loaded model's graph cannot do."""
+    """The request needs what this worker lacks: a library that is not installed, or something its model cannot do."""
 
-    exit_code = 3
+    exit_code = 4
 
 
 class CancelledError(RequestError):

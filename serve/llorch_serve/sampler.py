@@ -24,17 +24,22 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLo
 from llorch_serve.filters import FEW, Table, filter_few, filter_many
 from llorch_serve.sampling import ResolvedSampling
 from llorch_serve.selection import FloatArray, IdArray, Values
+from llorch_serve.structured.constraint import Constraint
 
 _LINES: Final = 64  # a row that is drawn from as a whole is summed in so many lines
 
 
 @dataclass(slots=True)
 class SamplingRow:
-    """What the sampler keeps about one sequence between steps."""
+    """What the sampler keeps about one sequence between steps.
+
+    constraint: the grammar that the answer is held to, if any.
+    """
 
     params: ResolvedSampling
     adjustment: Adjustment
     draws: Draws
+    constraint: Constraint | None = None
 
     @classmethod
     def begin(
@@ -47,11 +52,18 @@ class SamplingRow:
     def append(self, token_id: int) -> None:
         """Count a generated token."""
         self.adjustment.append(token_id)
+        if self.constraint is not None:
+            self.constraint.advance(token_id)
 
     @property
     def generated(self) -> int:
         """Tokens generated so far, and thereby the position of the next draw."""
         return self.adjustment.generated
+
+    @property
+    def ended(self) -> bool:
+        """Whether a grammar lets nothing follow, so that there is nothing to sample."""
+        return self.constraint is not None and self.constraint.ended
 
 
 def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
@@ -71,7 +83,9 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
         chosen[index] = _non_finite(logits[index])
     # Where nothing applies to a greedy row, the most likely token is it.
     rest = [
-        i for i, row in enumerate(rows) if finite[i] and (row.params.temperature or row.adjustment.applies)
+        i
+        for i, row in enumerate(rows)
+        if finite[i] and (row.params.temperature or row.adjustment.applies or row.constraint is not None)
     ]
     if rest:
         some = logits if len(rest) == len(rows) else logits[rest]
@@ -96,7 +110,7 @@ def sample_draft(
             return tuple(chosen) if chosen else token  # what fails here fails again, and is told then
         row.append(token)
         chosen.append(token)
-        if token != guess:
+        if token != guess or row.ended:
             break
     return tuple(chosen)
 
@@ -104,9 +118,9 @@ def sample_draft(
 def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]:
     """Return the ids that may be drawn for one row, and their weights, not normalised.
 
-    logits: float32 [vocab_size], finite. Raises InvalidRequestError if ``min_tokens`` forbids the whole vocabulary.
+    logits: float32 [vocab_size], finite. Raises InvalidRequestError if ``min_tokens`` and the grammar forbid the whole vocabulary.
     """
-    (scores,) = adjusted(logits[None], [row.adjustment])
+    scores = _allowed(adjusted(logits[None], [row.adjustment])[0], row)
     if np.isneginf(scores.max()):
         raise _hopeless(row)
     if row.params.temperature == 0:
@@ -121,6 +135,13 @@ def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]
     return ids[weights > 0], weights[weights > 0]
 
 
+def _allowed(scores: FloatArray, row: SamplingRow) -> FloatArray:
+    """Return the scores with those of tokens that the row's grammar forbids at -inf. Raises what the grammar does."""
+    if row.constraint is None:
+        return scores
+    return np.where(row.constraint.forbidden(), np.float32(-np.inf), scores)
+
+
 def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
     """Choose the next token of rows of finite logits that need more than a look for the largest."""
     chosen: list[int | RequestError] = [0] * len(rows)
@@ -129,6 +150,11 @@ def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | Reque
     for index, (scores, row) in enumerate(
         zip(adjusted(logits, [r.adjustment for r in rows]), rows, strict=True)
     ):
+        try:
+            scores = _allowed(scores, row)
+        except RequestError as error:
+            chosen[index] = error
+            continue
         if row.adjustment.masks_stops and np.isneginf(scores.max()):
             chosen[index] = _hopeless(row)
         elif row.params.temperature == 0:
@@ -182,7 +208,7 @@ def _draw_from_many(weights: FloatArray, number: float) -> int:
 
 
 def _hopeless(row: SamplingRow) -> InvalidRequestError:
-    found = f"found {row.params.min_tokens} where every token is a stop token, expected 0"
+    found = f"found {row.params.min_tokens} where only stop tokens may follow, expected 0"
     return InvalidRequestError([FieldViolation("sampling.min_tokens", found)])
 
 

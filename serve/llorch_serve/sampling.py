@@ -12,6 +12,8 @@ from typing import TypeVar
 from llorch_serve.errors import ArtifactError, FieldViolation
 from llorch_serve.logprobs import MAX_LOGPROBS
 from llorch_serve.manifest import GenerationDefaults
+from llorch_serve.structured import spec
+from llorch_serve.structured.spec import Structured
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
@@ -55,6 +57,7 @@ class SamplingParams:
     best_of: n..16: generate so many, and return the n of the highest mean log-probability.
     prompt_logprobs: 0..20: list the log-probability of each token of the prompt, and so many of the likeliest ones.
     echo: the prompt's text comes before the answer's.
+    structured: the form that the answer is held to, from its first token to its last.
     """
 
     temperature: float | None = None
@@ -84,6 +87,8 @@ class SamplingParams:
     def answers(self) -> int:
         """How many answers are generated."""
         return self.n if self.best_of is None else self.best_of
+
+    structured: Structured | None = None
 
     def violations(self, *, vocab_size: int, prefix: str = "sampling") -> list[FieldViolation]:
         """Return every field that is out of range; empty if all is well."""
@@ -175,6 +180,8 @@ class SamplingParams:
             [(i, token) for i, token in enumerate(self.stop_token_ids) if not 0 <= token < vocab_size],
             f"an id of the vocabulary, 0 to {vocab_size - 1}",
         )
+        if self.structured is not None:
+            bad += spec.violations(self.structured, prefix=prefix)
         return bad
 
 

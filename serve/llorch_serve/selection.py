@@ -41,7 +41,8 @@ def at_least_kth(scores: FloatArray, k: int) -> IdArray:
     tail = columns * _ROWS + np.flatnonzero(scores[columns * _ROWS :] >= floor)
     ids = np.concatenate([line * columns + places[column], tail])
     values = scores[ids]
-    return ids[values >= np.partition(values, len(values) - k)[len(values) - k]]
+    kept: IdArray = ids[values >= np.partition(values, len(values) - k)[len(values) - k]]
+    return kept
 
 
 def fewest_reaching(keys: Values, weights: FloatArray, target: float, *, with_ties: bool) -> IdArray:

@@ -14,7 +14,7 @@ from llorch_serve.shared_prompt import SharedPrompt
 class FinishReason(enum.Enum):
     """Why a sequence ended."""
 
-    STOP = "stop"  # a stop token or a stop string
+    STOP = "stop"  # a stop token, a stop string, or a grammar that lets nothing follow
     LENGTH = "length"  # max_tokens, or the context is full
     TOOL_CALLS = "tool_calls"  # as STOP, after calls of tools
     CANCELLED = "cancelled"  # aborted by the caller
@@ -42,6 +42,7 @@ class Sequence:
     logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is told.
     shared: the prompt, where other sequences have the same one and only the first computes it.
     prompt_scores: takes the log-probabilities of the prompt's own tokens; None: nobody asked.
+    complete_at: generated tokens after which its grammar lets nothing follow; None: not known yet, or no grammar.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
     written: positions that calls have written, those of wrong guesses included.
@@ -61,6 +62,7 @@ class Sequence:
     logprobs: int | None = None
     shared: SharedPrompt | None = None
     prompt_scores: PromptScores | None = None
+    complete_at: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0

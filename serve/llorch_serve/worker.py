@@ -57,6 +57,9 @@ from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenE
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
 from llorch_serve.shared_prompt import SharedPrompt
+from llorch_serve.structured.compiler import GrammarCompiler
+from llorch_serve.structured.constraint import Constraint
+from llorch_serve.structured.spec import Structured
 from llorch_serve.text import TextStream, Tokenizer
 
 
@@ -96,6 +99,10 @@ class Worker:
         self._most_waiting = max(1, config.max_waiting)
         vocab_size = artifact.manifest.model.vocab_size
         self._scored_rows = most_rows(vocab_size) if able.chunked_prefill else None
+        manifest = artifact.manifest
+        self._grammars = GrammarCompiler(
+            self._tokenizer, manifest.model.vocab_size, frozenset(manifest.stop_token_ids)
+        )
         self._engine = Engine(session, scheduler)
         self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
@@ -132,10 +139,19 @@ class Worker:
             if self._closed:
                 return
             self._closed = True
+            waiting = [answers for answers in self._by_id.values() if self._grammars.cancel(answers)]
+        for answers in waiting:
+            self._end_unseen(answers, None)
         self._loop.stop()
+        self._engine.close()
+        self._grammars.close()
 
     def warm_up(self) -> None:
-        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready."""
+        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready.
+
+        Grammars are made ready too, where llguidance is installed.
+        """
+        self._grammars.prepare()
         sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=2, ignore_eos=True)
         prompt = TokenPrompt((0,) * min(8, self._session.capacity.context - 1))
         for _ in stream(self, GenerationRequest("warm-up", prompt, sampling)):
@@ -144,7 +160,8 @@ class Worker:
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
         """Check, tokenise and queue a request.
 
-        Raises InvalidRequestError with every bad field, or UnavailableError once the engine has stopped.
+        Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance would have
+        to be installed for, or UnavailableError once the engine has stopped.
         """
         info = self.artifact.manifest
         bad = request.sampling.violations(vocab_size=info.model.vocab_size)
@@ -189,7 +206,7 @@ class Worker:
             end = TokenEvent(members[0].sequence, None, FinishReason.LENGTH)
             sink.deliver(answers.take(members[0].translate(end, self._tokenizer)[0]))
             return
-        self._enter(answers, rows)
+        self._enter(answers, rows, request.sampling.structured)
 
     def _begin(
         self,
@@ -260,17 +277,29 @@ class Worker:
         row = SamplingRow.begin(unused, prompt_ids=(), stop_ids=())
         self._enter(Answers(request.request_id, sink, members), [row] * len(members))
 
-    def _enter(self, answers: Answers, rows: list[SamplingRow]) -> None:
-        """Make a request live and hand its sequences to the loop. Raises InvalidRequestError or UnavailableError."""
+    def _enter(self, answers: Answers, rows: list[SamplingRow], form: Structured | None = None) -> None:
+        """Make a request live and hand its sequences to the loop, once its form's grammar is compiled.
+
+        Raises InvalidRequestError, UnsupportedError or UnavailableError.
+        """
         with self._lock:
             self._check_open()
             if answers.request_id in self._by_id:
                 found = f"found {answers.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
+            constraint = None
+            if form is not None:
+                constraint = self._grammars.begin(
+                    form,
+                    answers.sequences[0].stop_ids,
+                    ticket=answers,
+                    done=lambda found: self._on_grammar(answers, rows, found),
+                )
             self._live.update((answer.sequence, (answers, answer)) for answer in answers.members)
             self._by_id[answers.request_id] = answers
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
-            self._loop.add(*zip(answers.sequences, rows, strict=True))
+            if form is None or constraint is not None:
+                self._hand_over(answers, rows, constraint)
 
     def _check_scores_prompts(self) -> None:
         if not self._session.capabilities.prompt_logits:
@@ -283,7 +312,14 @@ class Worker:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
             answers = self._by_id.get(request_id)
-        for sequence in answers.sequences if answers is not None else ():
+            if answers is None:
+                return
+            answers.aborted = True
+            waiting = self._grammars.cancel(answers)
+        if waiting:
+            self._end_unseen(answers, None)
+            return
+        for sequence in answers.sequences:
             self._loop.abort(sequence)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
@@ -327,6 +363,41 @@ class Worker:
             raise UnavailableError(f"the engine has stopped after an error: {self._failure}")
         if self._closed:
             raise UnavailableError("the worker is shutting down")
+
+    def _on_grammar(self, answers: Answers, rows: list[SamplingRow], found: Constraint | Exception) -> None:
+        """Queue a request whose grammar is compiled, or end it. The compiling thread."""
+        if isinstance(found, Exception):
+            self._end_unseen(answers, found)
+            return
+        with self._lock:
+            live = self._by_id.get(answers.request_id) is answers
+            wanted = live and not (self._closed or answers.aborted)
+            if wanted:
+                self._hand_over(answers, rows, found)
+        if not wanted:
+            self._end_unseen(answers, None)
+
+    def _hand_over(self, answers: Answers, rows: list[SamplingRow], constraint: Constraint | None) -> None:
+        """Give a request's sequences to the loop, each with the grammar from its beginning."""
+        if constraint is not None:
+            for row in rows:
+                row.constraint = constraint.afresh()
+        self._loop.add(*zip(answers.sequences, rows, strict=True))
+
+    def _end_unseen(self, answers: Answers, error: Exception | None) -> None:
+        """End a request that has not got to the engine: with an error, or cancelled. Idempotent; any thread."""
+        with self._lock:
+            if self._by_id.get(answers.request_id) is not answers:
+                return
+        self._end(answers)
+        if error is not None:
+            answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=error)])
+            return
+        updates: list[GenerationUpdate] = []
+        for answer in answers.members:
+            event = TokenEvent(answer.sequence, None, FinishReason.CANCELLED)
+            updates += answers.take(answer.translate(event, self._tokenizer)[0])
+        answers.sink.deliver(updates)
 
     def _on_events(self, events: list[TokenEvent]) -> list[Sequence]:
         """Turn a step's events into updates, one delivery a sink; return what a stop string has ended."""

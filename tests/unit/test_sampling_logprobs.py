@@ -67,8 +67,12 @@ def test_bytes_of_tokens_make_up_the_text(kind: str, text: str) -> None:
     naming = TokenBytes(inner)
     ids = inner.encode(text, add_special_tokens=False).ids
     joined = b"".join(map(naming.of, ids)).decode()
-    # SentencePiece's decoders drop the space that they put before a text.
-    assert joined.removeprefix("" if kind == "byte_level" else " ") == inner.decode(ids)
+    decoded = inner.decode(ids)
+    if (
+        kind != "byte_level"
+    ):  # SentencePiece's decoders drop the space before a text, some every space of its first token
+        joined, decoded = joined.lstrip(" "), decoded.lstrip(" ")
+    assert joined == decoded
 
 
 def test_part_of_a_character_is_bytes_and_a_replacement_character() -> None:

@@ -50,7 +50,11 @@ def recipes(target: Target) -> list[dict[str, Any]]:
     """Return every pair of precisions that go together on a target, but for those that need a GGUF file, and layers in bytes."""
     row = TARGETS[target]
     plain = target_precisions(row, ())
-    found: list[dict[str, Any]] = [{"precision": "int8", "activations": "row"}] if row.byte_layers else []
+    found: list[dict[str, Any]] = (
+        [{"precision": "int8", "activations": form} for form in ("row", "quarters")]
+        if row.byte_layers
+        else []
+    )
     for precision in target_precisions(row, row.linear_bits):
         heads: set[Precision | None] = {None, *target_precisions(row, row.table_bits)}
         for head in heads:

@@ -29,6 +29,7 @@ from llorch_serve.requests import (
     ToolCall,
     ToolCallDelta,
 )
+from llorch_serve.rpc import convert_structured
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
 from llorch_serve.sampling import SamplingParams
@@ -207,6 +208,7 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         echo=message.echo,
         logit_bias=dict(message.logit_bias) if bias_fits else {},
         keep_special_tokens=message.keep_special_tokens,
+        structured=convert_structured.read_form(message),
     )
 
 
@@ -238,6 +240,8 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
         message.sampling.logit_bias.update(sampling.logit_bias)
     except (ValueError, TypeError) as error:
         bad.append(FieldViolation("sampling.logit_bias", f"cannot be sent: {error}"))
+    if sampling.structured is not None:
+        convert_structured.fill_form(message.sampling, sampling.structured, bad)
     if bad:
         raise InvalidRequestError(bad)
     return message

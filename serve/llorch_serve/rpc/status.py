@@ -2,7 +2,8 @@
 
 The servicer calls :func:`write_status` with what a request ended with; the client calls :func:`read_status` with
 what gRPC raised. Between them travel a code, one line of text and google.rpc details: BadRequest with each bad
-field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network) is unavailable or cannot.
+field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network or a proxy) is unavailable
+or lacks what was asked for.
 """
 
 from __future__ import annotations

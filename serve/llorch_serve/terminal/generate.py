@@ -35,6 +35,14 @@ from llorch_serve.terminal.flags import (
     ToolFormat,
     Wait,
 )
+from llorch_serve.terminal.form import (
+    ChoiceFlag,
+    GrammarFlag,
+    JsonObjectFlag,
+    JsonSchemaFlag,
+    RegexFlag,
+    read_form,
+)
 from llorch_serve.terminal.sampling_flags import (
     MinP,
     RepetitionPenalty,
@@ -144,6 +152,11 @@ def command(
             metavar="N", help="With --json: the same for each token of the prompt.", show_default=False
         ),
     ] = None,
+    json_schema: JsonSchemaFlag = None,
+    json_object: JsonObjectFlag = False,
+    regex: RegexFlag = None,
+    choice: ChoiceFlag = None,
+    grammar: GrammarFlag = None,
     no_kv_cache: Annotated[
         bool,
         typer.Option(
@@ -170,6 +183,8 @@ def command(
         llorch generate --connect 127.0.0.1:50051 --chat "Hello" --json
 
         llorch generate artifacts/smollm2 --prompt "Once" --temperature 1 --n 4
+
+        llorch generate artifacts/smollm2 --chat "Is the sky blue?" --choice yes --choice no
 
     """
     for flag, asked in (("--logprobs", logprobs), ("--prompt-logprobs", prompt_logprobs)):
@@ -198,6 +213,9 @@ def command(
         best_of=best_of,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
+        structured=read_form(
+            json_schema=json_schema, json_object=json_object, regex=regex, choice=choice, grammar=grammar
+        ),
     )
     flags = ChatFlags(system, tools, template_arguments)
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids, flags), params)
