@@ -16,8 +16,8 @@ from fake_session import GREEDY, Call, FakeSession, continuation, next_logits
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import (
     CancelledError,
+    EngineStoppedError,
     InvalidRequestError,
-    LlorchError,
     NonFiniteLogitsError,
     ProviderError,
     QueueFullError,
@@ -382,26 +382,37 @@ def test_a_close_or_an_abort_cannot_get_to_the_engine_before_what_it_ends(
         worker.close()
 
 
-def test_a_dead_engine_tells_everyone_once_and_takes_nothing_more(tmp_path: Path) -> None:
+def test_a_dead_engine_tells_everyone_once_and_takes_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     released = threading.Event()
 
     def before(_call: Call) -> None:
         assert released.wait(PATIENCE_S)
-        raise MemoryError("no more")
+        raise RuntimeError("no more")
 
     worker = make_worker(tmp_path, make_session(before_call=before))
+    deaths: list[EngineStoppedError] = []
+    worker.when_dead(deaths.append)
     sinks = {name: Sink() for name in ("a", "b", "c")}
     for name, sink in sinks.items():
         worker.submit(request(name, PROMPT), sink)
     released.set()
     for name, sink in sinks.items():
         error = sink.answers(name)[name].error
-        assert isinstance(error, LlorchError)
-        assert "MemoryError: no more" in str(error)
-    with pytest.raises(UnavailableError, match="no more"):
+        assert isinstance(error, EngineStoppedError)
+        assert error.error_id in str(error)
+        assert "no more" not in str(error)
+    with pytest.raises(UnavailableError, match="engine has stopped"):
         worker.submit(request("d", PROMPT), Sink())
     worker.abort("a")
     worker.close()
+    worker.when_dead(deaths.append)  # too late to be told later, so at once
+    assert deaths == [error, error]
+    [record] = caplog.records
+    assert error.error_id in record.message
+    assert record.exc_info is not None
+    assert "no more" in str(record.exc_info[1])
 
 
 def test_a_stream_yields_until_the_last_update(worker: Worker) -> None:

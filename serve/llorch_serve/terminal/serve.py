@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
+from llorch_serve.loading import LoadProgress, read_ahead
+from llorch_serve.terminal.access import TOKEN_VARIABLE
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import (
     KvCacheDtype,
@@ -26,7 +30,28 @@ from llorch_serve.terminal.flags import (
     read_size,
     refuse_strict_reuse,
 )
-from llorch_serve.terminal.target import find_target, find_tokenizer, resolve_artifact
+from llorch_serve.terminal.serving_flags import (
+    AdvertiseHost,
+    CallbackUrl,
+    ClientCa,
+    IdleTimeout,
+    MaxMessageBytes,
+    MaxQueuedRequests,
+    MaxQueuedTokens,
+    ModelRef,
+    PreloadOnly,
+    RequireAuth,
+    ServerCert,
+    ServerKey,
+    TokenFile,
+    WorkerId,
+)
+from llorch_serve.terminal.target import export_source, find_artifact, find_target, find_tokenizer
+
+if TYPE_CHECKING:
+    from llorch_serve.pool.reporter import PoolConfig
+    from llorch_serve.rpc.security import Security
+    from llorch_serve.worker import Worker
 
 
 def command(
@@ -45,9 +70,23 @@ def command(
     strict_reuse: StrictReuse = False,
     lookup: Lookup = 0,
     threads: Threads = None,
+    max_queued_requests: MaxQueuedRequests = 1024,
+    max_queued_tokens: MaxQueuedTokens = None,
+    max_message_bytes: MaxMessageBytes = "16MiB",
+    token_file: TokenFile = None,
+    tls_cert: ServerCert = None,
+    tls_key: ServerKey = None,
+    tls_client_ca: ClientCa = None,
+    require_auth: RequireAuth = False,
+    worker_id: WorkerId = None,
+    callback_url: CallbackUrl = None,
+    advertise_host: AdvertiseHost = None,
+    model_ref: ModelRef = None,
+    idle_timeout: IdleTimeout = None,
     drain_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
     ] = 30.0,
+    preload_only: PreloadOnly = False,
 ) -> None:
     """Serve an artifact, or a folder of onnxruntime-genai or Optimum, over gRPC (llorch.v1.GenerationService, health, reflection) until SIGTERM.
 
@@ -57,17 +96,21 @@ def command(
 
         llorch serve artifacts/smollm2 --port 0 --slots 16 --max-context 4096
 
+        LLORCH_API_TOKEN=... llorch serve artifacts/smollm2 --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+
         grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051 llorch.v1.GenerationService/Generate
 
     """
-    from llorch_serve.rpc.server import ServerConfig, serve
-    from llorch_serve.terminal.opening import open_worker
-    from llorch_serve.worker import Worker
+    from llorch_serve.pool.reporter import PoolReporter
+    from llorch_serve.rpc.lifecycle import serve
+    from llorch_serve.rpc.security import load_security
+    from llorch_serve.rpc.server import ServerConfig
 
     if slots < 1:
         raise UsageError(f"--slots is {slots}; at least 1 is needed")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    folder = resolve_artifact(find_target(model_dir, model))
+    target = find_target(model_dir, model)
+    folder, tokenizer = find_artifact(target), find_tokenizer()
     refuse_strict_reuse(strict_reuse=strict_reuse, no_prefix_cache=no_prefix_cache)
     session = SessionConfig(
         threads=threads,
@@ -78,34 +121,132 @@ def command(
         single_graph=single_graph,
     )
     config = EngineConfig(
-        session=session, prefix_cache=not no_prefix_cache, strict_reuse=strict_reuse, lookup=lookup
+        session=session,
+        max_waiting=max_queued_requests,
+        max_waiting_tokens=max_queued_tokens,
+        prefix_cache=not no_prefix_cache,
+        strict_reuse=strict_reuse,
+        lookup=lookup,
     )
-    server = ServerConfig(host=host, port=port, drain_timeout_s=drain_timeout)
-    opened: list[Worker] = []
+    progress = LoadProgress()
 
     def load() -> Worker:
-        worker = open_worker(folder, config, tokenizer=find_tokenizer())
-        worker.warm_up()
-        opened.append(worker)
-        return worker
+        return _load(folder or export_source(target, progress), config, tokenizer, progress)
 
-    def ready(address: str) -> None:
-        say(f"serving {_describe(opened[0], folder)} at {address}")
-
+    if preload_only:
+        worker = load()
+        say(f"loaded {_describe(worker)}")
+        worker.close()
+        return
+    security = load_security(
+        token=os.environ.get(TOKEN_VARIABLE),
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+    )
+    _judge_exposure(host, security, require_auth=require_auth)
+    pool = _read_pool(worker_id, callback_url, advertise_host, model_ref, host=host, security=security)
+    server = ServerConfig(
+        host=host,
+        port=port,
+        drain_timeout_s=drain_timeout,
+        max_message_bytes=_read_message_bytes(max_message_bytes),
+        idle_timeout_s=idle_timeout,
+        security=security,
+    )
+    opened: list[Worker] = []
     asyncio.run(
-        serve(load, server, on_bound=lambda address: say(f"listening at {address}, loading"), on_ready=ready)
+        serve(
+            _kept(load, opened),
+            server,
+            progress=progress,
+            companions=() if pool is None else (PoolReporter(pool),),
+            on_bound=lambda address: say(f"listening at {address}, loading"),
+            on_ready=lambda address: say(f"serving {_describe(opened[0])} at {address}"),
+        )
     )
 
 
-def _describe(worker: object, folder: Path) -> str:
+def _load(folder: Path, config: EngineConfig, tokenizer: Path | None, progress: LoadProgress) -> Worker:
+    """Load an artifact and warm it up. A thread of its own, while the port already answers."""
+    from llorch_serve.served import load_model
+    from llorch_serve.terminal.opening import open_worker
+
+    load_model(folder)  # whether its files are what they should be comes before reading gigabytes of them
+    read_ahead(sorted(folder.iterdir()), progress)
+    worker = open_worker(folder, config, tokenizer=tokenizer)
+    worker.warm_up()
+    return worker
+
+
+def _kept(load: Callable[[], Worker], opened: list[Worker]) -> Callable[[], Worker]:
+    def loading() -> Worker:
+        opened.append(load())
+        return opened[0]
+
+    return loading
+
+
+def _judge_exposure(host: str, security: Security, *, require_auth: bool) -> None:
+    """Say what is unsafe about the address; with ``require_auth`` raise UsageError for it."""
+    from llorch_serve.rpc.security import exposure
+
+    how = "set LLORCH_API_TOKEN or --token-file, and --tls-cert with --tls-key; or --tls-client-ca"
+    unsafe = exposure(host, security)
+    if require_auth and (unsafe is not None or not security.knows_callers):
+        raise UsageError(f"--require-auth is set, and {unsafe or 'callers need not say who they are'}; {how}")
+    if unsafe is not None:
+        say(f"warning: {unsafe}; {how}")
+
+
+def _read_pool(
+    worker_id: str | None,
+    callback_url: str | None,
+    advertise_host: str | None,
+    model_ref: str | None,
+    *,
+    host: str,
+    security: Security,
+) -> PoolConfig | None:
+    """Return whom to tell about this worker, or None. Raises UsageError for flags that do not go together."""
+    from llorch_serve.pool.post import read_url
+    from llorch_serve.pool.reporter import PoolConfig
+
+    if callback_url is None:
+        flags = {"--worker-id": worker_id, "--advertise-host": advertise_host, "--model-ref": model_ref}
+        for name, value in flags.items():
+            if value is not None:
+                raise UsageError(f"{name} has no effect without --callback-url; leave it out")
+        return None
+    if not worker_id:
+        raise UsageError("--callback-url needs --worker-id, the name by which the manager knows this worker")
+    if advertise_host is None and host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
+        raise UsageError(f"--host {host} is no address to call; give --advertise-host with --callback-url")
+    return PoolConfig(
+        worker_id=worker_id,
+        url=read_url(callback_url),
+        host=advertise_host or host,
+        secure=security.certificate is not None,
+        model_ref=model_ref,
+    )
+
+
+def _read_message_bytes(value: str) -> int:
+    size = read_size("--max-message-bytes", value)
+    assert size is not None
+    if not 1024 <= size < 2**31:
+        raise UsageError(f"--max-message-bytes is {value}; expected 1KiB to less than 2GiB")
+    return size
+
+
+def _describe(worker: Worker) -> str:
     from llorch_serve.bench.report import peak_rss_mib
     from llorch_serve.foreign.model import UNSTATED
-    from llorch_serve.worker import Worker
 
-    assert isinstance(worker, Worker)
     info = worker.model_info()
     made = info.kind if info.precision == UNSTATED else info.precision
     return (
-        f"{info.model_id} ({folder}, {made}) on {info.provider} with {info.slots} slots of "
+        f"{info.model_id} ({worker.artifact.folder}, {made}) on {info.provider} with {info.slots} slots of "
         f"{info.context_length} tokens, {peak_rss_mib():.0f} MiB"
     )
