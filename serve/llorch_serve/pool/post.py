@@ -53,6 +53,7 @@ def read_url(value: str) -> CallbackUrl:
 async def post(url: CallbackUrl, body: bytes, *, timeout_s: float) -> int:
     """Send ``body``; return the answer's HTTP status. Raises OSError, TimeoutError among others, or HTTPException."""
     result: Future[int] = Future()
+    result.set_running_or_notify_cancel()  # from here on a caller that gives up cannot take it from the thread
 
     def run() -> None:
         try:

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 from grpc_health.v1 import health
@@ -26,7 +26,7 @@ MAX_SECRET_BYTES: Final = 2**20
 
 _HEALTH_PREFIX: Final = f"/{health.SERVICE_NAME}/"
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)

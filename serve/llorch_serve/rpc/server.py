@@ -28,6 +28,7 @@ from llorch_serve.rpc.servicer import GenerationServicer
 
 DEFAULT_PORT: Final = 50051
 MAX_PORT: Final = 65_535
+_LAST_CALLS_S: Final = 0.2  # for calls that have arrived and not begun to be refused, rather than cut
 _FAREWELL_S: Final = 1.0  # for statuses of ended calls to leave the process
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class WorkerServer:
 
     async def close(self) -> None:
         """Stop listening and cut what still runs."""
-        await self._server.stop(grace=None)
+        await self._server.stop(grace=_LAST_CALLS_S)
         self._servicer.close()
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

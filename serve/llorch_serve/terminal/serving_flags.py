@@ -9,7 +9,7 @@ import typer
 
 MaxQueuedRequests = Annotated[
     int,
-    typer.Option(min=0, help="Requests that may wait for a slot; more are refused with RESOURCE_EXHAUSTED."),
+    typer.Option(min=1, help="Requests that may wait for a slot; more are refused with RESOURCE_EXHAUSTED."),
 ]
 MaxQueuedTokens = Annotated[
     int | None,
