@@ -198,14 +198,14 @@ class Worker:
     ) -> tuple[tuple[int, ...], list[FieldViolation]]:
         """Return a prompt's token ids, and every bad field."""
         bad = sampling.violations(vocab_size=self.artifact.manifest.model.vocab_size)
-        ids: tuple[int, ...] = ()
+        context = self._session.capacity.context
+        if oversize := self._prompts.oversize(prompt, context=context):
+            return (), bad + oversize
         try:
             ids, _ = self._prompts.encode(prompt)
         except InvalidRequestError as error:
-            bad += error.violations
-        else:
-            bad += self._prompts.violations(ids, context=self._session.capacity.context)
-        return ids, bad
+            return (), [*bad, *error.violations]
+        return ids, bad + self._prompts.violations(ids, context=context)
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
@@ -329,10 +329,10 @@ class Worker:
             self._failure = failure
             live, self._live, self._by_id = list(self._live.values()), {}, {}
             mourners = list(self._mourners)
-        for entry in live:
-            entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
         for tell in mourners:
             tell(failure)
+        for entry in live:
+            entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
 
 
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:

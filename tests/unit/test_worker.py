@@ -542,3 +542,28 @@ def test_four_bits_are_not_called_batch_invariant(
 
 def test_the_oracle_itself_is_not_constant() -> None:
     assert next_logits(PROMPT, VOCAB).argmax() != next_logits(PROMPT[:-1], VOCAB).argmax()
+
+
+def test_a_text_beyond_any_tokenizer_is_refused_before_it_is_tokenised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def counting(self: Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        encoded.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", counting)
+    worker = make_worker(tmp_path)
+    most = 4 * CONTEXT * TOKENIZER.longest_token
+    try:
+        for length, says in (
+            (most, "tokens; the context holds 48"),
+            (most + 1, f"found {most + 1} characters"),
+        ):
+            with pytest.raises(InvalidRequestError, match=says):
+                worker.submit(request("r", TextPrompt("a" * length)), Sink())
+    finally:
+        worker.close()
+    assert encoded == [most]

@@ -45,12 +45,13 @@ from llorch_serve.terminal.serving_flags import (
     ServerKey,
     TokenFile,
     WorkerId,
+    judge_exposure,
+    read_message_bytes,
+    read_pool,
 )
 from llorch_serve.terminal.target import export_source, find_artifact, find_target, find_tokenizer
 
 if TYPE_CHECKING:
-    from llorch_serve.pool.reporter import PoolConfig
-    from llorch_serve.rpc.security import Security
     from llorch_serve.worker import Worker
 
 
@@ -145,13 +146,13 @@ def command(
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
     )
-    _judge_exposure(host, security, require_auth=require_auth)
-    pool = _read_pool(worker_id, callback_url, advertise_host, model_ref, host=host, security=security)
+    judge_exposure(host, security, require_auth=require_auth)
+    pool = read_pool(worker_id, callback_url, advertise_host, model_ref, host=host, security=security)
     server = ServerConfig(
         host=host,
         port=port,
         drain_timeout_s=drain_timeout,
-        max_message_bytes=_read_message_bytes(max_message_bytes),
+        max_message_bytes=read_message_bytes(max_message_bytes),
         idle_timeout_s=idle_timeout,
         security=security,
     )
@@ -186,58 +187,6 @@ def _kept(load: Callable[[], Worker], opened: list[Worker]) -> Callable[[], Work
         return opened[0]
 
     return loading
-
-
-def _judge_exposure(host: str, security: Security, *, require_auth: bool) -> None:
-    """Say what is unsafe about the address; with ``require_auth`` raise UsageError for it."""
-    from llorch_serve.rpc.security import exposure
-
-    how = "set LLORCH_API_TOKEN or --token-file, and --tls-cert with --tls-key; or --tls-client-ca"
-    unsafe = exposure(host, security)
-    if require_auth and (unsafe is not None or not security.knows_callers):
-        raise UsageError(f"--require-auth is set, and {unsafe or 'callers need not say who they are'}; {how}")
-    if unsafe is not None:
-        say(f"warning: {unsafe}; {how}")
-
-
-def _read_pool(
-    worker_id: str | None,
-    callback_url: str | None,
-    advertise_host: str | None,
-    model_ref: str | None,
-    *,
-    host: str,
-    security: Security,
-) -> PoolConfig | None:
-    """Return whom to tell about this worker, or None. Raises UsageError for flags that do not go together."""
-    from llorch_serve.pool.post import read_url
-    from llorch_serve.pool.reporter import PoolConfig
-
-    if callback_url is None:
-        flags = {"--worker-id": worker_id, "--advertise-host": advertise_host, "--model-ref": model_ref}
-        for name, value in flags.items():
-            if value is not None:
-                raise UsageError(f"{name} has no effect without --callback-url; leave it out")
-        return None
-    if not worker_id:
-        raise UsageError("--callback-url needs --worker-id, the name by which the manager knows this worker")
-    if advertise_host is None and host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
-        raise UsageError(f"--host {host} is no address to call; give --advertise-host with --callback-url")
-    return PoolConfig(
-        worker_id=worker_id,
-        url=read_url(callback_url),
-        host=advertise_host or host,
-        secure=security.certificate is not None,
-        model_ref=model_ref,
-    )
-
-
-def _read_message_bytes(value: str) -> int:
-    size = read_size("--max-message-bytes", value)
-    assert size is not None
-    if not 1024 <= size < 2**31:
-        raise UsageError(f"--max-message-bytes is {value}; expected 1KiB to less than 2GiB")
-    return size
 
 
 def _describe(worker: Worker) -> str:
