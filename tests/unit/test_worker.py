@@ -28,6 +28,7 @@ from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, Timings, TokenPrompt
 from llorch_serve.sampling import MAX_SEED, ResolvedSampling
 from llorch_serve.sequence import FinishReason
+from llorch_serve.text import Tokenizer
 from llorch_serve.worker import Worker
 from tiny_artifact import tiny_manifest
 from worker_harness import (
