@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.errors import EngineStoppedError, FieldViolation, InvalidRequestError, QueueFullError
 from llorch_serve.load import Load
 from llorch_serve.requests import (
     ChatPrompt,
@@ -27,6 +27,7 @@ from llorch_serve.requests import (
     TokenPrompt,
     UpdateSink,
 )
+from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
 PATIENCE_S = 20.0
@@ -93,6 +94,7 @@ class FakeGenerator:
         self._steps_allowed = 0
         self._live: dict[str, _Live] = {}
         self._closing = False
+        self._mourners: list[Callable[[EngineStoppedError], None]] = []
         self.steps = 0
         self.submitted: list[GenerationRequest] = []
         self.aborted: list[str] = []
@@ -120,6 +122,17 @@ class FakeGenerator:
                 raise QueueFullError(f"{len(self._live)} requests are live; try again", retry_after_s=1.5)
             self._live[request.request_id] = _Live(request, sink, len(self.tokenize(request.prompt)[0]))
             self._condition.notify_all()
+
+    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+        return sampling.violations(vocab_size=VOCAB_SIZE)
+
+    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
+        self._mourners.append(tell)
+
+    def die(self, error: EngineStoppedError) -> None:
+        """Play a dead engine: what is live stays as it is, and whoever watches is told."""
+        for tell in self._mourners:
+            tell(error)
 
     def abort(self, request_id: str) -> None:
         with self._condition:
@@ -255,10 +268,11 @@ class FakeGenerator:
 def main() -> None:
     """Serve on a free port of the loopback: ``fake_generator.py MODE DRAIN_TIMEOUT_S``.
 
-    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. Prints BOUND and READY with the
+    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. ``dying``: a line kills it. Prints BOUND and READY with the
     address, and CLOSED at the end.
     """
-    from llorch_serve.rpc.server import ServerConfig, serve
+    from llorch_serve.rpc.lifecycle import serve
+    from llorch_serve.rpc.server import ServerConfig
 
     generator = FakeGenerator(free_running=False)
     if sys.argv[1] == "steps":
@@ -268,6 +282,14 @@ def main() -> None:
                 generator.step()
 
         threading.Thread(target=read, daemon=True).start()
+    elif sys.argv[1] == "dying":
+
+        def kill() -> None:
+            sys.stdin.readline()
+            generator.wait_for(lambda g: g.live_ids)
+            generator.die(EngineStoppedError("4711"))
+
+        threading.Thread(target=kill, daemon=True).start()
 
     def say(*words: str) -> None:
         sys.stdout.write(" ".join(words) + "\n")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.requests import Prompt, TextPrompt, TokenPrompt
 from llorch_serve.served import ServedModel
 from llorch_serve.text import Tokenizer
+
+_NORMALISING: Final = 4
+"""How many times shorter a tokenizer's normaliser may make a text before its length is held against it."""
 
 
 class PromptEncoder:
@@ -34,6 +39,19 @@ class PromptEncoder:
             found = f"{self._model_id} has no chat template; send text or tokens instead"
             raise InvalidRequestError([FieldViolation("input.chat", found)])
         return encode_chat(self.tokenizer, self._template, prompt.messages)
+
+    def oversize(self, prompt: Prompt, *, context: int) -> list[FieldViolation]:
+        """Return what is wrong with a text so long that no tokenizer could make it fit, before one is busy for seconds."""
+        if not isinstance(prompt, TextPrompt):
+            return []
+        longest = self.tokenizer.longest_token
+        if len(prompt.text) <= _NORMALISING * context * longest:
+            return []
+        found = (
+            f"found {len(prompt.text)} characters; the context holds {context} tokens, prompt and answer together, of "
+            f"at most {longest} characters each"
+        )
+        return [FieldViolation("input", found)]
 
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:
         """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is well."""

@@ -34,6 +34,7 @@ class Sequence:
     max_new_tokens: tokens that may be generated, at least 1, already bounded by the context length.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
+    priority: the highest of a client's waiting sequences starts first.
     lookup: guesses of what follows; None: no guessing.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
@@ -50,6 +51,7 @@ class Sequence:
     max_new_tokens: int
     stop_ids: frozenset[int]
     client: str = ""
+    priority: int = 0
     lookup: PromptLookup | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None

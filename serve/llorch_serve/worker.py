@@ -8,6 +8,7 @@ exactly.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import secrets
 import threading
 import time
@@ -18,7 +19,13 @@ from pathlib import Path
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
-from llorch_serve.errors import FieldViolation, InvalidRequestError, LlorchError, UnavailableError, UsageError
+from llorch_serve.errors import (
+    EngineStoppedError,
+    FieldViolation,
+    InvalidRequestError,
+    UnavailableError,
+    UsageError,
+)
 from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.load import Load
 from llorch_serve.local import stream
@@ -42,6 +49,8 @@ from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
 from llorch_serve.text import TextStream, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -72,7 +81,8 @@ class Worker:
         self._live: dict[Sequence, _Live] = {}
         self._by_id: dict[str, Sequence] = {}
         self._lock = threading.Lock()
-        self._failure: BaseException | None = None
+        self._failure: EngineStoppedError | None = None
+        self._mourners: list[Callable[[EngineStoppedError], None]] = []
         self._closed = False
         able = session.capabilities
         scheduler = Scheduler(
@@ -80,6 +90,7 @@ class Worker:
             budget=session.capacity.budget,
             prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
             max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
             kv_cache=config.kv_cache,
             prefix_cache=config.prefix_cache and able.prefix_reuse,
             strict_reuse=config.strict_reuse,
@@ -119,6 +130,14 @@ class Worker:
             self._closed = True
         self._loop.stop()
 
+    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
+        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it has."""
+        with self._lock:
+            self._mourners.append(tell)
+            failure = self._failure
+        if failure is not None:
+            tell(failure)
+
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready."""
         sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=2, ignore_eos=True)
@@ -132,14 +151,7 @@ class Worker:
         Raises InvalidRequestError with every bad field, or UnavailableError once the engine has stopped.
         """
         info = self.artifact.manifest
-        bad = request.sampling.violations(vocab_size=info.model.vocab_size)
-        ids: tuple[int, ...] = ()
-        try:
-            ids, _ = self._prompts.encode(request.prompt)
-        except InvalidRequestError as error:
-            bad += error.violations
-        else:
-            bad += self._prompts.violations(ids, context=self._session.capacity.context)
+        ids, bad = self._check(request.prompt, request.sampling)
         if bad:
             raise InvalidRequestError(bad)
         resolved = resolve(request.sampling, info.generation, lambda: secrets.randbits(63))
@@ -155,6 +167,7 @@ class Worker:
             max_new_tokens=wanted,
             stop_ids=frozenset(stop_ids),
             client=request.client_id,
+            priority=request.priority,
             lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
             submitted_at=time.perf_counter(),
         )
@@ -175,6 +188,24 @@ class Worker:
             self._by_id[request.request_id] = sequence
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
             self._loop.add(sequence, row)
+
+    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
+        return self._check(prompt, sampling)[1]
+
+    def _check(
+        self, prompt: Prompt, sampling: SamplingParams
+    ) -> tuple[tuple[int, ...], list[FieldViolation]]:
+        """Return a prompt's token ids, and every bad field."""
+        bad = sampling.violations(vocab_size=self.artifact.manifest.model.vocab_size)
+        context = self._session.capacity.context
+        if oversize := self._prompts.oversize(prompt, context=context):
+            return (), bad + oversize
+        try:
+            ids, _ = self._prompts.encode(prompt)
+        except InvalidRequestError as error:
+            return (), [*bad, *error.violations]
+        return ids, bad + self._prompts.violations(ids, context=context)
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
@@ -221,7 +252,7 @@ class Worker:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise UnavailableError(f"the engine has stopped after an error: {self._failure}")
+            raise UnavailableError(f"the engine has stopped; {self._failure}")
         if self._closed:
             raise UnavailableError("the worker is shutting down")
 
@@ -233,7 +264,7 @@ class Worker:
             live = self._live.get(event.sequence)
             if live is None:
                 continue
-            update, stopped = self._translate(live, event)
+            update, stopped = self._translate_alone(live, event)
             if stopped and event.finish is None:
                 ended_early.append(event.sequence)
             if update.is_last:
@@ -244,6 +275,13 @@ class Worker:
         for sink, updates in by_sink.values():
             sink.deliver(updates)
         return ended_early
+
+    def _translate_alone(self, live: _Live, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
+        """Return what :meth:`_translate` does; what fails there ends this request and no other."""
+        try:
+            return self._translate(live, event)
+        except Exception as error:  # noqa: BLE001 - tokenizer or memory: told to the caller, and logged there
+            return GenerationUpdate(live.request.request_id, "", (), error=error), True
 
     def _translate(self, live: _Live, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
         """Return the update of one event, and whether a stop string ended the answer."""
@@ -284,11 +322,15 @@ class Worker:
         )
 
     def _on_death(self, error: BaseException) -> None:
-        """Tell every caller that the engine is gone; nothing is answered after this."""
+        """Log the error, tell every caller and who watches that the engine is gone; nothing is answered after this."""
+        failure = EngineStoppedError(secrets.token_hex(4))
+        logger.error("the engine stopped, error id %s", failure.error_id, exc_info=error)
         with self._lock:
-            self._failure = error
+            self._failure = failure
             live, self._live, self._by_id = list(self._live.values()), {}, {}
-        failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
+            mourners = list(self._mourners)
+        for tell in mourners:
+            tell(failure)
         for entry in live:
             entry.sink.deliver([GenerationUpdate(entry.request.request_id, "", (), error=failure)])
 

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from llorch_serve.errors import (
+    AuthenticationError,
     CancelledError,
     FieldViolation,
     InvalidRequestError,
@@ -52,6 +53,7 @@ def there_and_back(error):
         (QueueFullError("full", retry_after_s=2.5), "RESOURCE_EXHAUSTED"),
         (UnavailableError("loading"), "UNAVAILABLE"),
         (CancelledError("aborted"), "CANCELLED"),
+        (AuthenticationError("a token is asked for"), "UNAUTHENTICATED"),
     ],
 )
 def test_a_request_error_comes_back_as_it_was(error, code):

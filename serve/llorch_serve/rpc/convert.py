@@ -8,14 +8,16 @@ every caller. Here are refused only what has no plain form, and sizes no honest 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.load import Load
+from llorch_serve.load import Load, WorkerState
 from llorch_serve.requests import (
+    MAX_PRIORITY,
+    MIN_PRIORITY,
     ChatMessage,
     ChatPrompt,
     Completion,
@@ -35,6 +37,7 @@ MAX_REQUEST_ID_BYTES: Final = 128
 MAX_TOKEN_IDS: Final = (
     2**20
 )  # beyond any context; keeps a hostile 16 MiB message from becoming a gigabyte of ints
+MAX_ABORTS: Final = 1024  # as many as can be live
 MAX_ITEMS: Final = 2**14  # likewise for messages, stop strings and stop token ids
 
 _SCALARS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens")
@@ -51,9 +54,15 @@ T = TypeVar("T")
 # Requests, wire to plain.
 
 
-def read_generation_request(message: pb.GenerateRequest, *, connection: str = "") -> GenerationRequest:
+Check = Callable[[Prompt, SamplingParams], list[FieldViolation]]
+
+
+def read_generation_request(
+    message: pb.GenerateRequest, *, connection: str = "", check: Check | None = None
+) -> GenerationRequest:
     """Return the request; one without a request_id gets a random one, one without a client_id is ``connection``'s.
 
+    check: asked what is bad about prompt and sampling if anything else is, so that the caller learns everything at once.
     Raises InvalidRequestError.
     """
     bad: list[FieldViolation] = []
@@ -74,9 +83,36 @@ def read_generation_request(message: pb.GenerateRequest, *, connection: str = ""
                 "client_id", f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}, or no client_id"
             )
         )
+    if not MIN_PRIORITY <= message.priority <= MAX_PRIORITY:
+        expected = f"expected {MIN_PRIORITY} to {MAX_PRIORITY}, or no priority"
+        bad.append(FieldViolation("priority", f"found {message.priority}, {expected}"))
     if bad or prompt is None:
+        if check is not None:
+            own = check(prompt or TextPrompt("a"), sampling)
+            bad += [v for v in own if prompt is not None or v.field.startswith("sampling")]
         raise InvalidRequestError(bad)
-    return GenerationRequest(request_id, prompt, sampling, client_id=message.client_id or connection)
+    return GenerationRequest(
+        request_id,
+        prompt,
+        sampling,
+        client_id=message.client_id or connection,
+        priority=message.priority,
+        fingerprint=message.fingerprint if message.HasField("fingerprint") else None,
+    )
+
+
+def read_abort_request(message: pb.AbortRequest) -> tuple[str, ...]:
+    """Return the ids of the requests to end. Raises InvalidRequestError."""
+    bad: list[FieldViolation] = []
+    if _check_count("request_ids", len(message.request_ids), MAX_ABORTS, bad):
+        for index, request_id in enumerate(message.request_ids):
+            size = len(request_id.encode())
+            if not 0 < size <= MAX_REQUEST_ID_BYTES:
+                found = f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}"
+                bad.append(FieldViolation(f"request_ids[{index}]", found))
+    if bad:
+        raise InvalidRequestError(bad)
+    return tuple(message.request_ids)
 
 
 def read_prompt(message: pb.Input) -> Prompt:
@@ -160,6 +196,10 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     _set(message, "request_id", request.request_id, "request_id", bad)
     if request.client_id:
         _set(message, "client_id", request.client_id, "client_id", bad)
+    if request.priority:
+        _set(message, "priority", request.priority, "priority", bad)
+    if request.fingerprint is not None:
+        _set(message, "fingerprint", request.fingerprint, "fingerprint", bad)
     _fill_input(message.input, request.prompt, bad)
     for name in (*_SCALARS, "min_tokens", "ignore_eos"):
         value = getattr(sampling, name)
@@ -167,6 +207,16 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
             _set(message.sampling, name, value, f"sampling.{name}", bad)
     _extend(message.sampling.stop, sampling.stop, "sampling.stop", bad)
     _extend(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
+    if bad:
+        raise InvalidRequestError(bad)
+    return message
+
+
+def write_abort_request(request_ids: Sequence[str]) -> pb.AbortRequest:
+    """Return the message. Raises InvalidRequestError for lone surrogates."""
+    bad: list[FieldViolation] = []
+    message = pb.AbortRequest()
+    _extend(message.request_ids, request_ids, "request_ids", bad)
     if bad:
         raise InvalidRequestError(bad)
     return message
@@ -251,6 +301,11 @@ def write_answer(
     )
 
 
+def read_answer(message: pb.GenerateResponse) -> tuple[str, tuple[int, ...], Completion]:
+    """Return a whole answer: text, token ids and how it ended."""
+    return message.text, tuple(message.token_ids), _read_completion(message.completion)
+
+
 _USAGE_FIELDS: Final = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
 
 
@@ -276,17 +331,28 @@ def _read_completion(message: pb.Completion) -> Completion:
     )
 
 
-_LOAD_FIELDS: Final = tuple(Load.__dataclass_fields__)
+_LOAD_FIELDS: Final = tuple(name for name in Load.__dataclass_fields__ if name != "state")
+_STATE_TO_WIRE: Final = {
+    WorkerState.STARTING: pb.WORKER_STATE_STARTING,
+    WorkerState.READY: pb.WORKER_STATE_READY,
+    WorkerState.BUSY: pb.WORKER_STATE_BUSY,
+    WorkerState.DRAINING: pb.WORKER_STATE_DRAINING,
+    WorkerState.STOPPED: pb.WORKER_STATE_STOPPED,
+    WorkerState.FAILED: pb.WORKER_STATE_FAILED,
+}
+_STATE_FROM_WIRE: Final = {wire: state for state, wire in _STATE_TO_WIRE.items()}
 
 
 def write_load(load: Load) -> pb.GetLoadResponse:
     """Return the message."""
-    return pb.GetLoadResponse(**{name: getattr(load, name) for name in _LOAD_FIELDS})
+    figures = {name: getattr(load, name) for name in _LOAD_FIELDS}
+    return pb.GetLoadResponse(state=_STATE_TO_WIRE[load.state], **figures)
 
 
 def read_load(message: pb.GetLoadResponse) -> Load:
-    """Return the figures."""
-    return Load(**{name: getattr(message, name) for name in _LOAD_FIELDS})
+    """Return the figures; a worker that states none, or one that this client does not know, counts as ready."""
+    figures = {name: getattr(message, name) for name in _LOAD_FIELDS}
+    return Load(state=_STATE_FROM_WIRE.get(message.state, WorkerState.READY), **figures)
 
 
 _MODEL_INFO_FIELDS: Final = tuple(

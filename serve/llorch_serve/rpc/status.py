@@ -18,7 +18,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from llorch_serve.errors import (
+    AuthenticationError,
     CancelledError,
+    EngineStoppedError,
     FieldViolation,
     InvalidRequestError,
     LlorchError,
@@ -42,6 +44,7 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     ModelMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
     CancelledError: grpc.StatusCode.CANCELLED,
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
 }
@@ -59,6 +62,8 @@ def write_status(
     Anything but a request's own error is a bug here: it is logged with a traceback and an error id, and the
     caller learns the id only.
     """
+    if isinstance(error, EngineStoppedError):  # logged once, where it happened
+        return grpc.StatusCode.INTERNAL, str(error), ()
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
     if code is None:
         error_id = secrets.token_hex(4)
@@ -131,6 +136,8 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         for retry in _details(error, error_details_pb2.RetryInfo):
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return AuthenticationError(text)
     if code is grpc.StatusCode.CANCELLED:
         return CancelledError(text)
     if code is grpc.StatusCode.UNAVAILABLE:

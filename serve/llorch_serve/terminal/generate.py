@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,7 @@ from llorch_serve.requests import (
     TokenPrompt,
 )
 from llorch_serve.sampling import SamplingParams
+from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.console import say, write, write_json
 from llorch_serve.terminal.flags import (
     Connect,
@@ -42,12 +43,19 @@ from llorch_serve.terminal.target import (
     resolve_artifact,
 )
 
+if TYPE_CHECKING:
+    from llorch_serve.channel import Access
+
 
 def command(
     model_dir: ModelDir = None,
     model: Model = None,
     connect: Connect = None,
     wait: Wait = None,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default=False)] = None,
     chat: Annotated[
         str | None,
@@ -124,9 +132,11 @@ def command(
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         cache = {"--kv-dtype": kv_dtype, "--single-graph": single_graph}
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
-        _print_answer(_remote(connect, wait, request), as_json)
+        access = read_access(token, tls_ca, tls_cert, tls_key)
+        _print_answer(_remote(connect, access, wait, request), as_json)
         return
     refuse_wait(wait)
+    refuse_access(token, tls_ca, tls_cert, tls_key)
     target = resolve_artifact(find_target(model_dir, model))
     session = SessionConfig(
         threads=threads, slots=1, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
@@ -172,10 +182,12 @@ def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> It
         worker.close()
 
 
-def _remote(address: str, wait: float | None, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+def _remote(
+    address: str, access: Access, wait: float | None, request: GenerationRequest
+) -> Iterator[GenerationUpdate]:
     from llorch_serve.client import WorkerClient
 
-    with WorkerClient(address) as client:
+    with WorkerClient(address, access) as client:
         if wait:
             client.wait_until_ready(wait)
         yield from client.generate(request)
