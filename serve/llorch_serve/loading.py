@@ -6,7 +6,9 @@ for ``GetLoad`` and the log. It also carries the wish to stop from the event loo
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,9 @@ READ_SHARE: Final = 90.0
 runtime tells in advance."""
 
 _CHUNK_BYTES: Final = 8 * 2**20
+_LOG_INTERVAL_S: Final = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,11 @@ class Progress:
 
 
 class LoadProgress:
-    """One load. Every method may be called from any thread."""
+    """One load. Every method may be called from any thread. One that takes long is told in the log, every few seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told_at = clock()
         self._lock = threading.Lock()
         self._loaded = self._total = 0
         self._done = self._cancelled = False
@@ -56,6 +63,16 @@ class LoadProgress:
         """Count bytes that have been read. Raises UnavailableError once the load is no longer wanted."""
         with self._lock:
             self._loaded += count
+        now = self._clock()
+        if now - self._told_at >= _LOG_INTERVAL_S:
+            self._told_at = now
+            state = self.now()
+            logger.info(
+                "loading: %.0f %%, %d of %d MiB read",
+                state.percent,
+                state.loaded_bytes // 2**20,
+                state.total_bytes // 2**20,
+            )
         self.check()
 
     def finish(self) -> None:

@@ -25,6 +25,20 @@ def test_reading_is_counted_and_only_serving_is_all(tmp_path: Path) -> None:
     assert progress.now().percent == 100
 
 
+def test_a_long_load_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    progress = LoadProgress(clock=lambda: now[0])
+    caplog.set_level("INFO")
+    progress.expect(100 * 2**20)
+    for second in range(1, 13):
+        now[0] = second
+        progress.advance(5 * 2**20)
+    assert [record.getMessage() for record in caplog.records] == [
+        "loading: 22 %, 25 of 100 MiB read",
+        "loading: 45 %, 50 of 100 MiB read",
+    ]
+
+
 def test_what_does_not_fit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"x" * 3)
     memory = psutil.virtual_memory()
