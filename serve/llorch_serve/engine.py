@@ -12,6 +12,7 @@ from llorch_serve.runner import Logits, Session, run
 from llorch_serve.sampler import SamplingRow, sample_batch, sample_draft
 from llorch_serve.scheduler import Sampled, Scheduler
 from llorch_serve.sequence import Sequence, SequenceStatus, TokenEvent
+from llorch_serve.structured.constraint import MaskThread
 
 
 class Engine:
@@ -24,6 +25,7 @@ class Engine:
         self._scheduler = scheduler
         self._clock = clock
         self._rows: dict[Sequence, SamplingRow] = {}
+        self._masks = MaskThread()
 
     def add(self, sequence: Sequence, row: SamplingRow) -> None:
         """Queue a sequence and its sampling state. Raises QueueFullError."""
@@ -59,23 +61,39 @@ class Engine:
                 self._rows.pop(sequence, None)
         return events
 
+    def close(self) -> None:
+        """End the thread of masks."""
+        self._masks.close()
+
     def load(self) -> Load:
         """Return how busy the engine is; from any thread, as of the last step."""
         return self._scheduler.load()
 
     def _sample(self, plan: StepPlan, logits: Logits) -> list[Sampled]:
         """Choose the tokens of every sequence of the step, and count them in its sampling state."""
+        sequences = plan.sampled()
+        rows = [self._rows[sequence] for sequence in sequences]
         if plan.verify is not None:
-            return [sample_draft(logits, self._rows[plan.verify.sequence], plan.verify.draft)]
-        rows = [self._rows[sequence] for sequence in plan.sampled()]
-        results: list[Sampled] = []
-        for row, result in zip(rows, sample_batch(logits, rows), strict=True):
-            if isinstance(result, Exception):
-                results.append(result)
-            else:
-                row.append(result)
-                results.append((result,))
+            results: list[Sampled] = [
+                () if rows[0].ended else sample_draft(logits, rows[0], plan.verify.draft)
+            ]
+        else:
+            results = _sample_each(logits, rows)
+        self._look_ahead(sequences, rows)
         return results
+
+    def _look_ahead(self, sequences: list[Sequence], rows: list[SamplingRow]) -> None:
+        """Begin the masks of the next step, and tell sequences whose grammar needs none."""
+        constraints = []
+        for sequence, row in zip(sequences, rows, strict=True):
+            if row.constraint is None:
+                continue
+            if row.constraint.complete:
+                sequence.complete_at = row.generated
+            else:
+                constraints.append(row.constraint)
+        if constraints:
+            self._masks.start(constraints)
 
     def _stamp_start(self, plan: StepPlan) -> None:
         if plan.prefill is not None and plan.prefill.sequence.started_at is None:
@@ -87,3 +105,20 @@ class Engine:
             del self._rows[sequence]
             self._scheduler.remove(sequence, keep_cache=False)
         return [TokenEvent(sequence, None, error=error) for sequence in failed]
+
+
+def _sample_each(logits: Logits, rows: list[SamplingRow]) -> list[Sampled]:
+    """Choose one token of every row whose grammar, if it has one, lets something follow."""
+    going_on = [not row.ended for row in rows]
+    if not all(going_on):
+        logits = logits[going_on]
+    chosen = iter(sample_batch(logits, [row for row, goes in zip(rows, going_on, strict=True) if goes]))
+    results: list[Sampled] = []
+    for row, goes in zip(rows, going_on, strict=True):
+        result = next(chosen) if goes else None
+        if result is None or isinstance(result, Exception):
+            results.append(() if result is None else result)
+        else:
+            row.append(result)
+            results.append((result,))
+    return results

@@ -14,6 +14,7 @@
         ├── ModelMismatchError      exit 2   FAILED_PRECONDITION
         ├── QueueFullError          exit 6   RESOURCE_EXHAUSTED
         ├── UnavailableError        exit 7   UNAVAILABLE
+        ├── UnsupportedError        exit 4   UNIMPLEMENTED
         ├── CancelledError          exit 130 CANCELLED
         └── NonFiniteLogitsError    exit 1   INTERNAL
 
@@ -119,6 +120,12 @@ class UnavailableError(RequestError):
     """The worker is loading or draining and takes no new requests."""
 
     exit_code = 7
+
+
+class UnsupportedError(RequestError):
+    """The request needs what this worker lacks: a library that is not installed, or something its model cannot do."""
+
+    exit_code = 4
 
 
 class CancelledError(RequestError):

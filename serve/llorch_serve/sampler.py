@@ -3,7 +3,7 @@
 Logits come from the runner after each step; the chosen ids go back to the engine.
 
 Order of operations, the one of transformers' processors and warpers: repetition penalty, ``min_tokens`` (stop
-tokens masked), temperature, top-k, top-p, min-p, draw. A row's draw depends on its own logits, seed and position
+tokens masked), grammar (what it forbids is masked, whatever came before), temperature, top-k, top-p, min-p, draw. A row's draw depends on its own logits, seed and position
 only, never on its neighbours in the batch.
 """
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError, RequestError
 from llorch_serve.sampling import ResolvedSampling
+from llorch_serve.structured.constraint import Constraint
 
 FloatArray = npt.NDArray[np.float32]
 IdArray = npt.NDArray[np.int64]
@@ -29,12 +30,14 @@ class SamplingRow:
     stop_ids: tokens that ``min_tokens`` forbids until then, int64 without duplicates.
     seen: bool[vocab_size], true for tokens of prompt and answer; None if nothing is penalised.
     generated: tokens generated so far, and thereby the position of the next draw.
+    constraint: the grammar that the answer is held to, if any.
     """
 
     params: ResolvedSampling
     stop_ids: IdArray
     seen: npt.NDArray[np.bool_] | None
     generated: int = 0
+    constraint: Constraint | None = None
 
     @classmethod
     def begin(
@@ -50,13 +53,25 @@ class SamplingRow:
     def append(self, token_id: int) -> None:
         """Count a generated token."""
         self.generated += 1
+        if self.constraint is not None:
+            self.constraint.advance(token_id)
         if self.seen is not None:
             self.seen[token_id] = True
 
     @property
     def is_plainly_greedy(self) -> bool:
         """Whether the next token is simply the most likely one."""
-        return self.params.temperature == 0 and self.seen is None and not self._masks_stops
+        return (
+            self.params.temperature == 0
+            and self.seen is None
+            and not self._masks_stops
+            and self.constraint is None
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether a grammar lets nothing follow, so that there is nothing to sample."""
+        return self.constraint is not None and self.constraint.ended
 
     @property
     def _masks_stops(self) -> bool:
@@ -103,7 +118,7 @@ def sample_draft(
             return tuple(chosen) if chosen else token  # what fails here fails again, and is told then
         row.append(token)
         chosen.append(token)
-        if token != guess:
+        if token != guess or row.ended:
             break
     return tuple(chosen)
 
@@ -111,7 +126,7 @@ def sample_draft(
 def sample(logits: FloatArray, row: SamplingRow) -> int:
     """Choose the next token of one row from float32 logits [vocab_size], which are not modified.
 
-    Raises NonFiniteLogitsError, or InvalidRequestError if ``min_tokens`` forbids the whole vocabulary.
+    Raises NonFiniteLogitsError, or InvalidRequestError if ``min_tokens`` and the grammar forbid the whole vocabulary.
     """
     ids, weights = distribution(logits, row)
     if len(ids) == 1:
@@ -159,8 +174,8 @@ def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, FloatAr
 
 
 def _processed(logits: FloatArray, row: SamplingRow) -> FloatArray:
-    """Return logits after repetition penalty and ``min_tokens``: the same array if neither applies."""
-    if row.seen is None and not row._masks_stops:
+    """Return logits after repetition penalty, ``min_tokens`` and grammar: the same array if none applies."""
+    if row.seen is None and not row._masks_stops and row.constraint is None:
         return logits
     scores = logits.copy()
     if row.seen is not None:
@@ -174,9 +189,11 @@ def _processed(logits: FloatArray, row: SamplingRow) -> FloatArray:
         scores[seen] = values.clip(-limit, limit)
     if row._masks_stops:
         scores[row.stop_ids] = -np.inf
-        if np.isneginf(scores.max()):
-            found = f"found {row.params.min_tokens} where every token is a stop token, expected 0"
-            raise InvalidRequestError([FieldViolation("sampling.min_tokens", found)])
+    if row.constraint is not None:
+        np.copyto(scores, -np.inf, where=row.constraint.forbidden())
+    if row._masks_stops and np.isneginf(scores.max()):
+        found = f"found {row.params.min_tokens} where only stop tokens may follow, expected 0"
+        raise InvalidRequestError([FieldViolation("sampling.min_tokens", found)])
     return scores
 
 

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from llorch_serve.errors import ArtifactError, FieldViolation
 from llorch_serve.manifest import GenerationDefaults
+from llorch_serve.structured import spec
+from llorch_serve.structured.spec import Structured
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
@@ -36,6 +38,7 @@ class SamplingParams:
     stop: strings that end generation and are not part of the text.
     stop_token_ids: further tokens that end generation.
     ignore_eos: the model's own stop tokens do not end generation.
+    structured: the form that the answer is held to, from its first token to its last.
     """
 
     temperature: float | None = None
@@ -49,6 +52,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    structured: Structured | None = None
 
     def violations(self, *, vocab_size: int, prefix: str = "sampling") -> list[FieldViolation]:
         """Return every field that is out of range; empty if all is well."""
@@ -104,6 +108,8 @@ class SamplingParams:
             check(f"stop_token_ids[{index}]", token, False, accepted)
         if len(bad_ids) > MAX_LISTED_IDS:
             check("stop_token_ids", f"{len(bad_ids) - MAX_LISTED_IDS} more", False, accepted)
+        if self.structured is not None:
+            bad += spec.violations(self.structured, prefix=prefix)
         return bad
 
 

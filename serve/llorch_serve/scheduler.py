@@ -27,7 +27,7 @@ MOST_DRAFTING: Final = 4
 serves all of them at once."""
 
 Sampled = Seq[int] | Exception
-"""The tokens a sequence got in a step, at least one, or why it got none."""
+"""The tokens a sequence got in a step, none if its grammar lets nothing follow, or why there was an error."""
 
 
 class Scheduler:
@@ -159,7 +159,7 @@ class Scheduler:
             plan.verify.sequence.written = max(plan.verify.sequence.written, end)
         events = []
         for sequence, result in zip(plan.sampled(), results, strict=True):
-            if plan.verify is not None and not isinstance(result, Exception):
+            if plan.verify is not None and not isinstance(result, Exception) and result:
                 self._learn(plan.verify, len(result))
             events += self._advance(sequence, result)
         return events
@@ -179,6 +179,9 @@ class Scheduler:
         if isinstance(result, Exception):
             self.remove(sequence, keep_cache=False)
             return [TokenEvent(sequence, None, error=result)]
+        if not result:
+            self.remove(sequence)
+            return [TokenEvent(sequence, None, FinishReason.STOP)]
         events = []
         for token in result:
             events.append(self._append(sequence, token))
@@ -193,6 +196,9 @@ class Scheduler:
             self.remove(sequence)
             return TokenEvent(sequence, token, FinishReason.STOP, is_stop_token=True)
         sequence.token_ids.append(token)
+        if sequence.generated == sequence.complete_at:
+            self.remove(sequence)
+            return TokenEvent(sequence, token, FinishReason.STOP)
         if sequence.generated >= sequence.max_new_tokens:
             self.remove(sequence)
             return TokenEvent(sequence, token, FinishReason.LENGTH)

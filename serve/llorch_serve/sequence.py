@@ -11,7 +11,7 @@ from llorch_serve.lookup import PromptLookup
 class FinishReason(enum.Enum):
     """Why a sequence ended."""
 
-    STOP = "stop"  # a stop token or a stop string
+    STOP = "stop"  # a stop token, a stop string, or a grammar that lets nothing follow
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"  # aborted by the caller
 
@@ -35,6 +35,7 @@ class Sequence:
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
     lookup: guesses of what follows; None: no guessing.
+    complete_at: generated tokens after which its grammar lets nothing follow; None: not known yet, or no grammar.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
     written: positions that calls have written, those of wrong guesses included.
@@ -51,6 +52,7 @@ class Sequence:
     stop_ids: frozenset[int]
     client: str = ""
     lookup: PromptLookup | None = None
+    complete_at: int | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     computed: int = 0

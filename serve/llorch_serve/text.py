@@ -79,6 +79,12 @@ class Tokenizer:
         token = msgspec.json.decode(self._inner.to_str()).get("model", {}).get("unk_token")
         return None if token is None else self._inner.token_to_id(token)
 
+    def with_special_token(self, content: str) -> tuple[str, int]:
+        """Return tokenizer.json's text with one special token more, and that token's id."""
+        copy = tokenizers.Tokenizer.from_str(self._inner.to_str())
+        copy.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
+        return copy.to_str(), copy.token_to_id(content)
+
     @property
     def special_tokens(self) -> Mapping[int, str]:
         """The tokens that control the model instead of standing for text, by id."""

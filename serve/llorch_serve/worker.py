@@ -41,18 +41,21 @@ from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
+from llorch_serve.structured.compiler import GrammarCompiler
+from llorch_serve.structured.constraint import Constraint
 from llorch_serve.text import TextStream, Tokenizer
 
 
 @dataclass(slots=True)
 class _Live:
-    """A request between submission and its last update."""
+    """A request between submission and its last update. aborted: its grammar need not be waited for."""
 
     request: GenerationRequest
     sequence: Sequence
     sink: UpdateSink
     stream: TextStream
     seed: int
+    aborted: bool = False
 
 
 class Worker:
@@ -86,6 +89,10 @@ class Worker:
             doubling=able.doubling_position,
         )
         self._lookup = config.lookup
+        manifest = artifact.manifest
+        self._grammars = GrammarCompiler(
+            self._tokenizer, manifest.model.vocab_size, frozenset(manifest.stop_token_ids)
+        )
         self._engine = Engine(session, scheduler)
         self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
         self._loop.start()
@@ -117,10 +124,19 @@ class Worker:
             if self._closed:
                 return
             self._closed = True
+            waiting = [live for live in self._live.values() if self._grammars.cancel(live.sequence)]
+        for live in waiting:
+            self._end_unseen(live, None)
         self._loop.stop()
+        self._engine.close()
+        self._grammars.close()
 
     def warm_up(self) -> None:
-        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready."""
+        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready.
+
+        Grammars are made ready too, where llguidance is installed.
+        """
+        self._grammars.prepare()
         sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=2, ignore_eos=True)
         prompt = TokenPrompt((0,) * min(8, self._session.capacity.context - 1))
         for _ in stream(self, GenerationRequest("warm-up", prompt, sampling)):
@@ -129,7 +145,8 @@ class Worker:
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
         """Check, tokenise and queue a request.
 
-        Raises InvalidRequestError with every bad field, or UnavailableError once the engine has stopped.
+        Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance would have
+        to be installed for, or UnavailableError once the engine has stopped.
         """
         info = self.artifact.manifest
         bad = request.sampling.violations(vocab_size=info.model.vocab_size)
@@ -171,16 +188,31 @@ class Worker:
             if request.request_id in self._by_id:
                 found = f"found {request.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
+            if (form := request.sampling.structured) is not None:
+                row.constraint = self._grammars.begin(
+                    form,
+                    sequence.stop_ids,
+                    ticket=sequence,
+                    done=lambda found: self._on_grammar(live, row, found),
+                )
             self._live[sequence] = live
             self._by_id[request.request_id] = sequence
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
-            self._loop.add(sequence, row)
+            if form is None or row.constraint is not None:
+                self._loop.add(sequence, row)
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
             sequence = self._by_id.get(request_id)
-        if sequence is not None:
+            if sequence is None:
+                return
+            live = self._live[sequence]
+            live.aborted = True
+            waiting = self._grammars.cancel(sequence)
+        if waiting:
+            self._end_unseen(live, None)
+        else:
             self._loop.abort(sequence)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
@@ -224,6 +256,30 @@ class Worker:
             raise UnavailableError(f"the engine has stopped after an error: {self._failure}")
         if self._closed:
             raise UnavailableError("the worker is shutting down")
+
+    def _on_grammar(self, live: _Live, row: SamplingRow, found: Constraint | Exception) -> None:
+        """Queue a request whose grammar is compiled, or end it. The compiling thread."""
+        if isinstance(found, Exception):
+            self._end_unseen(live, found)
+            return
+        with self._lock:
+            wanted = live.sequence in self._live and not (self._closed or live.aborted)
+            if wanted:
+                row.constraint = found
+                self._loop.add(live.sequence, row)
+        if not wanted:
+            self._end_unseen(live, None)
+
+    def _end_unseen(self, live: _Live, error: Exception | None) -> None:
+        """End a request that has not got to the engine: with an error, or cancelled. Idempotent; any thread."""
+        with self._lock:
+            if self._live.pop(live.sequence, None) is None:
+                return
+            del self._by_id[live.request.request_id]
+        update = _update(live, "", (), self._completion(live, FinishReason.CANCELLED, None))
+        if error is not None:
+            update = GenerationUpdate(live.request.request_id, "", (), error=error)
+        live.sink.deliver([update])
 
     def _on_events(self, events: list[TokenEvent]) -> list[Sequence]:
         """Turn a step's events into updates, one delivery a sink; return what a stop string has ended."""

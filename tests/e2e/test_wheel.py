@@ -114,6 +114,17 @@ def test_what_needs_more_says_how_to_get_it(bare, tiny_source, tmp_path, command
     assert list(tmp_path.iterdir()) == []
 
 
+def test_structured_output_says_how_to_get_it(bare, tiny):
+    flags = ("--prompt", "Paris", "--choice", "yes")
+    outcome = llorch("generate", tiny, *flags, python=bare)
+    assert outcome.code == 4
+    assert "pip install 'llorch[structured]'" in outcome.error()
+    with serving(tiny, python=bare) as worker:
+        remote = llorch("generate", "--connect", worker.address, *flags, python=bare)
+        assert remote.code == 4
+        assert remote.error() == outcome.error()
+
+
 def test_a_source_needs_the_exporter(bare, tiny_source, tmp_path):
     outcome = llorch("generate", tiny_source, "--prompt", "a", python=bare, LLORCH_CACHE=tmp_path)
     assert outcome.code == 4

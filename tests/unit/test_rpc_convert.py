@@ -22,6 +22,7 @@ from llorch_serve.rpc import convert
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
+from llorch_serve.structured.spec import MAX_CHOICES, Choice, Grammar, JsonObject, JsonSchema, Regex
 
 PROMPTS = [
     TextPrompt("Grüße, 世界 🎉"),
@@ -48,6 +49,12 @@ SAMPLINGS = [
         stop_token_ids=(2, 32000),
         ignore_eos=True,
     ),
+    SamplingParams(structured=JsonSchema('{"type": "object"}')),
+    SamplingParams(structured=JsonObject()),
+    SamplingParams(structured=Regex("[äß]+")),
+    SamplingParams(structured=Choice(("yes", "no", ""))),
+    SamplingParams(structured=Choice(())),
+    SamplingParams(structured=Grammar("start: /a/")),
 ]
 
 
@@ -62,6 +69,25 @@ def test_a_request_survives_the_wire(prompt, sampling):
     assert (
         convert.read_generation_request(over_the_wire(convert.write_generation_request(request))) == request
     )
+
+
+def test_a_form_that_is_switched_off_is_none():
+    message = pb.GenerateRequest(input=pb.Input(text="a"), sampling=pb.Sampling(json_object=False))
+    assert convert.read_generation_request(message).sampling.structured is None
+
+
+def test_a_flood_of_options_is_not_copied():
+    options = pb.ChoiceList(options=["a"] * (MAX_CHOICES + 1000))
+    message = pb.GenerateRequest(input=pb.Input(text="a"), sampling=pb.Sampling(choice=options))
+    form = convert.read_generation_request(message).sampling.structured
+    assert isinstance(form, Choice)
+    assert len(form.options) == MAX_CHOICES + 1
+
+
+def test_a_form_that_no_message_carries_is_named():
+    request = GenerationRequest("id", TextPrompt("a"), SamplingParams(structured=Regex("\ud800")))
+    with pytest.raises(InvalidRequestError, match=r"sampling\.regex: cannot be sent"):
+        convert.write_generation_request(request)
 
 
 def test_what_is_not_sent_stays_unset():

@@ -16,6 +16,7 @@ from llorch_serve.errors import (
     QueueFullError,
     ResourceError,
     UnavailableError,
+    UnsupportedError,
     WorkerError,
 )
 from llorch_serve.rpc.status import MAX_STATUS_BYTES, read_status, write_status
@@ -51,6 +52,7 @@ def there_and_back(error):
         (ModelMismatchError("other model"), "FAILED_PRECONDITION"),
         (QueueFullError("full", retry_after_s=2.5), "RESOURCE_EXHAUSTED"),
         (UnavailableError("loading"), "UNAVAILABLE"),
+        (UnsupportedError("not here"), "UNIMPLEMENTED"),
         (CancelledError("aborted"), "CANCELLED"),
     ],
 )

@@ -21,6 +21,7 @@ from llorch_serve.errors import (
     NonFiniteLogitsError,
     QueueFullError,
     UnavailableError,
+    UnsupportedError,
 )
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,8 @@ def describe(error: Exception, *, route: str) -> Problem:
         case ModelMismatchError():
             model = (FieldViolation("model", text),)
             return Problem(404, "invalid_request_error", "model_not_found", text, model)
+        case UnsupportedError():
+            return Problem(422, "invalid_request_error", "unsupported", text)
         case QueueFullError():
             wait = (("Retry-After", str(max(1, math.ceil(error.retry_after_s)))),)
             return Problem(429, "rate_limit_error", "queue_full", text, headers=wait)

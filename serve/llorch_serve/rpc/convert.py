@@ -27,6 +27,7 @@ from llorch_serve.requests import (
     Timings,
     TokenPrompt,
 )
+from llorch_serve.rpc import convert_structured
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
@@ -140,6 +141,7 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         stop=tuple(message.stop) if stop_fits else (),
         stop_token_ids=tuple(message.stop_token_ids) if ids_fit else (),
         ignore_eos=message.ignore_eos,
+        structured=convert_structured.read_form(message),
     )
 
 
@@ -167,6 +169,8 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
             _set(message.sampling, name, value, f"sampling.{name}", bad)
     _extend(message.sampling.stop, sampling.stop, "sampling.stop", bad)
     _extend(message.sampling.stop_token_ids, sampling.stop_token_ids, "sampling.stop_token_ids", bad)
+    if sampling.structured is not None:
+        convert_structured.fill_form(message.sampling, sampling.structured, bad)
     if bad:
         raise InvalidRequestError(bad)
     return message

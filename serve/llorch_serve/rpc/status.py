@@ -2,7 +2,8 @@
 
 The servicer calls :func:`write_status` with what a request ended with; the client calls :func:`read_status` with
 what gRPC raised. Between them travel a code, one line of text and google.rpc details: BadRequest with each bad
-field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network) is unavailable.
+field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network or a proxy) is unavailable
+or lacks what was asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from llorch_serve.errors import (
     NonFiniteLogitsError,
     QueueFullError,
     UnavailableError,
+    UnsupportedError,
     WorkerError,
 )
 
@@ -42,6 +44,7 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     ModelMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     CancelledError: grpc.StatusCode.CANCELLED,
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
 }
@@ -81,6 +84,8 @@ def write_status(
             logger.error("%s: %s", method, text)
         case UnavailableError():
             status.details.append(_pack(error_details_pb2.ErrorInfo(reason="NOT_SERVING", domain=_DOMAIN)))
+        case UnsupportedError():
+            status.details.append(_pack(error_details_pb2.ErrorInfo(reason="UNSUPPORTED", domain=_DOMAIN)))
     return code, text, ((_DETAILS_KEY, status.SerializeToString()),)
 
 
@@ -131,6 +136,10 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         for retry in _details(error, error_details_pb2.RetryInfo):
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
+    if code is grpc.StatusCode.UNIMPLEMENTED and any(
+        info.domain == _DOMAIN for info in _details(error, error_details_pb2.ErrorInfo)
+    ):
+        return UnsupportedError(text)
     if code is grpc.StatusCode.CANCELLED:
         return CancelledError(text)
     if code is grpc.StatusCode.UNAVAILABLE:

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dllorch_serve/rpc/worker.proto\x12\tllorch.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\tChatInput\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.llorch.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\r\"n\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.llorch.v1.TokenInputH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.llorch.v1.ChatInputH\x00\x42\x06\n\x04kind\"\x80\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\x05H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x08 \x01(\x05H\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\x08\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"\xc5\x01\n\x0fGenerateRequest\x12\x1f\n\x05input\x18\x01 \x01(\x0b\x32\x10.llorch.v1.Input\x12%\n\x08sampling\x18\x02 \x01(\x0b\x32\x13.llorch.v1.Sampling\x12\x17\n\nrequest_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05model\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x16\n\tclient_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\r\n\x0b_request_idB\x08\n\x06_modelB\x0c\n\n_client_id\"D\n\x15GenerateStreamRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.llorch.v1.GenerateRequest\"\x80\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\"?\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\"\xbc\x01\n\nCompletion\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.llorch.v1.FinishReason\x12\x19\n\x0cstop_matched\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.llorch.v1.Usage\x12#\n\x07timings\x18\x04 \x01(\x0b\x32\x12.llorch.v1.Timings\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x42\x0f\n\r_stop_matched\"r\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\ncompletion\x18\x04 \x01(\x0b\x32\x15.llorch.v1.Completion\"\x8c\x01\n\x16GenerateStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\ncompletion\x18\x04 \x01(\x0b\x32\x15.llorch.v1.CompletionH\x00\x88\x01\x01\x42\r\n\x0b_completion\"2\n\x0fTokenizeRequest\x12\x1f\n\x05input\x18\x01 \x01(\x0b\x32\x10.llorch.v1.Input\"3\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13keep_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_keep_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x10\n\x0eGetLoadRequest\"\x87\x02\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x19\n\x11kv_tokens_running\x18\x04 \x01(\x04\x12\x16\n\x0ekv_tokens_idle\x18\x05 \x01(\x04\x12\x17\n\x0fkv_tokens_total\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x15\n\rcached_tokens\x18\x08 \x01(\x04\x12\x18\n\x10generated_tokens\x18\t \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\n \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0b \x01(\x04\"\x15\n\x13GetModelInfoRequest\"\xcd\x02\n\x14GetModelInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x16\n\x0ehead_precision\x18\x06 \x01(\t\x12\x10\n\x08provider\x18\x07 \x01(\t\x12\x1b\n\x13provider_node_share\x18\x08 \x01(\x01\x12\r\n\x05slots\x18\t \x01(\r\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x0f\n\x07version\x18\x0c \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\r \x01(\x08\x12\x0c\n\x04kind\x18\x0e \x01(\t\x12\x0e\n\x06limits\x18\x0f \x03(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xd4\x03\n\x11GenerationService\x12\x43\n\x08Generate\x12\x1a.llorch.v1.GenerateRequest\x1a\x1b.llorch.v1.GenerateResponse\x12W\n\x0eGenerateStream\x12 .llorch.v1.GenerateStreamRequest\x1a!.llorch.v1.GenerateStreamResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.llorch.v1.TokenizeRequest\x1a\x1b.llorch.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.llorch.v1.DetokenizeRequest\x1a\x1d.llorch.v1.DetokenizeResponse\x12O\n\x0cGetModelInfo\x12\x1e.llorch.v1.GetModelInfoRequest\x1a\x1f.llorch.v1.GetModelInfoResponse\x12@\n\x07GetLoad\x12\x19.llorch.v1.GetLoadRequest\x1a\x1a.llorch.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dllorch_serve/rpc/worker.proto\x12\tllorch.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\tChatInput\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.llorch.v1.ChatMessage\"\x19\n\nTokenInput\x12\x0b\n\x03ids\x18\x01 \x03(\r\"n\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.llorch.v1.TokenInputH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.llorch.v1.ChatInputH\x00\x42\x06\n\x04kind\"\x89\x04\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x06\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\x05H\x07\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x08 \x01(\x05H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\t\x88\x01\x01\x12\x15\n\x0bjson_schema\x18\x14 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x15 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x16 \x01(\x0b\x32\x15.llorch.v1.ChoiceListH\x00\x12\x11\n\x07grammar\x18\x17 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x1c \x01(\x08H\x00\x42\x0c\n\nstructuredB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"\x1d\n\nChoiceList\x12\x0f\n\x07options\x18\x01 \x03(\t\"\xc5\x01\n\x0fGenerateRequest\x12\x1f\n\x05input\x18\x01 \x01(\x0b\x32\x10.llorch.v1.Input\x12%\n\x08sampling\x18\x02 \x01(\x0b\x32\x13.llorch.v1.Sampling\x12\x17\n\nrequest_id\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05model\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x16\n\tclient_id\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\r\n\x0b_request_idB\x08\n\x06_modelB\x0c\n\n_client_id\"D\n\x15GenerateStreamRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.llorch.v1.GenerateRequest\"\x80\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\"?\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\"\xbc\x01\n\nCompletion\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.llorch.v1.FinishReason\x12\x19\n\x0cstop_matched\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.llorch.v1.Usage\x12#\n\x07timings\x18\x04 \x01(\x0b\x32\x12.llorch.v1.Timings\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x42\x0f\n\r_stop_matched\"r\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\ncompletion\x18\x04 \x01(\x0b\x32\x15.llorch.v1.Completion\"\x8c\x01\n\x16GenerateStreamResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\ncompletion\x18\x04 \x01(\x0b\x32\x15.llorch.v1.CompletionH\x00\x88\x01\x01\x42\r\n\x0b_completion\"2\n\x0fTokenizeRequest\x12\x1f\n\x05input\x18\x01 \x01(\x0b\x32\x10.llorch.v1.Input\"3\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12 \n\x13keep_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_keep_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x10\n\x0eGetLoadRequest\"\x87\x02\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x19\n\x11kv_tokens_running\x18\x04 \x01(\x04\x12\x16\n\x0ekv_tokens_idle\x18\x05 \x01(\x04\x12\x17\n\x0fkv_tokens_total\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x15\n\rcached_tokens\x18\x08 \x01(\x04\x12\x18\n\x10generated_tokens\x18\t \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\n \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x0b \x01(\x04\"\x15\n\x13GetModelInfoRequest\"\xcd\x02\n\x14GetModelInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x11\n\tprecision\x18\x05 \x01(\t\x12\x16\n\x0ehead_precision\x18\x06 \x01(\t\x12\x10\n\x08provider\x18\x07 \x01(\t\x12\x1b\n\x13provider_node_share\x18\x08 \x01(\x01\x12\r\n\x05slots\x18\t \x01(\r\x12\x19\n\x11has_chat_template\x18\n \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x0f\n\x07version\x18\x0c \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\r \x01(\x08\x12\x0c\n\x04kind\x18\x0e \x01(\t\x12\x0e\n\x06limits\x18\x0f \x03(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xd4\x03\n\x11GenerationService\x12\x43\n\x08Generate\x12\x1a.llorch.v1.GenerateRequest\x1a\x1b.llorch.v1.GenerateResponse\x12W\n\x0eGenerateStream\x12 .llorch.v1.GenerateStreamRequest\x1a!.llorch.v1.GenerateStreamResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.llorch.v1.TokenizeRequest\x1a\x1b.llorch.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.llorch.v1.DetokenizeRequest\x1a\x1d.llorch.v1.DetokenizeResponse\x12O\n\x0cGetModelInfo\x12\x1e.llorch.v1.GetModelInfoRequest\x1a\x1f.llorch.v1.GetModelInfoResponse\x12@\n\x07GetLoad\x12\x19.llorch.v1.GetLoadRequest\x1a\x1a.llorch.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'llorch_serve.rpc.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2469
-  _globals['_FINISHREASON']._serialized_end=2564
+  _globals['_FINISHREASON']._serialized_start=2637
+  _globals['_FINISHREASON']._serialized_end=2732
   _globals['_CHATMESSAGE']._serialized_start=44
   _globals['_CHATMESSAGE']._serialized_end=88
   _globals['_CHATINPUT']._serialized_start=90
@@ -42,37 +42,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INPUT']._serialized_start=172
   _globals['_INPUT']._serialized_end=282
   _globals['_SAMPLING']._serialized_start=285
-  _globals['_SAMPLING']._serialized_end=669
-  _globals['_GENERATEREQUEST']._serialized_start=672
-  _globals['_GENERATEREQUEST']._serialized_end=869
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=871
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=939
-  _globals['_USAGE']._serialized_start=942
-  _globals['_USAGE']._serialized_end=1070
-  _globals['_TIMINGS']._serialized_start=1072
-  _globals['_TIMINGS']._serialized_end=1135
-  _globals['_COMPLETION']._serialized_start=1138
-  _globals['_COMPLETION']._serialized_end=1326
-  _globals['_GENERATERESPONSE']._serialized_start=1328
-  _globals['_GENERATERESPONSE']._serialized_end=1442
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1445
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1585
-  _globals['_TOKENIZEREQUEST']._serialized_start=1587
-  _globals['_TOKENIZEREQUEST']._serialized_end=1637
-  _globals['_TOKENIZERESPONSE']._serialized_start=1639
-  _globals['_TOKENIZERESPONSE']._serialized_end=1690
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1692
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1788
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1790
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1824
-  _globals['_GETLOADREQUEST']._serialized_start=1826
-  _globals['_GETLOADREQUEST']._serialized_end=1842
-  _globals['_GETLOADRESPONSE']._serialized_start=1845
-  _globals['_GETLOADRESPONSE']._serialized_end=2108
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2110
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2131
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2134
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2467
-  _globals['_GENERATIONSERVICE']._serialized_start=2567
-  _globals['_GENERATIONSERVICE']._serialized_end=3035
+  _globals['_SAMPLING']._serialized_end=806
+  _globals['_CHOICELIST']._serialized_start=808
+  _globals['_CHOICELIST']._serialized_end=837
+  _globals['_GENERATEREQUEST']._serialized_start=840
+  _globals['_GENERATEREQUEST']._serialized_end=1037
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=1039
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=1107
+  _globals['_USAGE']._serialized_start=1110
+  _globals['_USAGE']._serialized_end=1238
+  _globals['_TIMINGS']._serialized_start=1240
+  _globals['_TIMINGS']._serialized_end=1303
+  _globals['_COMPLETION']._serialized_start=1306
+  _globals['_COMPLETION']._serialized_end=1494
+  _globals['_GENERATERESPONSE']._serialized_start=1496
+  _globals['_GENERATERESPONSE']._serialized_end=1610
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1613
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1753
+  _globals['_TOKENIZEREQUEST']._serialized_start=1755
+  _globals['_TOKENIZEREQUEST']._serialized_end=1805
+  _globals['_TOKENIZERESPONSE']._serialized_start=1807
+  _globals['_TOKENIZERESPONSE']._serialized_end=1858
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1860
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1956
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1958
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1992
+  _globals['_GETLOADREQUEST']._serialized_start=1994
+  _globals['_GETLOADREQUEST']._serialized_end=2010
+  _globals['_GETLOADRESPONSE']._serialized_start=2013
+  _globals['_GETLOADRESPONSE']._serialized_end=2276
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2278
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2299
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2302
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2635
+  _globals['_GENERATIONSERVICE']._serialized_start=2735
+  _globals['_GENERATIONSERVICE']._serialized_end=3203
 # @@protoc_insertion_point(module_scope)

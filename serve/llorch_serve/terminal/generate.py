@@ -34,6 +34,14 @@ from llorch_serve.terminal.flags import (
     Threads,
     Wait,
 )
+from llorch_serve.terminal.form import (
+    ChoiceFlag,
+    GrammarFlag,
+    JsonObjectFlag,
+    JsonSchemaFlag,
+    RegexFlag,
+    read_form,
+)
 from llorch_serve.terminal.target import (
     find_target,
     find_tokenizer,
@@ -83,6 +91,11 @@ def command(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="The model's stop tokens do not end it.")
     ] = False,
+    json_schema: JsonSchemaFlag = None,
+    json_object: JsonObjectFlag = False,
+    regex: RegexFlag = None,
+    choice: ChoiceFlag = None,
+    grammar: GrammarFlag = None,
     no_kv_cache: Annotated[
         bool,
         typer.Option(
@@ -106,6 +119,8 @@ def command(
 
         llorch generate --connect 127.0.0.1:50051 --chat "Hello" --json
 
+        llorch generate artifacts/smollm2 --chat "Is the sky blue?" --choice yes --choice no
+
     """
     params = SamplingParams(
         temperature=temperature,
@@ -118,6 +133,9 @@ def command(
         min_tokens=min_tokens,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
+        structured=read_form(
+            json_schema=json_schema, json_object=json_object, regex=regex, choice=choice, grammar=grammar
+        ),
     )
     request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids), params)
     if connect is not None:

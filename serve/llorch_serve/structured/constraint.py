@@ -1,0 +1,180 @@
+"""What one answer's grammar lets follow: a mask over the vocabulary for each of its steps.
+
+The engine's thread owns a :class:`Constraint`: it reads the mask when it samples and tells the token it chose. The next
+mask is computed meanwhile on the :class:`MaskThread`, beside the model's call, as llguidance does not hold the
+interpreter for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.structured.limits import SLOW_MASK_S, SLOW_MASKS
+from llorch_serve.structured.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What may follow at one place of an answer.
+
+    text: bool[vocabulary], the tokens that go on.
+    accepting: whether the answer may end here.
+    """
+
+    text: BoolArray
+    accepting: bool
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """A compiled grammar, from which every answer's constraint is copied.
+
+    field: what the request called it, for errors.
+    first: the mask of an answer's first token.
+    broken: it has reached a limit; the states that it keeps are full.
+    """
+
+    matcher: LLMatcher
+    vocabulary: Vocabulary
+    field: str
+    first: Mask
+    broken: bool = False
+
+    def begin(self, stop_ids: frozenset[int]) -> Constraint:
+        """Return the state before the first token. stop_ids: tokens that end this answer."""
+        return Constraint(self, stop_ids)
+
+
+def compute_mask(matcher: LLMatcher, vocabulary: Vocabulary) -> Mask:
+    """Return the mask of a matcher's next token; all false and not accepting if it has failed."""
+    packed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    text = np.unpackbits(packed, count=vocabulary.size, bitorder="little").view(np.bool_)
+    text[vocabulary.unwritten] = False
+    return Mask(text, matcher.is_accepting())
+
+
+def explain(matcher: LLMatcher) -> str:
+    """Return why a matcher failed, in one line."""
+    return one_line(matcher.get_error())
+
+
+def one_line(reason: str) -> str:
+    """Return the library's reason without its line breaks and without what it leaves out."""
+    if reason.startswith("NoExtension"):
+        return "no text satisfies it"
+    return " ".join(reason.replace("<non-verbose/>", "").split())[:300]
+
+
+class Constraint:
+    """Follows one answer through its grammar. For one thread, except :meth:`compute`."""
+
+    def __init__(self, program: Program, stop_ids: frozenset[int]) -> None:
+        vocabulary = program.vocabulary
+        self._program = program
+        self._matcher = program.matcher.deep_copy()
+        self._stop_ids = stop_ids
+        # A stop token that is ordinary text too is the grammar's to allow, unless it is the model's own.
+        closing = [id_ for id_ in stop_ids if id_ in vocabulary.special or id_ in vocabulary.model_stops]
+        self._closing = np.array(sorted(closing), dtype=np.int64)
+        self._mask: Mask | None = program.first
+        self._forbidden: BoolArray | None = None
+        self._job: Future[None] | None = None
+        self._slow = 0
+        self.complete = False
+        """Whether the grammar is known to let nothing follow, without a look at the mask."""
+
+    def advance(self, token_id: int) -> None:
+        """Take note of the token that was chosen."""
+        self._mask = self._forbidden = None
+        if token_id in self._stop_ids:
+            self.complete = True  # the answer ends with it, and the grammar does not know it
+            return
+        self._matcher.consume_token(token_id)
+        self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def expect(self, job: Future[None]) -> None:
+        """Wait for ``job``, which calls :meth:`compute`, when the mask is asked for."""
+        self._job = job
+
+    def compute(self) -> None:
+        """Compute the next mask; the mask thread, or the engine's where there was nothing to overlap with."""
+        started = time.thread_time()
+        self._mask = compute_mask(self._matcher, self._program.vocabulary)
+        self._slow += time.thread_time() - started > SLOW_MASK_S
+
+    @property
+    def ended(self) -> bool:
+        """Whether the grammar lets nothing follow: the answer is complete."""
+        if self.complete:
+            return True
+        mask = self._current()
+        return mask.accepting and not mask.text.any()
+
+    def forbidden(self) -> BoolArray:
+        """Return bool[vocabulary], the tokens that must not follow; not to be changed.
+
+        Raises InvalidRequestError if the grammar has become too complex or leads nowhere.
+        """
+        if self._forbidden is None:
+            mask = self._current()
+            self._check(mask)
+            self._forbidden = ~mask.text
+            if mask.accepting:
+                self._forbidden[self._closing] = False
+        return self._forbidden
+
+    def _current(self) -> Mask:
+        if self._job is not None:
+            self._job.result()
+            self._job = None
+        if self._mask is None:
+            self.compute()
+        assert self._mask is not None
+        return self._mask
+
+    def _check(self, mask: Mask) -> None:
+        found = None
+        if self._matcher.is_error():
+            self._program.broken = True
+            found = f"the answer cannot go on: {explain(self._matcher)}; expected something simpler"
+        elif self._slow >= SLOW_MASKS:
+            found = f"{self._slow} tokens took more than {SLOW_MASK_S:g} s each; expected something simpler"
+        elif not mask.accepting and not mask.text.any():
+            found = "the answer cannot go on: no token of this model is what must follow"
+        if found is not None:
+            raise InvalidRequestError([FieldViolation(self._program.field, found)])
+
+
+class MaskThread:
+    """Computes masks while the model runs: one thread, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="llorch-mask")
+
+    def start(self, constraints: Sequence[Constraint]) -> None:
+        """Compute the next mask of each."""
+        job = self._pool.submit(_compute_all, constraints)
+        for constraint in constraints:
+            constraint.expect(job)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown()
+
+
+def _compute_all(constraints: Sequence[Constraint]) -> None:
+    for constraint in constraints:
+        constraint.compute()

@@ -1,0 +1,42 @@
+"""How much a grammar may cost. The examiner's process and the worker compile with the same limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+EXAMINATION_S: Final = 3.0
+"""Longest that a grammar may take to compile, in seconds of the clock."""
+
+EXAMINATION_BYTES: Final = 256 * 2**20
+"""Most memory that compiling one may take."""
+
+SLOW_MASK_S: Final = 0.1
+"""Processor time of a mask that is too much, in seconds; the usual is a few ten-thousandths."""
+
+SLOW_MASKS: Final = 3
+"""So many of them end the answer."""
+
+MAX_WAITING: Final = 64
+"""Grammars that may wait to be compiled."""
+
+MAX_KEPT: Final = 64
+"""Compiled grammars that are kept."""
+
+
+def parser_limits() -> LLParserLimits:
+    """Return what bounds a grammar's size, the work of one mask (some 30 ms at worst) and the states that are kept."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=50_000,
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        # Otherwise every long lexeme is run over the whole vocabulary before the first token.
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )

@@ -1,0 +1,78 @@
+"""Hostile grammars in the process that tries them: refused within limits, and nobody else is harmed."""
+
+from __future__ import annotations
+
+import pytest
+
+from checkpoints import tiny_tokenizer_json
+from llorch_serve.structured.examiner import Examiner
+from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
+from llorch_serve.structured.translate import translate
+from llorch_serve.text import Tokenizer
+
+pytest.importorskip("llguidance")
+
+SPECIAL = Tokenizer.from_json(tiny_tokenizer_json().encode(), origin="tiny").special_tokens
+
+
+def chain(rules: int) -> str:
+    lines = [f'r{i}: "b" r{i + 1} | "c"' for i in range(rules)]
+    return "\n".join(["start: r0", *lines, f'r{rules}: "a"'])
+
+
+@pytest.fixture(scope="module")
+def examiner():
+    made = Examiner(512, SPECIAL)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        JsonSchema('{"type": "object", "properties": {"a": {"type": "string"}}}'),
+        Regex("a{1,1000}"),
+        Choice(("a", "b")),
+        Grammar(f"start: {next(iter(SPECIAL.values()))}"),
+        Grammar(chain(100)),
+        Choice(tuple(f"option {i}" for i in range(4000))),
+    ],
+    ids=["schema", "regex", "choice", "special", "rules", "options"],
+)
+def test_an_honest_grammar_passes(examiner, form):
+    assert examiner.refusal(translate(form)) is None
+
+
+def test_what_would_overflow_the_stack_is_refused(examiner):
+    reason = examiner.refusal(translate(Grammar(chain(6000))))
+    assert reason is not None
+    assert "nested too deeply" in reason
+    assert examiner.refusal(translate(Regex("a"))) is None
+
+
+def test_what_takes_too_long_is_refused_in_time():
+    hasty = Examiner(512, SPECIAL, limit_s=0.5)
+    try:
+        reason = hasty.refusal(translate(JsonSchema('{"type": "integer", "multipleOf": 99999989}')))
+        assert reason is not None
+        assert "0.5 s" in reason
+        assert hasty.refusal(translate(Regex("a"))) is None
+    finally:
+        hasty.close()
+
+
+def test_what_takes_too_much_memory_is_refused():
+    patient = Examiner(512, SPECIAL, limit_s=60, limit_bytes=32 * 2**20)
+    try:
+        reason = patient.refusal(translate(JsonSchema('{"type": "integer", "multipleOf": 99999989}')))
+        assert reason is not None
+        assert "32 MiB" in reason
+    finally:
+        patient.close()
+
+
+def test_an_ended_examiner_starts_again(examiner):
+    examiner.close()
+    assert examiner.refusal(translate(Regex("a"))) is None
+    examiner.close()
+    examiner.close()
