@@ -179,7 +179,7 @@ class HttpService:
         try:
             plan = await asyncio.shield(admitted)
             if plan is not None:
-                await dialect.answer(plan, admission.calls, exchange)
+                await self._answer(plan, admission, exchange, dialect)
         finally:
             admission.abandoned = True
 
@@ -189,6 +189,12 @@ class HttpService:
                 self._leave(admission)
 
             admitted.add_done_callback(leave)
+
+    async def _answer(self, plan: Plan, admission: _Admission, exchange: Exchange, dialect: Dialect) -> None:
+        try:
+            await dialect.answer(plan, admission.calls, exchange)
+        except InvalidRequestError as error:  # what shows only after admission, such as a grammar's faults
+            raise _renamed(error, plan) from error
 
     def _admit(self, raw: bytes, caller: Caller, dialect: Dialect, admission: _Admission) -> Plan | None:
         """Read, check and submit what a body asks for. A pool thread."""
@@ -204,8 +210,7 @@ class HttpService:
                 self._generator.submit(request, self._calls)
                 call.submitted = True
             except InvalidRequestError as error:
-                renamed = [FieldViolation(plan.names(v.field), v.description) for v in error.violations]
-                raise InvalidRequestError(renamed) from error
+                raise _renamed(error, plan) from error
             finally:
                 if not call.submitted:
                     self._calls.discard(call)
@@ -230,6 +235,11 @@ class HttpService:
             return await self._loop.run_in_executor(self._pool, work)
         finally:
             self._pending_bytes -= size
+
+
+def _renamed(error: InvalidRequestError, plan: Plan) -> InvalidRequestError:
+    """Return the same refusal with the fields' names as the body has them."""
+    return InvalidRequestError([FieldViolation(plan.names(v.field), v.description) for v in error.violations])
 
 
 class GenerationRoute:
