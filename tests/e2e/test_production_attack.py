@@ -37,7 +37,7 @@ def address(tmp_path):
 
 
 def answers(stub):
-    got = stub.Generate(ask((8, 8), 3), timeout=PATIENCE_S).token_ids
+    got = stub.Generate(ask((8, 8), 3), timeout=PATIENCE_S).choices[0].token_ids
     return list(got) == continuation((8, 8), 3, VOCAB)
 
 
@@ -121,7 +121,7 @@ def test_health_answers_while_a_prompt_is_prefilled(tmp_path):
                 request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
                 assert health_pb2_grpc.HealthStub(channel).Check(request, timeout=1).status == 1
             held.set()
-            assert call.result(PATIENCE_S).token_ids
+            assert call.result(PATIENCE_S).choices[0].token_ids
     finally:
         held.set()
         worker.close()

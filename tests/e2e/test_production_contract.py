@@ -61,7 +61,7 @@ def test_an_abort_ends_running_and_queued_requests_and_may_be_repeated(stepped):
         assert isinstance(error_of(calls[name]), CancelledError)
     assert stub.Abort(pb.AbortRequest(request_ids=ids), timeout=PATIENCE_S).request_ids == []
     generator.run_freely()
-    assert calls["kept"].result(PATIENCE_S).text == "w0 w1 w2 w3 "
+    assert calls["kept"].result(PATIENCE_S).choices[0].text == "w0 w1 w2 w3 "
 
 
 def test_an_abort_reaches_a_request_whose_prompt_is_still_tokenised(stepped):
@@ -133,7 +133,7 @@ def test_a_worker_is_busy_with_all_slots_taken_and_draining_answers_load(tmp_pat
             while stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S).state != pb.WORKER_STATE_DRAINING:
                 pass
             held.set()
-            assert list(call.result(PATIENCE_S).token_ids) == continuation((1, 2), 4, VOCAB)
+            assert list(call.result(PATIENCE_S).choices[0].token_ids) == continuation((1, 2), 4, VOCAB)
             drained.result(PATIENCE_S)
     finally:
         held.set()
@@ -183,7 +183,7 @@ def test_the_fingerprint_must_be_the_served_models(stepped):
     assert isinstance(error, ModelMismatchError)
     assert INFO.fingerprint in str(error)
     generator.run_freely()
-    assert stub.Generate(wire("b", fingerprint=INFO.fingerprint), timeout=PATIENCE_S).text
+    assert stub.Generate(wire("b", fingerprint=INFO.fingerprint), timeout=PATIENCE_S).choices[0].text
 
 
 # What is refused, and how.
@@ -229,7 +229,7 @@ def test_a_queue_is_bounded_by_tokens_too(tmp_path):
             def ask(name, length):
                 sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
                 request = GenerationRequest(name, TokenPrompt((3,) * length), sampling)
-                calls[name] = running.loop.run_in_executor(None, client.answer, request)
+                calls[name] = running.loop.run_in_executor(None, client.complete, request)
 
             ask("slot", 20)
             assert reached.wait(PATIENCE_S)
@@ -254,7 +254,7 @@ def test_a_queue_is_bounded_by_tokens_too(tmp_path):
     )  # the queue has more than its tokens in one prompt already
     assert results["more"].retry_after_s == 1.0
     assert "12 tokens" in str(results["more"])
-    assert len(results["slot"][1]) == len(results["alone"][1]) == 1
+    assert [len(results[name][0].token_ids) for name in ("slot", "alone")] == [1, 1]
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
@@ -284,9 +284,9 @@ def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, phase):
             left.set()
             gate.release(4)
             again = stub.Generate(wire("after", ids=(8, 8), tokens=3), timeout=PATIENCE_S)
-            assert list(again.token_ids) == continuation((8, 8), 3, VOCAB)
+            assert list(again.choices[0].token_ids) == continuation((8, 8), 3, VOCAB)
             if other is not None:
-                assert len(other.result(PATIENCE_S).token_ids) == 2
+                assert len(other.result(PATIENCE_S).choices[0].token_ids) == 2
             load = stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S)
             assert (load.running, load.waiting) == (0, 0)
     finally:

@@ -83,7 +83,7 @@ def test_a_requests_failure_is_its_own(tmp_path, monkeypatch, caplog, fault):
     try:
         with running_server(worker) as running, open_stub(running.address) as stub:
             calls = [stub.Generate.future(greedy(ids), timeout=PATIENCE_S) for ids in (BAD, *GOOD)]
-            assert [list(call.result().token_ids) for call in calls[1:]] == [
+            assert [list(call.result().choices[0].token_ids) for call in calls[1:]] == [
                 continuation(ids, 8, VOCAB) for ids in GOOD
             ]
             assert calls[0].code() is grpc.StatusCode.INTERNAL
@@ -91,7 +91,7 @@ def test_a_requests_failure_is_its_own(tmp_path, monkeypatch, caplog, fault):
             load = stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S)
             assert (load.running, load.waiting, load.kv_tokens_running) == (0, 0, 0)
             again = stub.Generate(greedy(GOOD[0]), timeout=PATIENCE_S)
-            assert list(again.token_ids) == continuation(GOOD[0], 8, VOCAB)
+            assert list(again.choices[0].token_ids) == continuation(GOOD[0], 8, VOCAB)
     finally:
         worker.close()
     if fault is not spoil_logits:

@@ -117,7 +117,7 @@ def test_bounds_of_the_queue_and_of_messages_are_flags(tiny, long):
     ):
         running_one = client.generate(endless("running"))
         next(running_one)
-        queued = pool.submit(client.answer, endless("queued"))
+        queued = pool.submit(client.complete, endless("queued"))
         while client.load().waiting == 0:
             pass
         with pytest.raises(

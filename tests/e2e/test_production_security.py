@@ -92,7 +92,7 @@ def test_a_caller_aborts_its_own_requests_only():
         WorkerClient(address, Access(token="two")) as other,
         ThreadPoolExecutor() as pool,
     ):
-        answer = pool.submit(owner.answer, REQUEST)
+        answer = pool.submit(owner.complete, REQUEST)
         generator.wait_for(lambda g: g.live_ids)
         assert other.abort("r") == ()
         assert generator.live_ids == ["r"]
@@ -142,7 +142,7 @@ def test_mtls_asks_for_a_certificate_and_tells_holders_apart(certificates, certi
             with WorkerClient(address, access) as client, pytest.raises(WorkerError):
                 client.model_info()
         with WorkerClient(address, own) as client, WorkerClient(address, server) as other:
-            answer = pool.submit(client.answer, REQUEST)
+            answer = pool.submit(client.complete, REQUEST)
             generator.wait_for(lambda g: g.live_ids)
             assert other.abort("r") == ()
             assert client.abort("r") == ("r",)

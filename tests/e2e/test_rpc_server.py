@@ -124,7 +124,7 @@ def test_a_full_queue_does_not_change_health():
             stub.Generate(REQUEST, timeout=PATIENCE_S)
         assert check(channel, SERVICE_NAME) == STATUS.SERVING
         generator.run_freely()
-        assert held.result(PATIENCE_S).text == "w0 w1 "
+        assert held.result(PATIENCE_S).choices[0].text == "w0 w1 "
 
 
 def test_reflection_lists_the_service_and_its_methods():
@@ -135,6 +135,7 @@ def test_reflection_lists_the_service_and_its_methods():
     assert [m.name for m in service.method] == [
         "Generate",
         "GenerateStream",
+        "Score",
         "Tokenize",
         "Detokenize",
         "GetModelInfo",
