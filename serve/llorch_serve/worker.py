@@ -390,7 +390,7 @@ class Worker:
         with self._lock:
             if self._by_id.get(answers.request_id) is not answers:
                 return
-        self._end(answers)
+            self._forget(answers)
         if error is not None:
             answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=error)])
             return
@@ -427,10 +427,14 @@ class Worker:
     def _end(self, answers: Answers) -> list[Sequence]:
         """Forget a request; return those of its sequences that have not ended, since another one's error ends all."""
         with self._lock:
-            del self._by_id[answers.request_id]
-            for sequence in answers.sequences:
-                self._live.pop(sequence, None)
+            self._forget(answers)
         return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
+
+    def _forget(self, answers: Answers) -> None:
+        """Take a request out of the tables; under the lock."""
+        del self._by_id[answers.request_id]
+        for sequence in answers.sequences:
+            self._live.pop(sequence, None)
 
     def _on_death(self, error: BaseException) -> None:
         """Tell every caller that the engine is gone; nothing is answered after this."""
