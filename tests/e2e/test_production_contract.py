@@ -306,8 +306,8 @@ def test_a_queue_is_bounded_by_tokens_too(tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
-def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, phase):
-    gate, left = threading.Semaphore(0), threading.Event()
+def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, monkeypatch, phase):
+    gate, left, told = threading.Semaphore(0), threading.Event(), threading.Event()
     steps, stalled = [], []
 
     def before(call):
@@ -320,6 +320,8 @@ def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, phase):
             assert gate.acquire(timeout=PATIENCE_S)
 
     worker = make_worker(tmp_path, make_session(slots=1, before_call=before))
+    inner = worker.abort
+    monkeypatch.setattr(worker, "abort", lambda name: (inner(name), told.set()))
     try:
         with running_server(worker) as running, open_stub(running.address) as stub:
             other = None
@@ -329,6 +331,7 @@ def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, phase):
                     pass
             call = stub.Generate.future(wire("late", ids=[9] * 9, tokens=30), timeout=0.5)
             assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert told.wait(PATIENCE_S)  # the client knows of it by its own clock, maybe before the worker
             left.set()
             gate.release(4)
             again = stub.Generate(wire("after", ids=(8, 8), tokens=3), timeout=PATIENCE_S)
