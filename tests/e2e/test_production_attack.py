@@ -73,7 +73,8 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(address):
     chance, process = random.Random(7), psutil.Process()
     with open_stub(address) as stub:
         assert answers(stub)
-        threads = threading.active_count() + POOL_THREADS - 1  # the pool starts one when all it has are at work
+        # The pool starts another thread when all it has are at work.
+        threads = threading.active_count() + POOL_THREADS - 1
 
         def gone(method, deadline):
             with grpc.insecure_channel(address) as channel:
