@@ -15,6 +15,7 @@ from llorch_serve.errors import UsageError
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.terminal.console import say, write, write_json
 from llorch_serve.terminal.flags import (
+    BatchInvariant,
     Connect,
     KvCacheDtype,
     MaxContext,
@@ -64,6 +65,7 @@ def command(
     max_context: MaxContext = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
+    batch_invariant: BatchInvariant = False,
     threads: Threads = None,
     reference: Annotated[
         Path | None,
@@ -104,6 +106,7 @@ def command(
                 "--max-context": max_context,
                 "--kv-dtype": kv_dtype,
                 "--single-graph": single_graph,
+                "--batch-invariant": batch_invariant,
                 "--threads": threads,
                 "--reference": reference,
             },
@@ -118,6 +121,7 @@ def command(
         max_context=max_context,
         kv_dtype=kv_dtype,
         single_graph=single_graph,
+        batch_invariant=batch_invariant,
     )
     _local(folder, EngineConfig(session=session), counts, source, max_tokens, repeat, reference, as_json)
 

@@ -14,6 +14,7 @@ from llorch_serve.observe.logs import LogFormat, LogLevel, set_up_logging
 from llorch_serve.parsing.registry import AUTO
 from llorch_serve.terminal.flags import (
     AllowCpuNodes,
+    BatchInvariant,
     EpLibrary,
     Http,
     KvCacheDtype,
@@ -35,6 +36,7 @@ from llorch_serve.terminal.flags import (
     ToolFormat,
     provider_choice,
     read_size,
+    refuse_invariant_lookup,
     refuse_strict_reuse,
 )
 from llorch_serve.terminal.target import find_target, find_tokenizer, resolve_artifact
@@ -52,6 +54,7 @@ def command(
     kv_cache_memory: KvCacheMemory = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
+    batch_invariant: BatchInvariant = False,
     no_prefix_cache: NoPrefixCache = False,
     strict_reuse: StrictReuse = False,
     lookup: Lookup = 0,
@@ -93,6 +96,7 @@ def command(
     set_up_logging(log_format, log_level)
     beside = open_beside(http, otlp_endpoint)
     folder = resolve_artifact(find_target(model_dir, model))
+    refuse_invariant_lookup(batch_invariant=batch_invariant, lookup=lookup)
     refuse_strict_reuse(strict_reuse=strict_reuse, no_prefix_cache=no_prefix_cache)
     session = SessionConfig(
         threads=threads,
@@ -101,6 +105,7 @@ def command(
         kv_cache_bytes=read_size("--kv-cache-memory", kv_cache_memory),
         kv_dtype=kv_dtype,
         single_graph=single_graph,
+        batch_invariant=batch_invariant,
         provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
     config = EngineConfig(
