@@ -13,21 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.errors import EngineStoppedError, FieldViolation, InvalidRequestError, QueueFullError
 from llorch_serve.load import Load
 from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
     ChatPrompt,
     Completion,
+    ContinuationScore,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
+    ScoreRequest,
     TextPrompt,
     Timings,
     TokenPrompt,
     UpdateSink,
 )
+from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
 PATIENCE_S = 20.0
@@ -98,8 +101,10 @@ class FakeGenerator:
         self._steps_allowed = 0
         self._live: dict[str, _Live] = {}
         self._closing = False
+        self._mourners: list[Callable[[EngineStoppedError], None]] = []
         self.steps = 0
         self.submitted: list[GenerationRequest] = []
+        self.scored: list[ScoreRequest] = []
         self.aborted: list[str] = []
         self.fail_submit: Exception | None = None  # raised by the next submissions
         self.fail_step: Exception | None = None  # ends what runs at the next step
@@ -125,6 +130,40 @@ class FakeGenerator:
                 raise QueueFullError(f"{len(self._live)} requests are live; try again", retry_after_s=1.5)
             self._live[request.request_id] = _Live(request, sink, len(self.tokenize(request.prompt)[0]))
             self._condition.notify_all()
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Score every continuation at once, each token at a log-probability of -1."""
+        if self.fail_submit is not None:
+            raise self.fail_submit
+        self.scored.append(request)
+        context = len(self.tokenize(request.context)[0])
+        counts = [len(self.tokenize(continuation)[0]) for continuation in request.continuations]
+        scored = _Live(GenerationRequest(request.request_id, request.context), sink, context)
+        sink.deliver(
+            [
+                GenerationUpdate(
+                    request.request_id,
+                    "",
+                    (),
+                    self._complete(scored, FinishReason.LENGTH),
+                    index=index,
+                    open_answers=len(counts) - index - 1,
+                    score=ContinuationScore(-float(count), False, count, context, 0),
+                )
+                for index, count in enumerate(counts)
+            ]
+        )
+
+    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+        return sampling.violations(vocab_size=VOCAB_SIZE)
+
+    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
+        self._mourners.append(tell)
+
+    def die(self, error: EngineStoppedError) -> None:
+        """Play a dead engine: what is live stays as it is, and whoever watches is told."""
+        for tell in self._mourners:
+            tell(error)
 
     def abort(self, request_id: str) -> None:
         with self._condition:
@@ -260,10 +299,11 @@ class FakeGenerator:
 def main() -> None:
     """Serve on a free port of the loopback: ``fake_generator.py MODE DRAIN_TIMEOUT_S``.
 
-    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. Prints BOUND and READY with the
+    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. ``dying``: a line kills it. Prints BOUND and READY with the
     address, and CLOSED at the end.
     """
-    from llorch_serve.rpc.server import ServerConfig, serve
+    from llorch_serve.rpc.lifecycle import serve
+    from llorch_serve.rpc.server import ServerConfig
 
     generator = FakeGenerator(free_running=False)
     if sys.argv[1] == "steps":
@@ -273,6 +313,14 @@ def main() -> None:
                 generator.step()
 
         threading.Thread(target=read, daemon=True).start()
+    elif sys.argv[1] == "dying":
+
+        def kill() -> None:
+            sys.stdin.readline()
+            generator.wait_for(lambda g: g.live_ids)
+            generator.die(EngineStoppedError("4711"))
+
+        threading.Thread(target=kill, daemon=True).start()
 
     def say(*words: str) -> None:
         sys.stdout.write(" ".join(words) + "\n")

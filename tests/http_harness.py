@@ -7,14 +7,17 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from fake_generator import PATIENCE_S, FakeGenerator
-from llorch_serve.http.guard import Answered
 from llorch_serve.http.server import HttpConfig, HttpFront
+from llorch_serve.load import Load
+from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
+from llorch_serve.rpc.server import ServerConfig, WorkerServer
+from llorch_serve.rpc.ways import Ways
 
 
 @dataclass
@@ -22,7 +25,7 @@ class RunningFront:
     """A front that serves at ``base``, and what has been answered so far."""
 
     port: int
-    front: HttpFront
+    ways: Ways
     loop: asyncio.AbstractEventLoop
     answered: list[Answered] = field(default_factory=list)
 
@@ -77,31 +80,43 @@ def send(
 
 @contextlib.contextmanager
 def running_front(
-    generator: TextGenerator | None, *, token: str | None = None, exposition: Any = None, tls: Any = None
+    generator: TextGenerator | None,
+    *,
+    token: str | None = None,
+    exposition: Any = None,
+    tls: Any = None,
+    drain_timeout_s: float = PATIENCE_S,
 ) -> Iterator[RunningFront]:
-    """Serve a generator over HTTP; None: still loading."""
+    """Serve a generator over HTTP, beside a gRPC server; None: still loading."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="test-http", daemon=True)
     thread.start()
     answered: list[Answered] = []
+    ports: list[int] = []
 
-    async def start() -> tuple[HttpFront, int]:
-        front = HttpFront(
+    def make(load: Callable[[], Load]) -> HttpFront:
+        return HttpFront(
             HttpConfig("127.0.0.1", 0, () if token is None else (token, "another"), tls),
+            load,
             exposition or (lambda: (b"", "text/plain")),
             on_answered=answered.append,
+            on_bound=lambda address: ports.append(int(address.rpartition(":")[2])),
         )
-        address = await front.bind()
-        if generator is not None:
-            front.set_ready(generator)
-        return front, int(address.rpartition(":")[2])
 
-    front, port = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
-    running = RunningFront(port, front, loop, answered)
+    async def start() -> Ways:
+        server = WorkerServer(ServerConfig(port=0, drain_timeout_s=drain_timeout_s))
+        ways = Ways(server, (make,))
+        await ways.bind()
+        if generator is not None:
+            await ways.set_ready(generator)
+        return ways
+
+    ways = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
+    running = RunningFront(ports[0], ways, loop, answered)
     try:
         yield running
     finally:
-        running.on_loop(front.close())
+        running.on_loop(ways.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(PATIENCE_S)
         loop.close()
@@ -110,10 +125,10 @@ def running_front(
 @contextlib.contextmanager
 def fake_front(**how: Any) -> Iterator[tuple[RunningFront, FakeGenerator]]:
     """Serve a fake generator over HTTP; ``how`` shapes the generator."""
-    token = how.pop("token", None)
+    front = {name: how.pop(name) for name in ("token", "tls", "drain_timeout_s") if name in how}
     generator = FakeGenerator(**how)
     try:
-        with running_front(generator, token=token) as front:
-            yield front, generator
+        with running_front(generator, **front) as running:
+            yield running, generator
     finally:
         generator.close()

@@ -25,7 +25,8 @@ import msgspec
 from llorch_serve import cli
 
 PATIENCE_S = 600.0
-_OURS = ("MODEL_PATH", "TOKENIZER_PATH", "LLORCH_DEBUG", "HF_HUB_CACHE", "HF_HOME")
+_OURS = ("MODEL_PATH", "TOKENIZER_PATH", "HF_HUB_CACHE", "HF_HOME")
+_PASSED = ("LLORCH_OPTIMUM_PYTHON", "LLORCH_GENAI_PYTHON")  # where ci/ put other tools
 # A cache that cannot be written to: a test that exports into the cache names one of its own.
 _ISOLATED = {
     "LLORCH_CACHE": "/dev/null/no-cache",
@@ -60,7 +61,8 @@ class Outcome:
 
 def environment(**changes: str | Path) -> dict[str, str]:
     """Return an environment for a command, free of the caller's own settings."""
-    kept = {key: value for key, value in os.environ.items() if key not in _OURS}
+    settings = {key for key in os.environ if key.startswith("LLORCH_")}.difference(_PASSED)
+    kept = {key: value for key, value in os.environ.items() if key not in settings.union(_OURS)}
     return kept | _ISOLATED | {key: str(value) for key, value in changes.items()}
 
 

@@ -47,7 +47,9 @@ class _LazyCommands(TyperGroup):
         module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         needs_argument = cmd_name in ("export", "verify", "frontier", "inspect")
-        app.command(name=cmd_name, no_args_is_help=needs_argument)(module.command)
+        # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag wins.
+        settings = {"auto_envvar_prefix": "LLORCH"} if cmd_name == "serve" else {}
+        app.command(name=cmd_name, no_args_is_help=needs_argument, context_settings=settings)(module.command)
         return get_command(app)
 
 
@@ -93,6 +95,10 @@ def main() -> None:
     except LlorchError as error:
         _show_traceback()
         sys.exit(fail(str(error), error.exit_code))
+    except MemoryError as error:
+        _show_traceback()
+        what = f"memory does not suffice ({error})" if str(error) else "memory does not suffice"
+        sys.exit(fail(f"{what}; free some, or use a smaller model, fewer slots or a shorter context", 6))
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer's answer to Ctrl-C, without a word
             say("interrupted")

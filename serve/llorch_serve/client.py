@@ -17,7 +17,8 @@ from google.protobuf.message import Message
 from grpc.experimental import ChannelOptions
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from llorch_serve.errors import FieldViolation, InvalidRequestError, UnavailableError, WorkerError
+from llorch_serve.channel import OPTIONS, PLAIN, Access, check_size
+from llorch_serve.errors import UnavailableError, WorkerError
 from llorch_serve.load import Load
 from llorch_serve.requests import (
     ContinuationScore,
@@ -27,19 +28,12 @@ from llorch_serve.requests import (
     Prompt,
     ScoreRequest,
 )
-from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME, convert, worker_pb2_grpc
+from llorch_serve.rpc import SERVICE_NAME, convert, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_score import read_scores, write_score_request
 from llorch_serve.rpc.status import read_status
 
-_OPTIONS: Final = (
-    (ChannelOptions.SingleThreadedUnaryStream, 1),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A worker that is still starting is found soon after it listens.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
+_OPTIONS: Final = ((ChannelOptions.SingleThreadedUnaryStream, 1), *OPTIONS)
 
 R = TypeVar("R")
 
@@ -47,13 +41,19 @@ R = TypeVar("R")
 class WorkerClient:
     """A connection to the worker at ``address`` (HOST:PORT). Nothing is sent before the first call.
 
-    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError or CancelledError as
-    the worker would if it were called in this process, and WorkerError if it cannot be reached or fails.
+    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError, AuthenticationError or
+    CancelledError as the worker would if it were called in this process, and WorkerError if it cannot be reached or fails.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, access: Access = PLAIN) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._metadata = access.metadata()
+        credentials = access.credentials()
+        self._channel = (
+            grpc.insecure_channel(address, options=_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(address, credentials, options=_OPTIONS)
+        )
         self._service = worker_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -107,7 +107,7 @@ class WorkerClient:
         ``timeout_s`` bounds the whole answer, in seconds.
         """
         message = pb.GenerateStreamRequest(request=convert.write_generation_request(request))
-        self._check_size(message)
+        check_size(message.ByteSize())
         return self._updates(request, message, timeout_s)
 
     def complete(
@@ -123,7 +123,7 @@ class WorkerClient:
     def _updates(
         self, request: GenerationRequest, message: pb.GenerateStreamRequest, timeout_s: float | None
     ) -> Iterator[GenerationUpdate]:
-        stream = self._service.GenerateStream(message, timeout=timeout_s)
+        stream = self._service.GenerateStream(message, timeout=timeout_s, metadata=self._metadata)
         open_answers = request.sampling.n
         try:
             for response in stream:
@@ -160,24 +160,18 @@ class WorkerClient:
         return convert.read_model_info(self._call(self._service.GetModelInfo, pb.GetModelInfoRequest()))
 
     def load(self) -> Load:
-        """Return how busy the worker is."""
+        """Return the worker's state and how busy it is; while it loads and drains, too."""
         return convert.read_load(self._call(self._service.GetLoad, pb.GetLoadRequest()))
 
+    def abort(self, *request_ids: str) -> tuple[str, ...]:
+        """End live requests; return the ids of those that were live, and this caller's own where the worker knows it."""
+        message = convert.write_abort_request(request_ids)
+        response: pb.AbortResponse = self._call(self._service.Abort, message)
+        return tuple(response.request_ids)
+
     def _call(self, method: Callable[..., R], message: Message, timeout_s: float | None = None) -> R:
-        self._check_size(message)
+        check_size(message.ByteSize())
         try:
-            return method(message, timeout=timeout_s)
+            return method(message, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise read_status(error, address=self.address) from error
-
-    def _check_size(self, message: Message) -> None:
-        size = message.ByteSize()
-        if size > MAX_MESSAGE_BYTES:
-            raise InvalidRequestError(
-                [
-                    FieldViolation(
-                        "request",
-                        f"has {size} bytes, a worker takes at most {MAX_MESSAGE_BYTES}; send less text",
-                    )
-                ]
-            )

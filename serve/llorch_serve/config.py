@@ -42,6 +42,7 @@ class EngineConfig:
 
     prefill_chunk: most prompt tokens in one step.
     max_waiting: requests that may queue for a slot; further ones are refused.
+    max_waiting_tokens: tokens that the prompts of those may have together; None: any number.
     prefix_cache: start a request from the longest prefix of its prompt that the cache holds.
     strict_reuse: of that, only what prefill calls computed, so that the answer is the same bits as without.
     lookup: most tokens guessed at a time from the sequence's own earlier text; 0: none.
@@ -53,6 +54,7 @@ class EngineConfig:
     session: SessionConfig = field(default_factory=SessionConfig)
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     max_waiting: int = 1024
+    max_waiting_tokens: int | None = None
     prefix_cache: bool = True
     strict_reuse: bool = False
     lookup: int = 0

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 
-from llorch_serve.errors import NonFiniteLogitsError, ProviderError
-from llorch_serve.load import Load
+from llorch_serve.errors import NonFiniteLogitsError, ProviderError, ResourceError
+from llorch_serve.load import Load, TokenRate
 from llorch_serve.logprobs import TokenScores, score_token
 from llorch_serve.plan import StepPlan
-from llorch_serve.runner import Logits, Session, run
+from llorch_serve.runner import Logits, Session, apply_edits, run
 from llorch_serve.sampler import SamplingRow, sample_batch, sample_draft
 from llorch_serve.scheduler import Sampled, Scheduler
 from llorch_serve.sequence import Sequence, SequenceStatus, TokenEvent
@@ -28,6 +29,7 @@ class Engine:
         self._clock = clock
         self._rows: dict[Sequence, SamplingRow] = {}
         self._masks = MaskThread()
+        self._rate = TokenRate()
 
     def add(self, *entries: tuple[Sequence, SamplingRow]) -> None:
         """Queue sequences, each with its sampling state, all or none. Raises QueueFullError."""
@@ -42,19 +44,23 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one model call and return its tokens; an empty list if nothing was due or no token resulted.
 
-        A failure of the runtime, or a prompt that cannot be scored, ends the sequences of this step with that error, and no others.
+        A model call that fails, for want of memory too, or a prompt that cannot be scored ends the sequences of this step
+        with that error, and no others; a failure while one sequence's token is chosen or scored ends that one.
         """
         plan = self._scheduler.schedule()
         if plan is None:
             return []
         self._stamp_start(plan)
+        apply_edits(self._session, plan)
         try:
             logits = run(self._session, plan)
-        except (ProviderError, NonFiniteLogitsError) as error:
+        except (ProviderError, ResourceError, NonFiniteLogitsError, MemoryError) as error:
             return self._fail(plan, error)
         results = self._sample(plan, logits)
-        events = self._with_scores(self._scheduler.update(plan, results), _score(plan, results, logits))
+        scores = _score(plan, results, logits)
+        events = self._with_scores(self._scheduler.update(plan, results), scores)
         now = self._clock()
+        self._rate.count(now, sum(event.token_id is not None for event in events))
         for event in events:
             sequence = event.sequence
             if sequence.first_token_at is None:
@@ -70,19 +76,17 @@ class Engine:
 
     def load(self) -> Load:
         """Return how busy the engine is; from any thread, as of the last step."""
-        return self._scheduler.load()
+        return replace(self._scheduler.load(), tokens_per_second=self._rate.per_second(self._clock()))
 
     def _sample(self, plan: StepPlan, logits: Logits) -> list[Sampled]:
         """Choose the tokens of every sequence of the step, and count them in its sampling state."""
         sequences = plan.sampled()
         rows = [self._rows[sequence] for sequence in sequences]
         if plan.verify is not None:
-            results: list[Sampled] = [
-                () if rows[0].ended else sample_draft(logits, rows[0], plan.verify.draft)
-            ]
+            results: list[Sampled] = [_sample_check(logits, rows[0], plan.verify.draft)]
         else:
             results = _sample_each(logits, rows)
-        self._look_ahead(sequences, rows)
+        self._look_ahead(sequences, rows, results)
         return results
 
     @staticmethod
@@ -93,15 +97,15 @@ class Engine:
         told = []
         for event in events:
             if event.token_id is not None and event.sequence in scores:
-                event = dataclasses.replace(event, scores=scores[event.sequence].pop(0))
+                event = replace(event, scores=scores[event.sequence].pop(0))
             told.append(event)
         return told
 
-    def _look_ahead(self, sequences: list[Sequence], rows: list[SamplingRow]) -> None:
+    def _look_ahead(self, sequences: list[Sequence], rows: list[SamplingRow], results: list[Sampled]) -> None:
         """Begin the masks of the next step, and tell sequences whose grammar needs none."""
         constraints = []
-        for sequence, row in zip(sequences, rows, strict=True):
-            if row.constraint is None:
+        for sequence, row, result in zip(sequences, rows, results, strict=True):
+            if row.constraint is None or isinstance(result, Exception):
                 continue
             if row.constraint.complete:
                 sequence.complete_at = row.generated
@@ -124,29 +128,71 @@ class Engine:
 
 
 def _score(plan: StepPlan, results: list[Sampled], logits: Logits) -> dict[Sequence, list[TokenScores]]:
-    """Return the log-probabilities of the tokens of every sequence that asks for them, as the model gave them."""
+    """Return the log-probabilities of the tokens of every sequence that asks for them, as the model gave them.
+
+    A sequence for which that fails gets the error in ``results``.
+    """
     scores = {}
     for row, (sequence, tokens) in enumerate(zip(plan.sampled(), results, strict=True)):
-        if sequence.logprobs is not None and not isinstance(tokens, Exception):
+        if sequence.logprobs is None or isinstance(tokens, Exception):
+            continue
+        try:
             # A check has a row of logits for each of its tokens, any other step one for each sequence.
             scores[sequence] = [
                 score_token(logits[row + i], token, top=sequence.logprobs) for i, token in enumerate(tokens)
             ]
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this sequence's own
+            results[row] = error
     return scores
+
+
+def _sample_check(logits: Logits, row: SamplingRow, draft: Seq[int]) -> Sampled:
+    """Choose the tokens of a sequence whose guesses were checked; none if its grammar lets nothing follow."""
+    try:
+        return () if row.ended else sample_draft(logits, row, draft)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this sequence's own
+        return error
 
 
 def _sample_each(logits: Logits, rows: list[SamplingRow]) -> list[Sampled]:
     """Choose one token of every row whose grammar, if it has one, lets something follow."""
-    going_on = [not row.ended for row in rows]
-    if not all(going_on):
-        logits = logits[going_on]
-    chosen = iter(sample_batch(logits, [row for row, goes in zip(rows, going_on, strict=True) if goes]))
     results: list[Sampled] = []
-    for row, goes in zip(rows, going_on, strict=True):
-        result = next(chosen) if goes else None
-        if result is None or isinstance(result, Exception):
-            results.append(() if result is None else result)
-        else:
-            row.append(result)
-            results.append((result,))
+    going_on = []
+    for index, row in enumerate(rows):
+        try:
+            ended = row.ended
+        except Exception as error:  # noqa: BLE001 - it is this row's own, and told to its caller
+            results.append(error)
+            continue
+        results.append(())
+        if not ended:
+            going_on.append(index)
+    if len(going_on) < len(rows):
+        logits = logits[going_on]
+    chosen = _choose(logits, [rows[index] for index in going_on])
+    for index, token in zip(going_on, chosen, strict=True):
+        results[index] = token if isinstance(token, Exception) else _counted(rows[index], token)
     return results
+
+
+def _counted(row: SamplingRow, token: int) -> Sampled:
+    """Count a chosen token in its row's state, and return it as a result."""
+    try:
+        row.append(token)
+    except Exception as error:  # noqa: BLE001 - as above
+        return error
+    return (token,)
+
+
+def _choose(logits: Logits, rows: Seq[SamplingRow]) -> list[int | Exception]:
+    """Choose every row's token; one whose choice fails, for whatever reason, gets the error and its neighbours do not."""
+    try:
+        return [*sample_batch(logits, rows)]
+    except Exception:  # noqa: BLE001 - which row it was shows when each is on its own
+        chosen: list[int | Exception] = []
+        for values, row in zip(logits, rows, strict=True):
+            try:
+                chosen += sample_batch(values[None], [row])
+            except Exception as error:  # noqa: BLE001 - it is this row's own, and told to its caller
+                chosen.append(error)
+        return chosen

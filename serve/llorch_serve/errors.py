@@ -9,12 +9,14 @@
     ├── PortError                   exit 5   the address cannot be bound
     ├── ResourceError               exit 6   memory or disk is too small
     ├── WorkerError                 exit 7   a worker could not be reached, or refused
+    ├── EngineStoppedError          exit 1   INTERNAL, the same error id for every request it ended
     └── RequestError                         one request is refused; the worker goes on
         ├── InvalidRequestError     exit 2   INVALID_ARGUMENT, with every bad field
         ├── ModelMismatchError      exit 2   FAILED_PRECONDITION
         ├── QueueFullError          exit 6   RESOURCE_EXHAUSTED
         ├── UnavailableError        exit 7   UNAVAILABLE
         ├── UnsupportedError        exit 4   UNIMPLEMENTED
+        ├── AuthenticationError     exit 7   UNAUTHENTICATED
         ├── CancelledError          exit 130 CANCELLED
         └── NonFiniteLogitsError    exit 1   INTERNAL
 
@@ -74,6 +76,17 @@ class WorkerError(LlorchError):
     exit_code = 7
 
 
+class EngineStoppedError(LlorchError):
+    """The engine of a worker met an error that it does not expect; nothing can be answered after it.
+
+    error_id: the words under which the worker's log says what it was.
+    """
+
+    def __init__(self, error_id: str) -> None:
+        self.error_id = error_id
+        super().__init__(f"internal error; the worker's log says more under error id {error_id}")
+
+
 class RequestError(LlorchError):
     """One request is refused or ended; the worker and its other requests go on."""
 
@@ -126,6 +139,12 @@ class UnsupportedError(RequestError):
     """The request needs what this worker lacks: a library that is not installed, or something its model cannot do."""
 
     exit_code = 4
+
+
+class AuthenticationError(RequestError):
+    """The worker asks for a token that the caller does not show."""
+
+    exit_code = 7
 
 
 class CancelledError(RequestError):

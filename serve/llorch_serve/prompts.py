@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from llorch_serve.chat import ChatTemplate, encode_chat
 from llorch_serve.errors import FieldViolation, InvalidRequestError
@@ -11,6 +12,9 @@ from llorch_serve.parsing.registry import AUTO, choose_formats
 from llorch_serve.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from llorch_serve.served import ServedModel
 from llorch_serve.text import Tokenizer
+
+_NORMALISING: Final = 4
+"""How many times shorter a tokenizer's normaliser may make a text before its length is held against it."""
 
 
 class PromptEncoder:
@@ -84,6 +88,19 @@ class PromptEncoder:
             return frozenset()
         markers = self._formats[self.template_name(prompt)].markers(calls=bool(prompt.tools))
         return frozenset(id_ for id_, text in self.tokenizer.special_tokens.items() if text in markers)
+
+    def oversize(self, prompt: Prompt, *, context: int) -> list[FieldViolation]:
+        """Return what is wrong with a text so long that no tokenizer could make it fit, before one is busy for seconds."""
+        if not isinstance(prompt, TextPrompt):
+            return []
+        longest = self.tokenizer.longest_token
+        if len(prompt.text) <= _NORMALISING * context * longest:
+            return []
+        found = (
+            f"found {len(prompt.text)} characters; the context holds {context} tokens, prompt and answer together, of "
+            f"at most {longest} characters each"
+        )
+        return [FieldViolation("input", found)]
 
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:
         """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is well."""

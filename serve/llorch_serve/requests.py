@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
+from llorch_serve.errors import FieldViolation
 from llorch_serve.load import Load
 from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.providers import ProviderShare
@@ -87,6 +88,10 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+MIN_PRIORITY: Final = -10
+MAX_PRIORITY: Final = 10
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request for generated text.
@@ -94,6 +99,8 @@ class GenerationRequest:
     request_id: chosen by the caller or the servicer; unique among live requests.
     client_id: whose request it is; clients are served fairly among each other. Empty: one client for all who give none.
     correlation_id, traceparent: of the caller's own records and trace (W3C), for logs and spans alone.
+    priority: MIN_PRIORITY to MAX_PRIORITY; the highest of a client's waiting requests starts first, see ``waiting.py``.
+    fingerprint: if given, that of the model which must answer.
     """
 
     request_id: str
@@ -102,6 +109,8 @@ class GenerationRequest:
     client_id: str = ""
     correlation_id: str = ""
     traceparent: str = ""
+    priority: int = 0
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,7 @@ class ScoreRequest:
 
     context: without tokens it stands for the token that begins a text (BOS, else EOS).
     logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only sums.
+    priority, fingerprint: as in :class:`GenerationRequest`.
     """
 
     request_id: str
@@ -117,6 +127,8 @@ class ScoreRequest:
     continuations: tuple[TextPrompt | TokenPrompt, ...]
     logprobs: int | None = None
     client_id: str = ""
+    priority: int = 0
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +299,9 @@ class TextGenerator(Protocol):
 
     def abort(self, request_id: str) -> None:
         """End a request, if it is live; its sink gets a last update with reason CANCELLED. Idempotent."""
+
+    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for. Raises InvalidRequestError."""

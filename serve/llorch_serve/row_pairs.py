@@ -23,12 +23,12 @@ def even(count: int) -> int:
     return count + count % 2
 
 
-def require_effect(precisions: Iterable[str], *, same_processor: bool) -> None:
+def require_effect(precisions: Iterable[str], *, on_cpu: bool) -> None:
     """Raise UsageError where ``--batch-invariant`` changes nothing or cannot keep its promise.
 
-    precisions: of every matrix in the graphs that are loaded. same_processor: they run on the CPU provider.
+    precisions: of every matrix in the graphs that are loaded. on_cpu: they run on the CPU provider.
     """
-    if not same_processor:
+    if not on_cpu:
         raise UsageError(
             "--batch-invariant is for the cpu provider; what another gives a row in a batch is not known. Leave it out"
         )

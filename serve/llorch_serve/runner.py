@@ -40,13 +40,8 @@ class Session(Protocol):
         """Give the memory of a slot's positions from ``keep`` on back to the system."""
 
 
-def run(session: Session, plan: StepPlan) -> Logits:
-    """Run ``plan``; return logits [rows, vocabulary], valid until the next call.
-
-    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``. Logits that a prompt's scores need
-    go there instead.
-    Raises ProviderError, or NonFiniteLogitsError for a prompt that cannot be scored.
-    """
+def apply_edits(session: Session, plan: StepPlan) -> None:
+    """Move what the KV cache's slots hold, as ``plan`` says, before its model call."""
     for edit in plan.edits:
         if isinstance(edit, SlotCopy):
             session.copy_slot(edit.source, edit.target, edit.tokens)
@@ -54,6 +49,15 @@ def run(session: Session, plan: StepPlan) -> Logits:
             session.swap_slots(edit.first, edit.second, edit.tokens)
         else:
             session.release_slot(edit.slot, edit.keep)
+
+
+def run(session: Session, plan: StepPlan) -> Logits:
+    """Make the model call of ``plan``; return logits [rows, vocabulary], valid until the next call.
+
+    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``. Logits that a prompt's scores need
+    go there instead.
+    Raises ProviderError, or NonFiniteLogitsError for a prompt that cannot be scored.
+    """
     if plan.prefill is not None:
         chunk = plan.prefill
         # A prompt that is continued has no token after its last one to score, so no position is named twice.

@@ -48,6 +48,7 @@ class Scheduler:
         budget: int,
         prefill_chunk: int,
         max_waiting: int,
+        max_waiting_tokens: int | None = None,
         kv_cache: bool = True,
         prefix_cache: bool = True,
         strict_reuse: bool = False,
@@ -64,7 +65,7 @@ class Scheduler:
             strict_reuse=strict_reuse,
             shortest_reuse=shortest_reuse,
         )
-        self._waiting = WaitingQueue(max_waiting)
+        self._waiting = WaitingQueue(max_waiting, max_waiting_tokens)
         self._prefill_chunk = prefill_chunk
         self._kv_cache = kv_cache
         self._most_drafting = most_drafting

@@ -62,10 +62,10 @@ def encode_pairs(
     if bad:
         raise InvalidRequestError(bad)
     pairs = []
-    before = _caught(bad, lambda: _encode_context(request.context, prompts), "context")
+    before = _caught(bad, lambda: _encode_context(request.context, prompts, context), "context")
     for index, continuation in enumerate(request.continuations):
         path = f"continuations[{index}]"
-        after = _caught(bad, partial(_encode, request.context, continuation, prompts), path)
+        after = _caught(bad, partial(_encode, request.context, continuation, prompts, context), path)
         if before is None or after is None:
             continue
         if isinstance(request.context, TextPrompt) and isinstance(continuation, TextPrompt):
@@ -135,6 +135,7 @@ def score_sequences(
             max_new_tokens=0,
             stop_ids=frozenset(),
             client=request.client_id,
+            priority=request.priority,
             prompt_scores=PromptScores(pair.token_ids, len(pair.context), top, rows),
             submitted_at=now,
         )
@@ -162,21 +163,33 @@ def _range_violations(request: ScoreRequest) -> list[FieldViolation]:
     return bad
 
 
-def _encode_context(context: Prompt, prompts: PromptEncoder) -> tuple[int, ...]:
+def _encode_context(context: Prompt, prompts: PromptEncoder, most: int) -> tuple[int, ...]:
     if isinstance(context, TextPrompt):
-        return prompts.encode(TextPrompt(context.text.rstrip()))[0]
-    return prompts.encode(context)[0]
+        context = TextPrompt(context.text.rstrip())
+    return _encode_fitting(context, prompts, most)
 
 
 def _encode(
-    context: Prompt, continuation: TextPrompt | TokenPrompt, prompts: PromptEncoder
+    context: Prompt, continuation: TextPrompt | TokenPrompt, prompts: PromptEncoder, most: int
 ) -> tuple[int, ...]:
     """Return a continuation's tokens; those of a text behind a text with the context's before them."""
     if isinstance(continuation, TokenPrompt):
         return prompts.encode(continuation)[0]
     if isinstance(context, TextPrompt):
-        return prompts.encode(TextPrompt(context.text + continuation.text))[0]
+        return _encode_fitting(TextPrompt(context.text + continuation.text), prompts, most)
+    _refuse_oversize(continuation, prompts, most)
     return prompts.tokenizer.encode(continuation.text, add_special_tokens=False)
+
+
+def _encode_fitting(prompt: Prompt, prompts: PromptEncoder, most: int) -> tuple[int, ...]:
+    """Return a prompt's tokens, unless it is a text that no context of ``most`` tokens could hold."""
+    _refuse_oversize(prompt, prompts, most)
+    return prompts.encode(prompt)[0]
+
+
+def _refuse_oversize(prompt: Prompt, prompts: PromptEncoder, most: int) -> None:
+    if oversize := prompts.oversize(prompt, context=most):
+        raise InvalidRequestError(oversize)
 
 
 def _caught(

@@ -38,6 +38,7 @@ class Sequence:
     max_new_tokens: tokens that may be generated, already bounded by the context length; 0: it ends with its prompt.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
+    priority: the highest of a client's waiting sequences starts first.
     lookup: guesses of what follows; None: no guessing.
     logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is told.
     shared: the prompt, where other sequences have the same one and only the first computes it.
@@ -58,6 +59,7 @@ class Sequence:
     max_new_tokens: int
     stop_ids: frozenset[int]
     client: str = ""
+    priority: int = 0
     lookup: PromptLookup | None = None
     logprobs: int | None = None
     shared: SharedPrompt | None = None

@@ -180,7 +180,7 @@ def open_session(
     precisions = manifest.recipe.precisions | (frozenset() if own is None else own.recipe.precisions)
     on_cpu = provider.runtime_name == CPU
     if config.batch_invariant:
-        require_effect(precisions, same_processor=on_cpu)
+        require_effect(precisions, on_cpu=on_cpu)
     loaded = loaded_bytes(manifest, provider.runtime_name, weights=1 + apart, prompts=own)
     free = max(provider.memory_limit(psutil.virtual_memory().available) - loaded, 0)
     if apart and int8 is not None:  # the prompt under way has a cache of its own

@@ -40,8 +40,11 @@ class Tokenizer:
         }
         # Tokens <0x00>..<0xFF>, where the decoder turns runs of them into characters.
         self.byte_ids = _byte_ids(inner)
+        vocabulary = inner.get_vocab(with_added_tokens=True)
         # One more than the largest id.
-        self.vocab_size = 1 + max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        # Most characters that one token can stand for.
+        self.longest_token = max(map(len, vocabulary), default=1)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:

@@ -2,37 +2,49 @@
 
 Each client has a counter of tokens (prompt tokens computed and tokens generated). The client with the smallest one
 is next, and a client that comes to a busy worker starts at the smallest counter there, so that absence earns no
-credit (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", 2024). One client alone is
-served in order of arrival.
+credit (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", 2024).
+
+Priority orders one client's own requests: the highest first, equal ones in order of arrival. Among clients a step of it
+is a head start of PRIORITY_TOKENS, for as long as that request waits; a bounded advantage, after which the counters
+decide again, so that no priority shuts another client out.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Final
 
 from llorch_serve.errors import QueueFullError
 from llorch_serve.sequence import Sequence
 
+PRIORITY_TOKENS: Final = 1000
+
 
 @dataclass(slots=True)
 class _Client:
-    """served: the counter. live: sequences waiting or running. waiting: (arrival, sequence)."""
+    """served: the counter. live: sequences waiting or running. waiting: (-priority, arrival, sequence), sorted."""
 
     served: int
     live: int = 0
-    waiting: deque[tuple[int, Sequence]] = field(default_factory=deque)
+    waiting: list[tuple[int, int, Sequence]] = field(default_factory=list)
 
 
 class WaitingQueue:
-    """Sequences that wait for a slot. Not thread-safe."""
+    """Sequences that wait for a slot. Not thread-safe.
 
-    def __init__(self, limit: int) -> None:
+    limit: most sequences that wait. most_tokens: most tokens that their prompts may have together, though one request
+        may always wait alone; None: any number. A request of several answers counts its prompt once for each.
+    """
+
+    def __init__(self, limit: int, most_tokens: int | None = None) -> None:
         self._limit = limit
+        self._most_tokens = most_tokens
         self._clients: dict[str, _Client] = {}
         self._arrivals = count()
         self._length = 0
+        self._tokens = 0
 
     def __len__(self) -> int:
         return self._length
@@ -44,6 +56,13 @@ class WaitingQueue:
                 f"{self._length} requests are waiting, and this worker queues {self._limit}; try again later",
                 retry_after_s=1.0,
             )
+        tokens = sum(sequence.prompt_length for sequence in sequences)
+        if self._most_tokens is not None and self._length > 0 and self._tokens + tokens > self._most_tokens:
+            raise QueueFullError(
+                f"{self._tokens} tokens of prompts are waiting and this request has {tokens}, the most this worker "
+                f"queues is {self._most_tokens}; try again later",
+                retry_after_s=1.0,
+            )
         for sequence in sequences:
             self._add(sequence)
 
@@ -53,23 +72,31 @@ class WaitingQueue:
             served = min((other.served for other in self._clients.values()), default=0)
             client = self._clients[sequence.client] = _Client(served)
         client.live += 1
-        client.waiting.append((next(self._arrivals), sequence))
+        insort(client.waiting, (-sequence.priority, next(self._arrivals), sequence))
         self._length += 1
+        self._tokens += sequence.prompt_length
 
     def next(self) -> Sequence | None:
         """Return the sequence whose turn it is, without taking it out; None if nothing waits."""
-        lines = [client for client in self._clients.values() if client.waiting]
-        if not lines:
-            return None
-        return min(lines, key=lambda client: (client.served, client.waiting[0][0])).waiting[0][1]
+        best: tuple[int, int] | None = None
+        chosen = None
+        for client in self._clients.values():
+            if not client.waiting:
+                continue
+            _, arrival, sequence = client.waiting[0]
+            rank = (client.served - sequence.priority * PRIORITY_TOKENS, arrival)
+            if best is None or rank < best:
+                best, chosen = rank, sequence
+        return chosen
 
     def take(self, sequence: Sequence) -> None:
         """Take out a sequence, which is live until :meth:`leave` is told."""
         client = self._clients[sequence.client]
         for entry in client.waiting:
-            if entry[1] is sequence:
+            if entry[2] is sequence:
                 client.waiting.remove(entry)
                 self._length -= 1
+                self._tokens -= sequence.prompt_length
                 return
         raise ValueError(f"{sequence.request_id} does not wait")
 

@@ -8,6 +8,7 @@ exactly.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import secrets
 import threading
 import time
@@ -20,9 +21,9 @@ from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
 from llorch_serve.errors import (
+    EngineStoppedError,
     FieldViolation,
     InvalidRequestError,
-    LlorchError,
     UnavailableError,
     UnsupportedError,
     UsageError,
@@ -61,6 +62,8 @@ from llorch_serve.structured.constraint import Constraint
 from llorch_serve.structured.spec import Structured
 from llorch_serve.text import TextStream, Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 class Worker:
     """Implements :class:`llorch_serve.requests.TextGenerator` on an artifact. Make one with :meth:`open`."""
@@ -79,7 +82,8 @@ class Worker:
         self._live: dict[Sequence, tuple[Answers, Answer]] = {}
         self._by_id: dict[str, Answers] = {}
         self._lock = threading.Lock()
-        self._failure: BaseException | None = None
+        self._failure: EngineStoppedError | None = None
+        self._mourners: list[Callable[[EngineStoppedError], None]] = []
         self._closed = False
         able = session.capabilities
         scheduler = Scheduler(
@@ -87,6 +91,7 @@ class Worker:
             budget=session.capacity.budget,
             prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
             max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
             kv_cache=config.kv_cache,
             prefix_cache=config.prefix_cache and able.prefix_reuse,
             strict_reuse=config.strict_reuse,
@@ -145,6 +150,14 @@ class Worker:
         self._engine.close()
         self._grammars.close()
 
+    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
+        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it has."""
+        with self._lock:
+            self._mourners.append(tell)
+            failure = self._failure
+        if failure is not None:
+            tell(failure)
+
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready.
 
@@ -163,24 +176,10 @@ class Worker:
         to be installed for, or UnavailableError once the engine has stopped.
         """
         info = self.artifact.manifest
-        bad = request.sampling.violations(vocab_size=info.model.vocab_size)
-        if not bad and request.sampling.answers > self._most_waiting:
-            field = "n" if request.sampling.best_of is None else "best_of"
-            found = f"found {request.sampling.answers}; this worker queues {self._most_waiting}, the most it can take"
-            bad.append(FieldViolation(f"sampling.{field}", found))
-        ids: tuple[int, ...] = ()
-        prompt_text = ""
-        try:
-            ids, prompt_text = self._prompts.encode(request.prompt)
-        except InvalidRequestError as error:
-            bad += error.violations
-        else:
-            bad += self._prompts.violations(ids, context=self._session.capacity.context)
-        top = request.sampling.prompt_logprobs
-        if top is not None and not bad:
-            bad += place_violations(len(ids) - 1, top, "sampling.prompt_logprobs")
+        ids, prompt_text, bad = self._check(request.prompt, request.sampling)
         if bad:
             raise InvalidRequestError(bad)
+        top = request.sampling.prompt_logprobs
         if top is not None:
             self._check_scores_prompts()
         resolved = resolve(request.sampling, info.generation, lambda: secrets.randbits(63))
@@ -231,6 +230,7 @@ class Worker:
                 max_new_tokens=most_new,
                 stop_ids=frozenset(stop_ids),
                 client=request.client_id,
+                priority=request.priority,
                 lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
                 logprobs=logprobs,
                 shared=shared,
@@ -307,6 +307,31 @@ class Worker:
                 "token of a prompt can be scored; leave prompt_logprobs out, or export the model with llorch"
             )
 
+    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
+        return self._check(prompt, sampling)[2]
+
+    def _check(
+        self, prompt: Prompt, sampling: SamplingParams
+    ) -> tuple[tuple[int, ...], str, list[FieldViolation]]:
+        """Return a prompt's token ids, its text, and every bad field."""
+        bad = sampling.violations(vocab_size=self.artifact.manifest.model.vocab_size)
+        if not bad and sampling.answers > self._most_waiting:
+            field = "n" if sampling.best_of is None else "best_of"
+            found = f"found {sampling.answers}; this worker queues {self._most_waiting}, the most it can take"
+            bad.append(FieldViolation(f"sampling.{field}", found))
+        context = self._session.capacity.context
+        if oversize := self._prompts.oversize(prompt, context=context):
+            return (), "", bad + oversize
+        try:
+            ids, text = self._prompts.encode(prompt)
+        except InvalidRequestError as error:
+            return (), "", [*bad, *error.violations]
+        bad += self._prompts.violations(ids, context=context)
+        if sampling.prompt_logprobs is not None and not bad:
+            bad += place_violations(len(ids) - 1, sampling.prompt_logprobs, "sampling.prompt_logprobs")
+        return ids, text, bad
+
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
@@ -359,7 +384,7 @@ class Worker:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise UnavailableError(f"the engine has stopped after an error: {self._failure}")
+            raise UnavailableError(f"the engine has stopped; {self._failure}")
         if self._closed:
             raise UnavailableError("the worker is shutting down")
 
@@ -385,17 +410,20 @@ class Worker:
 
     def _end_unseen(self, answers: Answers, error: Exception | None) -> None:
         """End a request that has not got to the engine: with an error, or cancelled. Idempotent; any thread."""
-        with self._lock:
+        with self._lock:  # at once, since the engine may die meanwhile and end every request itself
             if self._by_id.get(answers.request_id) is not answers:
                 return
-        self._end(answers)
+            self._forget(answers)
         if error is not None:
             answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=error)])
             return
         updates: list[GenerationUpdate] = []
         for answer in answers.members:
             event = TokenEvent(answer.sequence, None, FinishReason.CANCELLED)
-            updates += answers.take(answer.translate(event, self._tokenizer)[0])
+            update, _ = self._translate_alone(answer, event)
+            updates += answers.take(update)
+            if update.error is not None:
+                break
         answers.sink.deliver(updates)
 
     def _on_events(self, events: list[TokenEvent]) -> list[Sequence]:
@@ -407,7 +435,7 @@ class Worker:
             if live is None:
                 continue
             answers, answer = live
-            update, stopped = answer.translate(event, self._tokenizer)
+            update, stopped = self._translate_alone(answer, event)
             if stopped and event.finish is None:
                 ended_early.append(event.sequence)
             told = answers.take(update)
@@ -425,17 +453,34 @@ class Worker:
     def _end(self, answers: Answers) -> list[Sequence]:
         """Forget a request; return those of its sequences that have not ended, since another one's error ends all."""
         with self._lock:
-            del self._by_id[answers.request_id]
-            for sequence in answers.sequences:
-                self._live.pop(sequence, None)
+            self._forget(answers)
         return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
 
+    def _forget(self, answers: Answers) -> None:
+        """Forget a request; the lock is held."""
+        del self._by_id[answers.request_id]
+        for sequence in answers.sequences:
+            self._live.pop(sequence, None)
+
+    def _translate_alone(self, answer: Answer, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
+        """Return what :meth:`Answer.translate` does; what fails there ends this request and no other."""
+        try:
+            return answer.translate(event, self._tokenizer)
+        except Exception as error:  # noqa: BLE001 - tokenizer or memory: told to the caller, and logged there
+            return GenerationUpdate(answer.request_id, "", (), error=error, index=answer.index), False
+
     def _on_death(self, error: BaseException) -> None:
-        """Tell every caller that the engine is gone; nothing is answered after this."""
+        """Log the error, tell every caller and who watches that the engine is gone; nothing is answered after this."""
+        failure = EngineStoppedError(secrets.token_hex(4))
+        logger.error("the engine stopped, error id %s", failure.error_id, exc_info=error)
         with self._lock:
-            self._failure = error
+            self._failure = failure
             live, self._live, self._by_id = list(self._by_id.values()), {}, {}
-        failure = LlorchError(f"the engine stopped: {type(error).__name__}: {error}")
+            for answers in live:
+                self._grammars.cancel(answers)  # one that is still compiled has nobody left to be handed to
+            mourners = list(self._mourners)
+        for tell in mourners:
+            tell(failure)
         for answers in live:
             answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=failure)])
 

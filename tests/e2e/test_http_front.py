@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import socket
+import ssl
 import struct
 import threading
 
 import pytest
 
-from fake_generator import INFO, PATIENCE_S, FakeGenerator
+from certificates import make_certificates
+from fake_generator import INFO, LOAD, PATIENCE_S, FakeGenerator
 from http_harness import fake_front, running_front, send
-from llorch_serve.errors import PortError
+from llorch_serve.errors import EngineStoppedError, PortError
 from llorch_serve.http import exchange
 from llorch_serve.http.server import HttpConfig, HttpFront, read_address
 from llorch_serve.requests import TextPrompt
+from llorch_serve.terminal.beside import read_tls
 
 BODY = {"prompt": "Hi", "max_tokens": 2}
 
@@ -220,27 +225,26 @@ def test_a_slow_reader_holds_its_own_answer_and_nothing_else():
 def test_loading_serving_draining():
     with running_front(None) as front:
         assert send(front.port, "GET", "/health").status == 503
-        assert send(front.port, "GET", "/health").document["status"] == "loading"
+        assert send(front.port, "GET", "/health").document["status"] == "starting"
         answer = send(front.port, "POST", "/v1/completions", BODY)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert send(front.port, "GET", "/v1/models").status == 503
         generator = FakeGenerator(free_running=False)
-
-        async def ready():
-            front.front.set_ready(generator)
-
-        front.on_loop(ready())
-        assert send(front.port, "GET", "/health").document == {"status": "ready", "reason": None}
+        front.on_loop(front.ways.set_ready(generator))
+        assert send(front.port, "GET", "/health").document == {
+            "status": "ready",
+            "reason": None,
+            "load_percent": 100.0,
+        }
         with connect(
             front.port, "/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True}
         ) as client:
             generator.wait_for(lambda g: g.live_ids)
 
             async def drain():
-                forced = asyncio.Event()
-                return asyncio.ensure_future(front.front.drain(forced, PATIENCE_S)), forced
+                return asyncio.ensure_future(front.ways.drain(asyncio.Event()))
 
-            draining, _ = front.on_loop(drain())
+            draining = front.on_loop(drain())
             assert send(front.port, "GET", "/health").document["status"] == "draining"
             assert send(front.port, "POST", "/v1/completions", BODY).status == 503
             generator.run_freely()
@@ -257,21 +261,88 @@ def test_loading_serving_draining():
 
 
 def test_a_drain_that_is_forced_ends_answers_with_an_error():
-    with fake_front(free_running=False) as (front, generator):
+    with fake_front(free_running=False, drain_timeout_s=0) as (front, generator):
         with connect(front.port, "/v1/completions", {"prompt": "a", "stream": True}) as client:
             generator.wait_for(lambda g: g.live_ids)
-            front.on_loop(front.front.drain(asyncio.Event(), 0))
+            front.on_loop(front.ways.drain(asyncio.Event()))
             text = b""
             while b"[DONE]" not in text:
                 text += client.recv(10_000)
         assert b"shut down before the answer was complete" in text
 
 
+def test_an_engine_that_died_ends_answers_and_takes_no_more():
+    with fake_front(free_running=False) as (front, generator):
+        with connect(front.port, "/v1/completions", {"prompt": "a", "stream": True}) as client:
+            generator.wait_for(lambda g: g.live_ids)
+            front.on_loop(front.ways.fail(EngineStoppedError("abc123")))
+            text = b""
+            while b"[DONE]" not in text:
+                text += client.recv(10_000)
+        assert b"error id abc123" in text
+        assert send(front.port, "GET", "/health").status == 503
+        assert send(front.port, "GET", "/health").document["status"] == "failed"
+        assert send(front.port, "POST", "/v1/completions", BODY).status == 503
+
+
+def test_https_is_spoken_with_a_certificate(tmp_path):
+    certificates = make_certificates(tmp_path)
+    tls = read_tls(certificates.server_cert, certificates.server_key, None)
+    with fake_front(tls=tls) as (front, _):
+        trusted = ssl.create_default_context(cafile=certificates.ca)
+        client = http.client.HTTPSConnection("127.0.0.1", front.port, context=trusted, timeout=PATIENCE_S)
+        with contextlib.closing(client):
+            client.request("GET", "/health")
+            assert client.getresponse().status == 200
+    tls = read_tls(certificates.server_cert, certificates.server_key, certificates.ca)
+    with fake_front(tls=tls) as (front, _):
+        for cert, key in (
+            (certificates.stranger_cert, certificates.stranger_key),
+            (certificates.client_cert, certificates.client_key),
+        ):
+            trusted = ssl.create_default_context(cafile=certificates.ca)
+            trusted.load_cert_chain(cert, key)
+            client = http.client.HTTPSConnection("127.0.0.1", front.port, context=trusted, timeout=PATIENCE_S)
+            with contextlib.closing(client):
+                try:
+                    client.request("GET", "/health")
+                    assert client.getresponse().status == 200
+                    assert cert == certificates.client_cert
+                except (ssl.SSLError, ConnectionError):
+                    assert cert == certificates.stranger_cert
+
+
+def test_a_job_is_cancelled_by_its_own_caller_alone():
+    with fake_front(free_running=False, token="mine") as (front, generator):
+        key = {"Authorization": "Bearer mine"}
+        raw = json.dumps({"job_id": "j", "prompt": "Hi"}).encode()
+        client = http.client.HTTPConnection("127.0.0.1", front.port, timeout=PATIENCE_S)
+        with contextlib.closing(client):
+            client.request("POST", "/v1/inference", raw, key | {"Content-Type": "application/json"})
+            generator.wait_for(lambda g: g.live_ids)
+            other = {"Authorization": "Bearer another"}
+            assert send(front.port, "POST", "/cancel", {"job_id": "j"}, other).status == 202
+            assert generator.aborted == []
+            assert send(front.port, "POST", "/cancel", {"job_id": "j"}, key).status == 202
+            generator.wait_for(lambda g: not g.live_ids)
+            assert b'"CANCELLED"' in client.getresponse().read()
+
+
+def test_use_over_http_counts_against_idleness():
+    with fake_front(free_running=False) as (front, generator):
+        (http_front,) = front.ways._fronts
+        with connect(front.port, "/v1/completions", BODY):
+            generator.wait_for(lambda g: g.live_ids)
+            assert http_front.idle_s() == 0
+            generator.run_freely()
+            generator.wait_for(lambda g: not g.live_ids)
+
+
 def test_a_taken_port_is_refused_at_once():
     with fake_front() as (front, _):
 
         async def bind():
-            await HttpFront(HttpConfig("127.0.0.1", front.port), lambda: (b"", "")).bind()
+            await HttpFront(HttpConfig("127.0.0.1", front.port), lambda: LOAD, lambda: (b"", "")).bind()
 
         with pytest.raises(PortError, match=f"cannot listen on 127.0.0.1:{front.port}.*--http"):
             asyncio.run(bind())

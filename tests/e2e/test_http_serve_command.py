@@ -301,6 +301,36 @@ def test_biases_and_penalties_have_an_effect(client):
     assert [item["field"] for item in caught.value.body["errors"]] == ["logit_bias[99999]", "n"]
 
 
+def test_answers_keep_the_form_that_is_asked_for(both):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{both[1]}/v1", api_key="-", timeout=PATIENCE_S, max_retries=0
+    ) as client:
+        asked = {
+            "model": client.models.list().data[0].id,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": 60,
+            "temperature": 0,
+        }
+
+        def form(schema):
+            return {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+
+        answer = client.chat.completions.create(**asked, response_format=form(schema))
+        assert json.loads(answer.choices[0].message.content)["ok"] in (True, False)
+        pieces = client.chat.completions.create(**asked, response_format=form(schema), stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in pieces)
+        assert set(json.loads(streamed)) == {"ok"}
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(**asked, response_format=form({"type": "nonsense"}))
+        assert caught.value.param == "response_format.json_schema.schema"
+        with pytest.raises(openai.BadRequestError, match="needs one"):
+            client.chat.completions.create(**asked, response_format={"type": "json_schema"})
+        with pytest.raises(openai.BadRequestError, match="response_format"):
+            client.chat.completions.create(**asked, response_format={"type": "xml"})
+
+
 @pytest.mark.real_model
 def test_the_real_model_chats(smollm2):
     with (

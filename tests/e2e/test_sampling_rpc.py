@@ -43,6 +43,12 @@ def message(**sampling):
     return pb.GenerateRequest(input=prompt, sampling=pb.Sampling(**{"max_tokens": 4, **sampling}))
 
 
+def whole(stub, **sampling):
+    """Return the one answer of a unary call."""
+    (choice,) = stub.Generate(message(**sampling), timeout=PATIENCE_S).choices
+    return choice
+
+
 def refused_fields(stub, **sampling):
     with pytest.raises(grpc.RpcError) as caught:
         stub.Generate(message(**sampling), timeout=PATIENCE_S)
@@ -100,10 +106,10 @@ def test_nothing_to_continue_is_refused_and_nothing_to_generate_is_an_answer(stu
             stub.Generate(pb.GenerateRequest(input=prompt), timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "input" in caught.value.details()
-    empty = stub.Generate(message(max_tokens=0), timeout=PATIENCE_S)
+    empty = whole(stub, max_tokens=0)
     assert (empty.text, list(empty.token_ids)) == ("", [])
     assert empty.completion.finish_reason == pb.FINISH_REASON_LENGTH
-    assert len(stub.Generate(message(ignore_eos=True), timeout=PATIENCE_S).token_ids) == 4
+    assert len(whole(stub, ignore_eos=True).token_ids) == 4
 
 
 def test_a_bias_outside_the_vocabulary_does_not_touch_a_running_stream(worker, stub, address):
@@ -135,18 +141,16 @@ def test_a_client_gets_what_the_worker_gives(worker, address):
 
 def test_a_whole_answer_carries_them_too(worker, stub):
     here = ask(worker, PROMPT, **ASKED)
-    answer = stub.Generate(message(**ASKED), timeout=PATIENCE_S)
+    answer = whole(stub, **ASKED)
     assert list(answer.token_ids) == here.ids == [place.chosen.token_id for place in answer.logprobs]
     assert all(math.isfinite(place.chosen.logprob) for place in answer.logprobs)
-    without = stub.Generate(
-        message(**{k: v for k, v in ASKED.items() if k != "logprobs"}), timeout=PATIENCE_S
-    )
+    without = whole(stub, **{k: v for k, v in ASKED.items() if k != "logprobs"})
     assert list(without.token_ids) == here.ids
     assert not without.logprobs
 
 
 def test_special_tokens_are_shown_when_asked_for(stub):
     wish = {"logit_bias": {3: 100.0}, "ignore_eos": True, "temperature": 0.0}
-    assert stub.Generate(message(**wish), timeout=PATIENCE_S).text == ""
-    shown = stub.Generate(message(**wish, keep_special_tokens=True), timeout=PATIENCE_S).text
+    assert whole(stub, **wish).text == ""
+    shown = whole(stub, **wish, keep_special_tokens=True).text
     assert shown == "<|turn_end|>" * 4

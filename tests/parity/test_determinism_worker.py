@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
+from checkpoints import write_gguf, write_hf_folder
+from gguf_blocks import random_blocks
 from llorch_export.options import ExportOptions, Rule
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import EngineConfig, SessionConfig
@@ -54,10 +56,15 @@ ROWS = {
     ),
     "int4": Row({"precision": "int4"}, flag=True, kv_dtype="float32"),
     "int4 over int8": Row({"precision": "int4", "head_precision": "int4", "kv_dtype": "int8"}, flag=True),
+    "a GGUF file's blocks": Row({"precision": "source"}, flag=True, kv_dtype="float32"),
     "int4 in floats": Row(
         {"precision": "int4", "head_precision": "int4", "accuracy_level": 0}, flag=True, kv_dtype="float32"
     ),
 }
+
+
+def _four_bits(name: str, rows: int, columns: int) -> tuple[str, Any]:
+    return "Q4_0", random_blocks("Q4_0", rows, columns, seed=len(name) + rows)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +86,9 @@ def row(request: pytest.FixtureRequest) -> Row:
 
 @pytest.fixture(scope="module")
 def artifact(row: Row, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    if row.options["precision"] == "source":
+        shape = {"max_position_embeddings": 256, "tie_word_embeddings": True}
+        source = write_gguf(tmp_path_factory.mktemp("row") / "tiny.gguf", shape, blocks=_four_bits)
     return export_tiny(source, tmp_path_factory.mktemp("row") / "artifact", **row.options)
 
 
@@ -169,7 +179,7 @@ def test_a_prompt_is_the_same_bits_however_it_is_cut(worker: Worker) -> None:
     whole = session.prefill(0, PROMPT, 0).copy()
     for cuts in ((64,), (32, 64), (30, 89)):
         edges = (0, *cuts, len(PROMPT))
-        for start, end in zip(edges, edges[1:], strict=False):
+        for start, end in itertools.pairwise(edges):
             last = session.prefill(1, PROMPT[start:end], start)
         np.testing.assert_array_equal(last, whole)
 
@@ -190,7 +200,6 @@ def test_cached_and_cold_agree_where_only_prefilled_tokens_are_reused(artifact: 
         found, expected = dict(bits(again)[1][0]), dict(cold[1][0])
         common = found.keys() & expected.keys()
         distance = sum(np.exp(expected[token]) * abs(expected[token] - found[token]) for token in common)
-        print(distance, len(common))
         assert 0 < distance < artifact.manifest.recipe.kl_limit
 
 

@@ -22,6 +22,7 @@ class Body(msgspec.Struct, kw_only=True):
     count: int = 1
     share: float | None = None
     points: list[Point] = msgspec.field(default_factory=list)
+    kept: list[msgspec.Raw] = msgspec.field(default_factory=list)
 
 
 def violations(raw: bytes) -> dict[str, str]:
@@ -40,7 +41,7 @@ def test_every_bad_field_is_named():
     assert found["prompt"].startswith("not set")
     assert "`int`" in found["count"]
     assert "share" in found
-    assert found["other"].startswith("unknown field; known are prompt, count, share, points")
+    assert found["other"].startswith("unknown field; known are prompt, count, share, points, kept")
     assert "`int`" in found["points[1].x"]
 
 
@@ -74,3 +75,7 @@ def test_any_json_is_read_or_refused(value):
     except InvalidRequestError:
         return
     assert body.prompt == value
+
+
+def test_what_is_kept_as_it_came_is_text_all_the_same():
+    assert list(violations(b'{"prompt": "a", "kept": [{"a": "\xff"}]}')) == ["kept"]

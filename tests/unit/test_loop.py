@@ -222,7 +222,7 @@ def test_a_failed_step_is_no_death(make: Callable[..., Running]) -> None:
 
 def test_the_engines_death_is_reported_once_and_stop_returns(make: Callable[..., Running]) -> None:
     running = make(gated=False)
-    error = MemoryError("gone")
+    error = RuntimeError("gone")
 
     def before(_call: Call) -> None:
         raise error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from fake_generator import INFO, LOAD
 from llorch_serve.errors import InvalidRequestError
+from llorch_serve.load import WorkerState
 from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
@@ -109,7 +111,7 @@ def over_the_wire(message):
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_request_survives_the_wire(prompt, sampling):
-    request = GenerationRequest("id-1", prompt, sampling, client_id="tenant-7")
+    request = GenerationRequest("id-1", prompt, sampling, "tenant-7", priority=-3, fingerprint="f" * 64)
     assert (
         convert.read_generation_request(over_the_wire(convert.write_generation_request(request))) == request
     )
@@ -284,8 +286,19 @@ def test_a_request_without_client_is_its_connections():
     assert convert.read_generation_request(message, connection="ipv4:1.2.3.4:5").client_id == "me"
 
 
-def test_load_survives_the_wire():
-    assert convert.read_load(over_the_wire(convert.write_load(LOAD))) == LOAD
+@pytest.mark.parametrize("state", WorkerState)
+def test_load_survives_the_wire(state):
+    figures = {"tokens_per_second": 1.5, "load_percent": 12.5, "loaded_bytes": 2**40, "total_bytes": 2**41}
+    load = replace(LOAD, state=state, **figures)
+    assert convert.read_load(over_the_wire(convert.write_load(load))) == load
+
+
+def test_ids_to_abort_survive_the_wire_and_are_bounded():
+    message = over_the_wire(convert.write_abort_request(("a", "b")))
+    assert convert.read_abort_request(message) == ("a", "b")
+    assert convert.read_abort_request(pb.AbortRequest()) == ()
+    with pytest.raises(InvalidRequestError):
+        convert.write_abort_request(("\ud800",))
 
 
 def test_model_info_survives_the_wire():

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from llorch_serve.errors import (
+    AuthenticationError,
     CancelledError,
     FieldViolation,
     InvalidRequestError,
@@ -54,6 +55,7 @@ def there_and_back(error):
         (UnavailableError("loading"), "UNAVAILABLE"),
         (UnsupportedError("not here"), "UNIMPLEMENTED"),
         (CancelledError("aborted"), "CANCELLED"),
+        (AuthenticationError("a token is asked for"), "UNAUTHENTICATED"),
     ],
 )
 def test_a_request_error_comes_back_as_it_was(error, code):

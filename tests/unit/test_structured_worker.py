@@ -14,7 +14,6 @@ from fake_session import continuation
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import InvalidRequestError, UnavailableError, UnsupportedError
 from llorch_serve.sequence import FinishReason
-from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
 from llorch_serve.worker import Worker
@@ -62,6 +61,11 @@ KNOBS = [
     {"temperature": 0, "repetition_penalty": 2},
     {"temperature": 1, "min_tokens": 30, "max_tokens": 40, "seed": 5},
     {"temperature": 1, "ignore_eos": True, "seed": 6},
+    {"temperature": 1, "typical_p": 0.5, "top_p": 0.999, "seed": 7},
+    {"temperature": 1, "typical_p": 0.9, "seed": 7},
+    {"temperature": 0, "frequency_penalty": 2, "presence_penalty": -2},
+    {"temperature": 1, "top_k": 300, "logit_bias": dict.fromkeys(range(300), 100.0), "seed": 8},
+    {"temperature": 0, "logit_bias": dict.fromkeys(range(300), 100.0), "logprobs": 3},
 ]
 
 
@@ -212,6 +216,35 @@ def test_a_bad_form_ends_its_request_alone(worker, form, field):
     assert ask(worker, PROMPT, max_tokens=3, ignore_eos=True).ids == continuation(PROMPT, 3, VOCAB)
 
 
+def test_every_answer_of_a_request_keeps_its_form(worker):
+    sink = Sink()
+    worker.submit(request("r", PROMPT, structured=Choice(OPTIONS), temperature=1, seed=1, n=4), sink)
+    updates = []
+    while not (updates and updates[-1].is_last):
+        updates += sink.next()
+    texts = ["".join(u.text for u in updates if u.index == index) for index in range(4)]
+    assert set(texts) <= set(OPTIONS)
+    assert len(set(texts)) > 1
+    best = ask(worker, PROMPT, "best", structured=Choice(OPTIONS), temperature=1, seed=1, best_of=4)
+    assert best.text in texts
+
+
+def test_a_bad_form_ends_all_answers_of_its_request_once(worker):
+    error = ask(worker, PROMPT, structured=Regex("("), n=3).error
+    assert isinstance(error, InvalidRequestError)
+
+
+def test_all_answers_that_wait_for_a_grammar_are_aborted(worker, held_up):
+    _, come = held_up
+    sink = Sink()
+    worker.submit(request("held", PROMPT, structured=Choice(("yes",)), n=3), sink)
+    come.get(timeout=PATIENCE_S)
+    worker.abort("held")
+    updates = sink.next()
+    assert [u.completion.reason for u in updates] == [FinishReason.CANCELLED] * 3
+    assert [u.is_last for u in updates] == [False, False, True]
+
+
 def test_a_size_is_refused_before_anything_else(worker):
     with pytest.raises(InvalidRequestError, match=r"sampling\.regex: found 0 bytes"):
         worker.submit(request("r", PROMPT, structured=Regex("")), Sink())
@@ -248,14 +281,14 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted(worker, held_up):
 def test_a_grammar_that_comes_too_late_starts_nothing(tmp_path, monkeypatch, ending):
     """The compiler no longer knows who waits, and the engine does not know it yet."""
     go_on, come = threading.Event(), threading.Event()
-    begin = Program.begin
+    on_grammar = Worker._on_grammar
 
     def slowly(*arguments):
         come.set()
         assert go_on.wait(PATIENCE_S)
-        return begin(*arguments)
+        on_grammar(*arguments)
 
-    monkeypatch.setattr(Program, "begin", slowly)
+    monkeypatch.setattr(Worker, "_on_grammar", slowly)
     session = make_session()
     worker = make_worker(tmp_path, session)
     sink = Sink()

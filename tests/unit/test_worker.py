@@ -13,11 +13,12 @@ import pytest
 
 from checkpoints import BOS_ID, EOS_ID
 from fake_session import GREEDY, Call, FakeSession, continuation, next_logits
+from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import (
     CancelledError,
+    EngineStoppedError,
     InvalidRequestError,
-    LlorchError,
     NonFiniteLogitsError,
     ProviderError,
     QueueFullError,
@@ -28,6 +29,7 @@ from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, Timings, TokenPrompt
 from llorch_serve.sampling import MAX_SEED, ResolvedSampling
 from llorch_serve.sequence import FinishReason
+from llorch_serve.text import Tokenizer
 from llorch_serve.worker import Worker
 from tiny_artifact import tiny_manifest
 from worker_harness import (
@@ -382,26 +384,37 @@ def test_a_close_or_an_abort_cannot_get_to_the_engine_before_what_it_ends(
         worker.close()
 
 
-def test_a_dead_engine_tells_everyone_once_and_takes_nothing_more(tmp_path: Path) -> None:
+def test_a_dead_engine_tells_everyone_once_and_takes_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     released = threading.Event()
 
     def before(_call: Call) -> None:
         assert released.wait(PATIENCE_S)
-        raise MemoryError("no more")
+        raise RuntimeError("no more")
 
     worker = make_worker(tmp_path, make_session(before_call=before))
+    deaths: list[EngineStoppedError] = []
+    worker.when_dead(deaths.append)
     sinks = {name: Sink() for name in ("a", "b", "c")}
     for name, sink in sinks.items():
         worker.submit(request(name, PROMPT), sink)
     released.set()
     for name, sink in sinks.items():
         error = sink.answers(name)[name].error
-        assert isinstance(error, LlorchError)
-        assert "MemoryError: no more" in str(error)
-    with pytest.raises(UnavailableError, match="no more"):
+        assert isinstance(error, EngineStoppedError)
+        assert error.error_id in str(error)
+        assert "no more" not in str(error)
+    with pytest.raises(UnavailableError, match="engine has stopped"):
         worker.submit(request("d", PROMPT), Sink())
     worker.abort("a")
     worker.close()
+    worker.when_dead(deaths.append)  # too late to be told later, so at once
+    assert deaths == [error, error]
+    [record] = caplog.records
+    assert error.error_id in record.message
+    assert record.exc_info is not None
+    assert "no more" in str(record.exc_info[1])
 
 
 def test_a_stream_yields_until_the_last_update(worker: Worker) -> None:
@@ -517,17 +530,41 @@ def test_the_description_is_that_of_manifest_and_session(worker: Worker) -> None
 
 
 @pytest.mark.parametrize(
-    ("precision", "head", "invariant"),
-    [("int8", "int8", True), ("int4", "int8", False), ("int8", "int4", False)],
+    ("session", "lookup", "invariant"), [(True, 0, True), (False, 0, False), (True, 4, False)]
 )
-def test_four_bits_are_not_called_batch_invariant(
-    tmp_path: Path, precision: str, head: str, invariant: bool
+def test_what_the_session_promises_holds_unless_there_are_guesses(
+    tmp_path: Path, session: bool, lookup: int, invariant: bool
 ) -> None:
-    recipe = msgspec.structs.replace(tiny_manifest().recipe, precision=precision, head_precision=head)
-    worker = make_worker(tmp_path, recipe=recipe)
+    fake = make_session(capabilities=Capabilities(batch_invariant=session))
+    worker = make_worker(tmp_path, fake, config=EngineConfig(prefill_chunk=4, lookup=lookup))
     worker.close()
     assert worker.model_info().batch_invariant is invariant
 
 
 def test_the_oracle_itself_is_not_constant() -> None:
     assert next_logits(PROMPT, VOCAB).argmax() != next_logits(PROMPT[:-1], VOCAB).argmax()
+
+
+def test_a_text_beyond_any_tokenizer_is_refused_before_it_is_tokenised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def counting(self: Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        encoded.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", counting)
+    worker = make_worker(tmp_path)
+    most = 4 * CONTEXT * TOKENIZER.longest_token
+    try:
+        for length, says in (
+            (most, "tokens; the context holds 48"),
+            (most + 1, f"found {most + 1} characters"),
+        ):
+            with pytest.raises(InvalidRequestError, match=says):
+                worker.submit(request("r", TextPrompt("a" * length)), Sink())
+    finally:
+        worker.close()
+    assert encoded == [most]

@@ -41,6 +41,7 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
                 bad.append(FieldViolation(name, f"not set, expected {_shown(type_)}"))
             continue
         try:
+            str(memoryview(raw_value), "utf-8")  # msgspec does not look into what is kept as it came
             read[name] = msgspec.json.decode(raw_value, type=type_)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             bad.append(_violation(name, error))

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError
 from llorch_serve.http.fields import read_struct
-from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, Shared
+from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, ResponseFormat, Shared
 from llorch_serve.http.service import Caller, Plan
 from llorch_serve.requests import (
     ChatMessage,
@@ -28,6 +28,7 @@ from llorch_serve.requests import (
     ToolCall,
 )
 from llorch_serve.sampling import SamplingParams
+from llorch_serve.structured.spec import JsonObject, JsonSchema, Structured
 
 MAX_PROMPTS: Final = 32  # of one body
 MAX_MESSAGES: Final = 2**14
@@ -84,7 +85,6 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         bad.append(
             FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
         )
-    _refuse(bad, "response_format", None if _is_text(body) else body.response_format, (None,), "type text")
     _refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
     _refuse(bad, "parallel_tool_calls", body.parallel_tool_calls, (None, True))
     _refuse(bad, "functions", body.functions, (None, []))
@@ -106,8 +106,14 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
             )
         limit, limit_name = body.max_completion_tokens, "max_completion_tokens"
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    sampling = replace(_read_sampling(body, bad), max_tokens=limit, logprobs=logprobs)
-    names = {"input": "messages", "max_tokens": limit_name, "logprobs": "top_logprobs"}
+    form = _read_form(body.response_format, bad)
+    sampling = replace(_read_sampling(body, bad), max_tokens=limit, logprobs=logprobs, structured=form)
+    names = {
+        "input": "messages",
+        "max_tokens": limit_name,
+        "logprobs": "top_logprobs",
+        "json_schema": "response_format.json_schema.schema",
+    }
     return _plan("chatcmpl", [prompt], sampling, body, bad, info, caller, names)
 
 
@@ -170,14 +176,11 @@ def _rename(field: str, names: dict[str, str]) -> str:
     return field if found is None else names.get(found["name"], found["name"]) + found["rest"]
 
 
-def _refuse(
-    bad: list[FieldViolation], name: str, value: object, accepted: tuple[Any, ...], also: str | None = None
-) -> None:
+def _refuse(bad: list[FieldViolation], name: str, value: object, accepted: tuple[Any, ...]) -> None:
     """Add a violation unless a value of a field that cannot be honoured is one that asks for nothing."""
     if any(value is choice or (type(value) is type(choice) and value == choice) for choice in accepted):
         return
-    shown = [also] if also else []
-    shown += ["leaving it out" if choice is None else repr(choice) for choice in accepted]
+    shown = ["leaving it out" if choice is None else repr(choice) for choice in accepted]
     bad.append(FieldViolation(name, f"this worker cannot do what it asks for; accepted: {', '.join(shown)}"))
 
 
@@ -217,12 +220,21 @@ def _read_bias(bias: dict[str, float], bad: list[FieldViolation]) -> dict[int, f
     return {ids[key]: value for key, value in bias.items() if key in ids}
 
 
-def _is_text(body: ChatBody) -> bool:
-    return (
-        body.response_format is not None
-        and body.response_format.type == "text"
-        and body.response_format.json_schema is None
-    )
+def _read_form(format_: ResponseFormat | None, bad: list[FieldViolation]) -> Structured | None:
+    """Return the form that an answer is held to."""
+    if format_ is None:
+        return None
+    if (format_.type == "json_schema") != (format_.json_schema is not None):
+        found = (
+            f"found type {format_.type} {'without' if format_.json_schema is None else 'with'} json_schema"
+        )
+        bad.append(
+            FieldViolation("response_format", f"{found}; type json_schema needs one, no other has one")
+        )
+        return None
+    if format_.json_schema is not None:
+        return JsonSchema(bytes(format_.json_schema.schema).decode())
+    return JsonObject() if format_.type == "json_object" else None
 
 
 def _read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViolation]) -> list[Prompt]:

@@ -55,11 +55,20 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_content: str | None = None
 
 
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON Schema with what OpenAI has around it. strict: answers keep the schema whatever it says."""
+
+    schema: msgspec.Raw
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     """What form the answer must have."""
 
-    type: str
-    json_schema: Any = None
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
 
 
 class Shared(msgspec.Struct, kw_only=True):

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from llorch_serve.errors import (
     CancelledError,
+    EngineStoppedError,
     FieldViolation,
     InvalidRequestError,
     LlorchError,
@@ -99,6 +100,8 @@ def describe(error: Exception, *, route: str) -> Problem:
             return Problem(503, "service_unavailable", "not_serving", text, headers=(("Retry-After", "1"),))
         case CancelledError():
             return Problem(CLIENT_CLOSED, "cancelled", "cancelled", text)
+        case EngineStoppedError():  # logged where it happened
+            return Problem(500, "server_error", "engine_stopped", text)
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", route, text)
             return Problem(500, "server_error", "non_finite_logits", text)

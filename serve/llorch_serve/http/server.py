@@ -1,7 +1,7 @@
 """The HTTP front's life: bind, serve, drain, close, beside the gRPC server on the same event loop.
 
 Input: an address, then the loaded generator. Output: a listening uvicorn server. It is told what to do by the worker's
-own life (:func:`llorch_serve.rpc.server.serve`) and handles no signals.
+own life (``rpc/lifecycle.py``) and handles no signals.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Final
 
 import uvicorn
 
-from llorch_serve.errors import PortError, UnavailableError
+from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
 from llorch_serve.http.app import OPEN_PATHS, make_app
 from llorch_serve.http.guard import Access, Bearer
 from llorch_serve.http.service import CUT, STOPPING, HttpService
 from llorch_serve.http.status_routes import Exposition
+from llorch_serve.load import Load
 from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
 
@@ -63,13 +64,14 @@ class HttpFront:
     def __init__(
         self,
         config: HttpConfig,
+        load: Callable[[], Load],
         exposition: Exposition,
         on_answered: Callable[[Answered], None] = lambda _: None,
         on_bound: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._on_bound = on_bound
-        self._service = HttpService()
+        self._service = HttpService(load)
         access = Access(Bearer(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
         self._server = _Server(
             uvicorn.Config(
@@ -104,6 +106,10 @@ class HttpFront:
         """Answer with ``generator``."""
         self._service.start(generator)
 
+    def idle_s(self) -> float:
+        """Return for how long no request has run, in seconds."""
+        return self._service.idle_s()
+
     async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
         """Refuse new requests, let running ones finish within the timeout or until ``forced``, and end the rest."""
         self._service.refuse(STOPPING)
@@ -112,6 +118,15 @@ class HttpFront:
         for task in pending:
             task.cancel()
         self._service.end_all(UnavailableError(CUT))
+        await self._farewell()
+
+    async def fail(self, error: EngineStoppedError) -> None:
+        """Refuse new requests for good and end those that run with the engine's error."""
+        self._service.refuse(f"the engine has stopped; {error}")
+        self._service.end_all(error)
+        await self._farewell()
+
+    async def _farewell(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._service.wait_idle(), _FAREWELL_S)
 

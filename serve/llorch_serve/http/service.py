@@ -25,6 +25,7 @@ from llorch_serve.errors import (
 )
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.problems import Problem, describe
+from llorch_serve.load import Load
 from llorch_serve.requests import GenerationRequest, GenerationUpdate, ModelInfo, TextGenerator
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
 from llorch_serve.sequence import FinishReason
@@ -38,8 +39,13 @@ CUT: Final = "the worker shut down before the answer was complete; send the requ
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. client: for fairness. correlation_id, traceparent: of the caller's records and trace."""
+    """Who sent a request.
 
+    owner: who it is, where the worker knows its callers; else empty. client: for fairness.
+    correlation_id, traceparent: of the caller's records and trace.
+    """
+
+    owner: str
     client: str
     correlation_id: str
     traceparent: str = ""
@@ -89,7 +95,8 @@ class _Admission:
 class HttpService:
     """Serves one generator. All methods belong to the event loop that it is made on."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[], Load]) -> None:
+        self._load = load
         self._loop = asyncio.get_running_loop()
         self._calls = LiveCalls(self._loop)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="llorch-http")
@@ -98,6 +105,7 @@ class HttpService:
         self._info: ModelInfo | None = None
         self._refusal: str | None = LOADING
         self._active = 0
+        self._used_at = self._loop.time()  # when the last request ended
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -106,26 +114,23 @@ class HttpService:
         """Why no request is taken; None while they are."""
         return self._refusal
 
-    @property
-    def state(self) -> str:
-        """Where the worker is: loading, ready or draining."""
-        if self._refusal is None:
-            return "ready"
-        return "loading" if self._generator is None else "draining"
+    def load(self) -> Load:
+        """Return the worker's state, how far it has loaded and how busy it is."""
+        return self._load()
+
+    def idle_s(self) -> float:
+        """Return for how long no request has run, in seconds."""
+        return 0.0 if self._active else self._loop.time() - self._used_at
 
     @property
     def info(self) -> ModelInfo | None:
         """What is served; None until it is loaded."""
         return self._info
 
-    @property
-    def generator(self) -> TextGenerator | None:
-        """Who answers; None until it is loaded."""
-        return self._generator
-
     def start(self, generator: TextGenerator) -> None:
         """Take requests from now on."""
         self._generator, self._info, self._refusal = generator, generator.model_info(), None
+        self._used_at = self._loop.time()
 
     def refuse(self, reason: str) -> None:
         """Take no further requests; those that run go on."""
@@ -144,10 +149,17 @@ class HttpService:
         """Drop what waits for the thread pool and end its threads, without waiting for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def abort(self, request_id: str) -> None:
-        """End a request that came over HTTP, if it is live. Idempotent."""
-        if self._generator is not None:
-            self._generator.abort(request_id)
+    def cancel(self, request_id: str, owner: str) -> None:
+        """End a request that came over HTTP from the same caller, if it is live. Idempotent."""
+        call = self._calls.find(request_id, owner)
+        if call is not None:
+            call.unwanted = True
+            self._abort(call)
+
+    def _abort(self, call: LiveCall) -> None:
+        if call.submitted and not call.ended:
+            assert self._generator is not None
+            self._generator.abort(call.request_id)
 
     async def handle(self, exchange: Exchange, dialect: Dialect, route: str) -> None:
         """Answer one request from its body to its last byte."""
@@ -166,11 +178,14 @@ class HttpService:
                 await exchange.send_problem(problem, dialect.refusal(problem))
         finally:
             self._active -= 1
+            self._used_at = self._loop.time()
             if self._active == 0:
                 self._idle.set()
 
     async def _generate(self, raw: bytes, exchange: Exchange, dialect: Dialect) -> None:
-        caller = Caller(exchange.client, exchange.correlation_id, exchange.header("traceparent") or "")
+        caller = Caller(
+            exchange.owner, exchange.client, exchange.correlation_id, exchange.header("traceparent") or ""
+        )
         admission = _Admission()
         # Shielded, since a thread cannot be interrupted: what it admits after the client left is aborted then.
         admitted = asyncio.ensure_future(
@@ -178,6 +193,9 @@ class HttpService:
         )
         try:
             plan = await asyncio.shield(admitted)
+            for call in admission.calls:
+                if call.unwanted:  # cancelled before it was submitted
+                    self._abort(call)
             if plan is not None:
                 await self._answer(plan, admission, exchange, dialect)
         finally:
@@ -204,7 +222,7 @@ class HttpService:
         assert self._info is not None
         plan = dialect.read(raw, self._info, caller)
         for request in plan.requests:
-            call = LiveCall(whole=not plan.stream)
+            call = LiveCall(whole=not plan.stream, owner=caller.owner)
             try:
                 self._calls.add(request.request_id, call)
                 self._generator.submit(request, self._calls)
@@ -221,8 +239,7 @@ class HttpService:
         """Abort what an admission has submitted and nobody waits for any more."""
         for call in admission.calls:
             call.abandoned = True
-            if not call.ended:
-                self.abort(call.request_id)
+            self._abort(call)
 
     async def _in_pool(self, size: int, work: Callable[[], Plan | None]) -> Plan | None:
         if self._pending_bytes + size > MAX_PENDING_BYTES:

@@ -38,14 +38,13 @@ class StatusRoutes:
     async def health(self, _request: Request) -> Response:
         """200 while requests are taken, 503 before and after."""
         refusal = self._service.refusal
-        body = {"status": self._service.state, "reason": refusal}
+        load = self._service.load()
+        body = {"status": load.state.value, "reason": refusal, "load_percent": load.load_percent}
         return json_response(body, 200 if refusal is None else 503)
 
     async def load(self, _request: Request) -> Response:
-        """How busy the worker is, as of its last step."""
-        if self._service.generator is None:
-            raise UnavailableError(self._service.refusal or "")
-        return json_response({"state": self._service.state} | asdict(self._service.generator.load()))
+        """The worker's state, how far it has loaded, and how busy it is as of its last step."""
+        return json_response(asdict(self._service.load()))
 
     async def metrics(self, _request: Request) -> Response:
         """Prometheus' text."""
@@ -67,7 +66,7 @@ class StatusRoutes:
         exchange = Exchange(request.scope, request.receive, _unused)
         body = read_struct(await exchange.read_body(), CancelBody)
         check_job_id(body.job_id)
-        self._service.abort(body.job_id)
+        self._service.cancel(body.job_id, exchange.owner)
         return json_response({"job_id": body.job_id, "status": "cancelling"}, 202)
 
     def _info(self) -> ModelInfo:

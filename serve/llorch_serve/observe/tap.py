@@ -11,10 +11,11 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from llorch_serve.errors import EngineStoppedError, FieldViolation
 from llorch_serve.load import Load
 from llorch_serve.requests import (
     Completion,
@@ -25,7 +26,8 @@ from llorch_serve.requests import (
     ScoreRequest,
     UpdateSink,
 )
-from llorch_serve.rpc.server import ClosableGenerator
+from llorch_serve.rpc.lifecycle import ClosableGenerator
+from llorch_serve.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ class _Tap:
 
 
 class ObservedGenerator:
-    """Implements :class:`llorch_serve.rpc.server.ClosableGenerator` around another."""
+    """Implements :class:`llorch_serve.rpc.lifecycle.ClosableGenerator` around another."""
 
     def __init__(self, inner: ClosableGenerator, observers: Sequence[Observer]) -> None:
         self._inner = inner
@@ -160,6 +162,14 @@ class ObservedGenerator:
     def abort(self, request_id: str) -> None:
         """End a request, if it is live."""
         self._inner.abort(request_id)
+
+    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
+        """Have ``tell`` called if the engine stops after an error."""
+        self._inner.when_dead(tell)
+
+    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its sampling settings."""
+        return self._inner.violations(prompt, sampling)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""

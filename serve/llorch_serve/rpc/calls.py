@@ -23,6 +23,8 @@ MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tok
 class LiveCall:
     """One request between its arrival and its last update. Used on the loop only, except where said.
 
+    owner: the caller, where the worker knows its callers; else empty.
+    unwanted: it is to be aborted as soon as it has been submitted. Set on the loop.
     whole: the handler wants the whole answer, so it sleeps until the last update.
     abandoned: the handler has left (answered, cancelled, deadline); updates are dropped. Read by other threads.
     submitted: the generator has accepted it and owes it a last update. Set by the thread that submits.
@@ -35,13 +37,17 @@ class LiveCall:
         "abandoned",
         "ended",
         "error",
+        "owner",
         "request_id",
         "submitted",
+        "unwanted",
         "whole",
     )
 
-    def __init__(self, *, whole: bool) -> None:
+    def __init__(self, *, whole: bool, owner: str = "") -> None:
         self.whole = whole
+        self.owner = owner
+        self.unwanted = False
         self.request_id = ""
         self.abandoned = False
         self.submitted = False
@@ -96,6 +102,11 @@ class LiveCalls:
 
     def __iter__(self) -> Iterator[LiveCall]:
         return iter(tuple(self._calls.values()))
+
+    def find(self, request_id: str, owner: str) -> LiveCall | None:
+        """Return the live call of that id if it is that caller's, else None."""
+        call = self._calls.get(request_id)
+        return call if call is not None and call.owner == owner else None
 
     def add(self, request_id: str, call: LiveCall) -> None:
         """Enter a call under its id. Any thread.

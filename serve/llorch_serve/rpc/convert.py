@@ -8,15 +8,17 @@ every caller. Here are refused only what has no plain form, and sizes no honest 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.load import Load
+from llorch_serve.load import Load, WorkerState
 from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
+    MAX_PRIORITY,
+    MIN_PRIORITY,
     ChatMessage,
     ChatPrompt,
     Completion,
@@ -40,6 +42,7 @@ MAX_REQUEST_ID_BYTES: Final = 128
 MAX_TOKEN_IDS: Final = (
     2**20
 )  # beyond any context; keeps a hostile 16 MiB message from becoming a gigabyte of ints
+MAX_ABORTS: Final = 1024  # as many as can be live
 MAX_ITEMS: Final = 2**14  # likewise for messages, stop strings and stop token ids
 
 _SCALARS: Final = (
@@ -69,12 +72,19 @@ _REASON_FROM_WIRE: Final = {wire: reason for reason, wire in _REASON_TO_WIRE.ite
 T = TypeVar("T")
 
 
+Check = Callable[[Prompt, SamplingParams], list[FieldViolation]]
+"""Returns what is bad about a prompt and its sampling."""
+
+
 # Requests, wire to plain.
 
 
-def read_generation_request(message: pb.GenerateRequest, *, connection: str = "") -> GenerationRequest:
+def read_generation_request(
+    message: pb.GenerateRequest, *, connection: str = "", check: Check | None = None
+) -> GenerationRequest:
     """Return the request; one without a request_id gets a random one, one without a client_id is ``connection``'s.
 
+    check: asked what is bad about prompt and sampling if anything else is, so that the caller learns everything at once.
     Raises InvalidRequestError.
     """
     bad: list[FieldViolation] = []
@@ -82,12 +92,22 @@ def read_generation_request(message: pb.GenerateRequest, *, connection: str = ""
     sampling = _read_sampling(message.sampling, bad)
     request_id = read_ids(message, bad)
     if bad or prompt is None:
+        if check is not None:
+            own = check(prompt or TextPrompt("a"), sampling)
+            bad += [v for v in own if prompt is not None or v.field.startswith("sampling")]
         raise InvalidRequestError(bad)
-    return GenerationRequest(request_id, prompt, sampling, client_id=message.client_id or connection)
+    return GenerationRequest(
+        request_id,
+        prompt,
+        sampling,
+        client_id=message.client_id or connection,
+        priority=message.priority,
+        fingerprint=_optional(message, "fingerprint"),
+    )
 
 
 def read_ids(message: pb.GenerateRequest | pb.ScoreRequest, bad: list[FieldViolation]) -> str:
-    """Return a message's request_id, or a random one if it has none; add to ``bad`` what ids of it cannot be taken."""
+    """Return a message's request_id, or a random one if it has none; add to ``bad`` what is wrong with ids and priority."""
     request_id = message.request_id if message.HasField("request_id") else secrets.token_hex(8)
     size = len(request_id.encode())
     if not 0 < size <= MAX_REQUEST_ID_BYTES:
@@ -103,7 +123,24 @@ def read_ids(message: pb.GenerateRequest | pb.ScoreRequest, bad: list[FieldViola
                 "client_id", f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}, or no client_id"
             )
         )
+    if not MIN_PRIORITY <= message.priority <= MAX_PRIORITY:
+        expected = f"expected {MIN_PRIORITY} to {MAX_PRIORITY}, or no priority"
+        bad.append(FieldViolation("priority", f"found {message.priority}, {expected}"))
     return request_id
+
+
+def read_abort_request(message: pb.AbortRequest) -> tuple[str, ...]:
+    """Return the ids of the requests to end. Raises InvalidRequestError."""
+    bad: list[FieldViolation] = []
+    if _check_count("request_ids", len(message.request_ids), MAX_ABORTS, bad):
+        for index, request_id in enumerate(message.request_ids):
+            size = len(request_id.encode())
+            if not 0 < size <= MAX_REQUEST_ID_BYTES:
+                found = f"found {size} bytes, expected 1 to {MAX_REQUEST_ID_BYTES}"
+                bad.append(FieldViolation(f"request_ids[{index}]", found))
+    if bad:
+        raise InvalidRequestError(bad)
+    return tuple(message.request_ids)
 
 
 def read_prompt(message: pb.Input) -> Prompt:
@@ -230,6 +267,9 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
     set_field(message, "request_id", request.request_id, "request_id", bad)
     if request.client_id:
         set_field(message, "client_id", request.client_id, "client_id", bad)
+    if request.priority:
+        set_field(message, "priority", request.priority, "priority", bad)
+    set_field(message, "fingerprint", request.fingerprint, "fingerprint", bad)
     fill_input(message.input, request.prompt, bad)
     for name in (*_SCALARS, "min_tokens", "ignore_eos", "keep_special_tokens", "n", "echo"):
         value = getattr(sampling, name)
@@ -243,6 +283,16 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
         bad.append(FieldViolation("sampling.logit_bias", f"cannot be sent: {error}"))
     if sampling.structured is not None:
         convert_structured.fill_form(message.sampling, sampling.structured, bad)
+    if bad:
+        raise InvalidRequestError(bad)
+    return message
+
+
+def write_abort_request(request_ids: Sequence[str]) -> pb.AbortRequest:
+    """Return the message. Raises InvalidRequestError for lone surrogates."""
+    bad: list[FieldViolation] = []
+    message = pb.AbortRequest()
+    extend_field(message.request_ids, request_ids, "request_ids", bad)
     if bad:
         raise InvalidRequestError(bad)
     return message
@@ -448,17 +498,28 @@ def _read_completion(message: pb.Completion) -> Completion:
     )
 
 
-_LOAD_FIELDS: Final = tuple(Load.__dataclass_fields__)
+_LOAD_FIELDS: Final = tuple(name for name in Load.__dataclass_fields__ if name != "state")
+_STATE_TO_WIRE: Final = {
+    WorkerState.STARTING: pb.WORKER_STATE_STARTING,
+    WorkerState.READY: pb.WORKER_STATE_READY,
+    WorkerState.BUSY: pb.WORKER_STATE_BUSY,
+    WorkerState.DRAINING: pb.WORKER_STATE_DRAINING,
+    WorkerState.STOPPED: pb.WORKER_STATE_STOPPED,
+    WorkerState.FAILED: pb.WORKER_STATE_FAILED,
+}
+_STATE_FROM_WIRE: Final = {wire: state for state, wire in _STATE_TO_WIRE.items()}
 
 
 def write_load(load: Load) -> pb.GetLoadResponse:
     """Return the message."""
-    return pb.GetLoadResponse(**{name: getattr(load, name) for name in _LOAD_FIELDS})
+    figures = {name: getattr(load, name) for name in _LOAD_FIELDS}
+    return pb.GetLoadResponse(state=_STATE_TO_WIRE[load.state], **figures)
 
 
 def read_load(message: pb.GetLoadResponse) -> Load:
-    """Return the figures."""
-    return Load(**{name: getattr(message, name) for name in _LOAD_FIELDS})
+    """Return the figures; a worker that states none, or one that this client does not know, counts as ready."""
+    figures = {name: getattr(message, name) for name in _LOAD_FIELDS}
+    return Load(state=_STATE_FROM_WIRE.get(message.state, WorkerState.READY), **figures)
 
 
 _MODEL_INFO_FIELDS: Final = tuple(

@@ -33,6 +33,8 @@ def read_score_request(message: pb.ScoreRequest, *, connection: str = "") -> Sco
         tuple(continuation for continuation in continuations if continuation is not None),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         client_id=message.client_id or connection,
+        priority=message.priority,
+        fingerprint=message.fingerprint if message.HasField("fingerprint") else None,
     )
 
 
@@ -55,6 +57,9 @@ def write_score_request(request: ScoreRequest) -> pb.ScoreRequest:
     set_field(message, "request_id", request.request_id, "request_id", bad)
     if request.client_id:
         set_field(message, "client_id", request.client_id, "client_id", bad)
+    if request.priority:
+        set_field(message, "priority", request.priority, "priority", bad)
+    set_field(message, "fingerprint", request.fingerprint, "fingerprint", bad)
     if request.logprobs is not None:
         set_field(message, "logprobs", request.logprobs, "logprobs", bad)
     fill_input(message.context, request.context, bad, "context")

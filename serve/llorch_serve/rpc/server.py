@@ -1,8 +1,7 @@
-"""One worker process as a gRPC server: bind, load, serve, drain.
+"""A worker's listening server: bind, ready, drain, fail, close.
 
-Input: an address and a function that loads a generator. Output: GenerationService, grpc.health.v1 and reflection
-on that address. :func:`serve` is a worker's whole life and what ``llorch serve`` runs; :class:`WorkerServer` is
-the same in steps.
+Input: an address, and a generator once it is loaded. Output: GenerationService, grpc.health.v1 and reflection on that
+address. In what order its methods are called is the business of ``rpc/lifecycle.py``.
 """
 
 from __future__ import annotations
@@ -10,53 +9,29 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import signal
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from types import FrameType
-from typing import Final, Protocol
+from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from llorch_serve.errors import PortError
+from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
+from llorch_serve.load import Load, WorkerState
+from llorch_serve.loading import LoadProgress
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME
+from llorch_serve.rpc.security import OPEN, Security, TokenCheck
 from llorch_serve.rpc.servicer import GenerationServicer
 
 DEFAULT_PORT: Final = 50051
 MAX_PORT: Final = 65_535
+_LAST_CALLS_S: Final = 0.2  # for calls that have arrived and not begun to be refused, rather than cut
 _FAREWELL_S: Final = 1.0  # for statuses of ended calls to leave the process
 
 logger = logging.getLogger(__name__)
-
-
-class ClosableGenerator(TextGenerator, Protocol):
-    """A generator that the server owns and closes."""
-
-    def close(self) -> None:
-        """End what still runs, and free model and threads. Blocks until done; no update is delivered afterwards."""
-
-
-class Front(Protocol):
-    """Another way in to the same generator, on the same event loop, which lives and ends with the gRPC server."""
-
-    async def bind(self) -> str:
-        """Listen, and refuse requests; return HOST:PORT. Raises PortError."""
-
-    def set_ready(self, generator: TextGenerator) -> None:
-        """Serve requests."""
-
-    async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
-        """Refuse new requests and let running ones finish within the timeout or until ``forced``; end the rest."""
-
-    async def close(self) -> None:
-        """Stop listening and cut what still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +41,52 @@ class ServerConfig:
     host, port: loopback by default; port 0 takes any free one.
     drain_timeout_s: how long running calls may go on after a signal to stop, in seconds.
     max_message_bytes: largest message taken or sent, see MAX_MESSAGE_BYTES.
+    idle_timeout_s: a worker without a call for so long stops as if it were told to; None: never.
+    security: what it asks of its callers.
     """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     drain_timeout_s: float = 30.0
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    idle_timeout_s: float | None = None
+    security: Security = OPEN
 
 
 class WorkerServer:
     """A listening server. Made and used on one event loop; :meth:`bind` comes first, :meth:`close` last."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, progress: LoadProgress | None = None) -> None:
         self._config = config
-        self._server = grpc.aio.server(options=_options(config))
-        self._servicer = GenerationServicer()
+        self._progress = progress or LoadProgress()
+        tokens = config.security.tokens
+        self._server = grpc.aio.server(
+            options=_options(config), interceptors=(TokenCheck(tokens),) if tokens else ()
+        )
+        self._servicer = GenerationServicer(self._progress, by_token=bool(tokens))
         self._health = health.aio.HealthServicer()
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """How long running calls may go on after a signal to stop, in seconds."""
+        return self._config.drain_timeout_s
+
+    @property
+    def idle_timeout_s(self) -> float | None:
+        """How long a worker without a call goes on, in seconds; None: for good."""
+        return self._config.idle_timeout_s
+
+    def load(self) -> Load:
+        """Return the worker's state, how far it has loaded and how busy it is."""
+        return self._servicer.load()
+
+    async def wait_unused(self) -> None:
+        """Return once no call has run for the idle timeout; never if there is none."""
+        if self._config.idle_timeout_s is None:
+            await asyncio.Event().wait()
+        else:
+            await self._servicer.wait_unused(self._config.idle_timeout_s)
+            logger.info("no call for %g s; stopping", self._config.idle_timeout_s)
 
     async def bind(self) -> str:
         """Listen, answer health checks with NOT_SERVING and calls with UNAVAILABLE; return HOST:PORT.
@@ -94,12 +99,13 @@ class WorkerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(services, self._server)
-        address = _bind(self._server, self._config.host, self._config.port)
+        address = _bind(self._server, self._config)
         await self._server.start()
         return address
 
     async def set_ready(self, generator: TextGenerator) -> None:
         """Serve calls with ``generator`` and turn SERVING."""
+        self._progress.finish()
         self._servicer.start(generator, generator.model_info())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
@@ -109,87 +115,37 @@ class WorkerServer:
         Those that do not finish end with UNAVAILABLE.
         """
         await self._health.enter_graceful_shutdown()
-        self._servicer.refuse("the worker is shutting down; send the request to another")
-        if not await _first(
+        self._servicer.refuse(
+            "the worker is shutting down; send the request to another", WorkerState.DRAINING
+        )
+        if not await first_of(
             self._servicer.wait_idle(), forced.wait(), timeout_s=self._config.drain_timeout_s
         ):
             logger.warning(
                 "drain timeout of %g s is over; ending the calls that still run", self._config.drain_timeout_s
             )
         self._servicer.end_all(
-            "the worker shut down before the answer was complete; send the request to another"
+            UnavailableError(
+                "the worker shut down before the answer was complete; send the request to another"
+            )
         )
-        await _first(self._servicer.wait_idle(), timeout_s=_FAREWELL_S)
+        await first_of(self._servicer.wait_idle(), timeout_s=_FAREWELL_S)
+
+    async def fail(self, error: EngineStoppedError) -> None:
+        """Turn NOT_SERVING for good, refuse new calls and end those that run with the engine's error."""
+        await self._health.enter_graceful_shutdown()
+        self._servicer.refuse(f"the engine has stopped; {error}", WorkerState.FAILED)
+        self._servicer.end_all(error)
+        await first_of(self._servicer.wait_idle(), timeout_s=_FAREWELL_S)
 
     async def close(self) -> None:
         """Stop listening and cut what still runs."""
-        await self._server.stop(grace=None)
+        await self._server.stop(grace=_LAST_CALLS_S)
         self._servicer.close()
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in (health.OVERALL_HEALTH, SERVICE_NAME):
             await self._health.set(name, status)
-
-
-async def serve(
-    open_generator: Callable[[], ClosableGenerator],
-    config: ServerConfig,
-    *,
-    fronts: Sequence[Callable[[], Front]] = (),
-    on_bound: Callable[[str], None] | None = None,
-    on_ready: Callable[[str], None] | None = None,
-) -> None:
-    """Run a worker until SIGTERM or SIGINT, then drain; a second signal ends what runs at once.
-
-    open_generator: loads and warms up the model; called on a thread once the address is bound.
-    fronts: make further ways in, on the event loop.
-    on_bound, on_ready: told HOST:PORT, with the real port, when listening and when SERVING.
-
-    Must run on the main thread, which alone may handle signals. Raises PortError if the address cannot be bound,
-    and whatever ``open_generator`` raises.
-    """
-    stopping, forced = asyncio.Event(), asyncio.Event()
-    server = WorkerServer(config)
-    beside = [make() for make in fronts]
-    with _signals(stopping, forced):
-        generator = None
-        try:
-            address = await server.bind()
-            for front in beside:
-                await front.bind()
-            if on_bound is not None:
-                on_bound(address)
-            loading = _on_daemon_thread(open_generator)
-            await _first(asyncio.wait([loading]), stopping.wait())
-            if stopping.is_set():
-                await _drain(server, beside, config, forced)
-                # A load cannot be interrupted. Past the timeout its thread is left to end with the process.
-                await _first(asyncio.wait([loading]), forced.wait(), timeout_s=config.drain_timeout_s)
-                if loading.done():
-                    generator = loading.result()
-                return
-            generator = loading.result()
-            for front in beside:
-                front.set_ready(generator)
-            await server.set_ready(generator)
-            if on_ready is not None:
-                on_ready(address)
-            await stopping.wait()
-            await _drain(server, beside, config, forced)
-        finally:
-            for front in beside:
-                await front.close()
-            await server.close()
-            if generator is not None:
-                await asyncio.to_thread(generator.close)
-
-
-async def _drain(
-    server: WorkerServer, fronts: Sequence[Front], config: ServerConfig, forced: asyncio.Event
-) -> None:
-    await asyncio.gather(
-        server.drain(forced), *(front.drain(forced, config.drain_timeout_s) for front in fronts)
-    )
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -207,12 +163,17 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> str:
+def _bind(server: grpc.aio.Server, config: ServerConfig) -> str:
     """Bind and return HOST:PORT with the real port. Raises PortError."""
+    host, port = config.host, config.port
     shown = f"[{host}]" if ":" in host else host
     _probe(host, port, shown)
     try:
-        bound = server.add_insecure_port(f"{shown}:{port}")
+        credentials = config.security.server_credentials()
+        if credentials is None:
+            bound = server.add_insecure_port(f"{shown}:{port}")
+        else:
+            bound = server.add_secure_port(f"{shown}:{port}", credentials)
     except RuntimeError as error:
         raise _port_error(shown, port, str(error)) from error
     return f"{shown}:{bound}"
@@ -255,44 +216,10 @@ def _port_error(host: str, port: int, reason: str) -> PortError:
     )
 
 
-async def _first(*events: Awaitable[object], timeout_s: float | None = None) -> bool:
+async def first_of(*events: Awaitable[object], timeout_s: float | None = None) -> bool:
     """Wait for the first of several events; tell whether one came before the timeout."""
     tasks = [asyncio.ensure_future(event) for event in events]
     done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
     return bool(done)
-
-
-def _on_daemon_thread(load: Callable[[], ClosableGenerator]) -> asyncio.Future[ClosableGenerator]:
-    """Run ``load`` on a thread that does not keep the process alive."""
-    result: Future[ClosableGenerator] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(load())
-        except BaseException as error:  # noqa: BLE001 - passed on whole to whoever waits for the result
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="llorch-load", daemon=True).start()
-    return asyncio.wrap_future(result)
-
-
-@contextmanager
-def _signals(stopping: asyncio.Event, forced: asyncio.Event) -> Iterator[None]:
-    """Set ``stopping`` on the first SIGTERM or SIGINT and ``forced`` on the second; undone afterwards."""
-    loop = asyncio.get_running_loop()
-
-    def count() -> None:
-        (forced if stopping.is_set() else stopping).set()
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(count)
-
-    # signal.signal rather than the loop's add_signal_handler, which Windows lacks.
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -14,6 +14,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -27,9 +28,12 @@ from llorch_serve.errors import (
     QueueFullError,
     UnavailableError,
 )
+from llorch_serve.load import NOTHING, Load, WorkerState
+from llorch_serve.loading import LoadProgress
 from llorch_serve.requests import GenerationUpdate, ModelInfo, TextGenerator, UpdateSink
 from llorch_serve.rpc import convert
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.callers import caller_of
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
 from llorch_serve.rpc.convert_score import read_score_request, write_scores
 from llorch_serve.rpc.status import write_status
@@ -37,6 +41,10 @@ from llorch_serve.sequence import FinishReason
 
 POOL_THREADS: Final = 2  # tokenising is the work; more threads would only take cores from the model
 MAX_PENDING_BYTES: Final = 256 * 2**20  # of messages that wait for the pool
+_ALWAYS: Final = frozenset({"GetLoad", "Abort"})  # answered while loading and draining too
+_WORK: Final = frozenset(
+    {"Generate", "GenerateStream", "Score", "Tokenize", "Detokenize"}
+)  # what keeps a worker from being idle
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -49,10 +57,15 @@ _Submission = tuple[str, Callable[[UpdateSink], None]]
 class GenerationServicer:
     """Serves one generator. All methods belong to the event loop that it is made on.
 
-    Until :meth:`start`, and after :meth:`refuse`, every new call ends with UNAVAILABLE.
+    progress: of the load that comes first. by_token: callers are known by their tokens.
+
+    Until :meth:`start`, and after :meth:`refuse`, every new call but GetLoad and Abort ends with UNAVAILABLE.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: LoadProgress, *, by_token: bool = False) -> None:
+        self._progress = progress
+        self._by_token = by_token
+        self._state = WorkerState.STARTING
         self._loop = asyncio.get_running_loop()
         self._calls = LiveCalls(self._loop)
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="llorch-request")
@@ -63,25 +76,51 @@ class GenerationServicer:
             "the worker is loading its model; try again when its health service says SERVING"
         )
         self._active = 0
+        self._used_at = self._loop.time()  # when the last call ended
         self._idle = asyncio.Event()
         self._idle.set()
 
     def start(self, generator: TextGenerator, info: ModelInfo) -> None:
         """Take calls from now on."""
         self._generator, self._info, self._refusal = generator, info, None
+        self._state = WorkerState.READY
+        self._used_at = self._loop.time()
 
-    def refuse(self, reason: str) -> None:
-        """Take no further calls; those that run go on."""
-        self._refusal = reason
+    def refuse(self, reason: str, state: WorkerState) -> None:
+        """Take no further calls, for a state that says why; those that run go on."""
+        self._refusal, self._state = reason, state
+
+    def load(self) -> Load:
+        """Return the worker's state, how far it has loaded and how busy it is."""
+        figures = NOTHING if self._generator is None else self._generator.load()
+        state, progress = self._state, self._progress.now()
+        if state is WorkerState.READY and figures.running >= figures.slots:
+            state = WorkerState.BUSY
+        return replace(
+            figures,
+            state=state,
+            load_percent=progress.percent,
+            loaded_bytes=progress.loaded_bytes,
+            total_bytes=progress.total_bytes,
+        )
+
+    async def wait_unused(self, seconds: float) -> None:
+        """Return once no call of a client has run for so long."""
+        while True:
+            await self._idle.wait()
+            left = self._used_at + seconds - self._loop.time()
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
 
     async def wait_idle(self) -> None:
         """Return once no call is running."""
         await self._idle.wait()
 
-    def end_all(self, reason: str) -> None:
-        """End every running generation with UNAVAILABLE and abort its request."""
+    def end_all(self, error: Exception) -> None:
+        """End every running generation with an error and abort its request."""
         for call in self._calls:
-            call.fail(UnavailableError(reason))
+            call.fail(error)
 
     def close(self) -> None:
         """Drop what waits for the thread pool and end its threads, without waiting for them."""
@@ -98,6 +137,7 @@ class GenerationServicer:
             "Detokenize": (unary, self._detokenize, pb.DetokenizeResponse),
             "GetModelInfo": (unary, self._get_model_info, pb.GetModelInfoResponse),
             "GetLoad": (unary, self._get_load, pb.GetLoadResponse),
+            "Abort": (unary, self._abort_requests, pb.AbortResponse),
         }
         return {
             name: make(self._with_status(name, body), response_serializer=response.SerializeToString)
@@ -111,7 +151,7 @@ class GenerationServicer:
             self._active += 1
             self._idle.clear()
             try:
-                if self._refusal is not None:
+                if self._refusal is not None and name not in _ALWAYS:
                     raise UnavailableError(self._refusal)
                 return await body(raw, context)
             except grpc.aio.InternalError:
@@ -122,6 +162,8 @@ class GenerationServicer:
                 await context.abort(code, text, trailers)
             finally:
                 self._active -= 1
+                if name in _WORK:
+                    self._used_at = self._loop.time()
                 if self._active == 0:
                     self._idle.set()
 
@@ -178,16 +220,20 @@ class GenerationServicer:
         assert self._generator is not None
         message = parse()
         self._check_model(message)
-        request = convert.read_generation_request(message, connection=connection)
+        request = convert.read_generation_request(
+            message, connection=connection, check=self._generator.violations
+        )
         return request.request_id, functools.partial(self._generator.submit, request)
 
     def _check_model(self, message: pb.GenerateRequest | pb.ScoreRequest) -> None:
         assert self._info is not None
-        if message.HasField("model") and message.model != self._info.model_id:
-            raise ModelMismatchError(
-                f"model {message.model[:200]!r} was asked for, this worker serves {self._info.model_id!r}; "
-                "ask for that, leave model out, or call another worker"
-            )
+        for field, served in (("model", self._info.model_id), ("fingerprint", self._info.fingerprint)):
+            asked = getattr(message, field)
+            if message.HasField(field) and asked != served:
+                raise ModelMismatchError(
+                    f"{field} {asked[:200]!r} was asked for, this worker serves {served!r}; "
+                    f"ask for that, leave {field} out, or call another worker"
+                )
 
     async def _run(
         self,
@@ -199,13 +245,15 @@ class GenerationServicer:
         whole: bool,
     ) -> R:
         """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does."""
-        call = LiveCall(whole=whole)
+        call = LiveCall(whole=whole, owner=caller_of(context, by_token=self._by_token))
         # Shielded, since a thread cannot be interrupted: what it admits after the caller left is aborted then.
         admission = asyncio.ensure_future(
             self._in_pool(len(raw), functools.partial(self._admit, read, context.peer(), call))
         )
         try:
             await asyncio.shield(admission)
+            if call.unwanted:
+                self._abort(call)
             return await consume(call)
         finally:
             call.abandoned = True
@@ -226,6 +274,17 @@ class GenerationServicer:
         finally:
             if not call.submitted:
                 self._calls.discard(call)
+
+    async def _abort_requests(self, raw: bytes, context: Context) -> pb.AbortResponse:
+        request_ids, owner = (
+            convert.read_abort_request(_parse(pb.AbortRequest, raw)),
+            caller_of(context, by_token=self._by_token),
+        )
+        found = [call for name in dict.fromkeys(request_ids) if (call := self._calls.find(name, owner))]
+        for call in found:
+            call.unwanted = True
+            self._abort(call)
+        return pb.AbortResponse(request_ids=[call.request_id for call in found])
 
     def _abort(self, call: LiveCall) -> None:
         if call.submitted and not call.ended:
@@ -258,8 +317,7 @@ class GenerationServicer:
         return convert.write_model_info(self._info)
 
     async def _get_load(self, _raw: bytes, _context: Context) -> pb.GetLoadResponse:
-        assert self._generator is not None
-        return convert.write_load(self._generator.load())
+        return convert.write_load(self.load())
 
     async def _in_pool(self, size: int, work: Callable[[], R]) -> R:
         """Run ``work``, which holds a message of ``size`` bytes, on the pool."""

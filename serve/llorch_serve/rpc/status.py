@@ -19,7 +19,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from llorch_serve.errors import (
+    AuthenticationError,
     CancelledError,
+    EngineStoppedError,
     FieldViolation,
     InvalidRequestError,
     LlorchError,
@@ -45,6 +47,7 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
     CancelledError: grpc.StatusCode.CANCELLED,
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
 }
@@ -62,6 +65,8 @@ def write_status(
     Anything but a request's own error is a bug here: it is logged with a traceback and an error id, and the
     caller learns the id only.
     """
+    if isinstance(error, EngineStoppedError):  # logged once, where it happened
+        return grpc.StatusCode.INTERNAL, str(error), ()
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
     if code is None:
         error_id = secrets.token_hex(4)
@@ -136,6 +141,8 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         for retry in _details(error, error_details_pb2.RetryInfo):
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return AuthenticationError(text)
     if code is grpc.StatusCode.CANCELLED:
         return CancelledError(text)
     if code is grpc.StatusCode.UNIMPLEMENTED and _is_ours(error):

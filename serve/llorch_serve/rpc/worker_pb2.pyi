@@ -13,10 +13,27 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_STARTING: _ClassVar[WorkerState]
+    WORKER_STATE_READY: _ClassVar[WorkerState]
+    WORKER_STATE_BUSY: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+    WORKER_STATE_STOPPED: _ClassVar[WorkerState]
+    WORKER_STATE_FAILED: _ClassVar[WorkerState]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_STARTING: WorkerState
+WORKER_STATE_READY: WorkerState
+WORKER_STATE_BUSY: WorkerState
+WORKER_STATE_DRAINING: WorkerState
+WORKER_STATE_STOPPED: WorkerState
+WORKER_STATE_FAILED: WorkerState
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -152,18 +169,22 @@ class ChoiceList(_message.Message):
     def __init__(self, options: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("input", "sampling", "request_id", "model", "client_id")
+    __slots__ = ("input", "sampling", "request_id", "model", "client_id", "priority", "fingerprint")
     INPUT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     input: Input
     sampling: Sampling
     request_id: str
     model: str
     client_id: str
-    def __init__(self, input: _Optional[_Union[Input, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., client_id: _Optional[str] = ...) -> None: ...
+    priority: int
+    fingerprint: str
+    def __init__(self, input: _Optional[_Union[Input, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., client_id: _Optional[str] = ..., priority: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class GenerateStreamRequest(_message.Message):
     __slots__ = ("request",)
@@ -300,20 +321,24 @@ class Continuation(_message.Message):
     def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenInput, _Mapping]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("context", "continuations", "logprobs", "request_id", "model", "client_id")
+    __slots__ = ("context", "continuations", "logprobs", "request_id", "model", "client_id", "priority", "fingerprint")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     context: Input
     continuations: _containers.RepeatedCompositeFieldContainer[Continuation]
     logprobs: int
     request_id: str
     model: str
     client_id: str
-    def __init__(self, context: _Optional[_Union[Input, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ..., logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., client_id: _Optional[str] = ...) -> None: ...
+    priority: int
+    fingerprint: str
+    def __init__(self, context: _Optional[_Union[Input, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[Continuation, _Mapping]]] = ..., logprobs: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., client_id: _Optional[str] = ..., priority: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class ContinuationScore(_message.Message):
     __slots__ = ("logprob", "is_greedy", "token_count", "context_tokens", "cached_tokens", "logprobs")
@@ -372,7 +397,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("running", "waiting", "slots", "kv_tokens_running", "kv_tokens_idle", "kv_tokens_total", "prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("running", "waiting", "slots", "kv_tokens_running", "kv_tokens_idle", "kv_tokens_total", "prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens", "state", "load_percent", "loaded_bytes", "total_bytes", "tokens_per_second")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +409,11 @@ class GetLoadResponse(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     slots: int
@@ -395,7 +425,24 @@ class GetLoadResponse(_message.Message):
     generated_tokens: int
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_tokens_running: _Optional[int] = ..., kv_tokens_idle: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    state: WorkerState
+    load_percent: float
+    loaded_bytes: int
+    total_bytes: int
+    tokens_per_second: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[int] = ..., kv_tokens_running: _Optional[int] = ..., kv_tokens_idle: _Optional[int] = ..., kv_tokens_total: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., state: _Optional[_Union[WorkerState, str]] = ..., load_percent: _Optional[float] = ..., loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

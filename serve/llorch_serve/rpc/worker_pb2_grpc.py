@@ -70,6 +70,11 @@ class GenerationServiceStub(object):
                 request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/llorch.v1.GenerationService/Abort',
+                request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.AbortRequest.SerializeToString,
+                response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.AbortResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -116,7 +121,14 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """How busy the worker is, as of its last step.
+        """How busy the worker is, as of its last step. Answered while it loads and drains, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """Ends live requests: the caller's own where the worker knows its callers by token or certificate, else any.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +171,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadRequest.FromString,
                     response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.AbortRequest.FromString,
+                    response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.AbortResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +368,33 @@ class GenerationService(object):
             '/llorch.v1.GenerationService/GetLoad',
             llorch__serve_dot_rpc_dot_worker__pb2.GetLoadRequest.SerializeToString,
             llorch__serve_dot_rpc_dot_worker__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/llorch.v1.GenerationService/Abort',
+            llorch__serve_dot_rpc_dot_worker__pb2.AbortRequest.SerializeToString,
+            llorch__serve_dot_rpc_dot_worker__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

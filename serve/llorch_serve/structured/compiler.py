@@ -100,7 +100,8 @@ class GrammarCompiler:
                 )
             self._waiting[form] = [waiter]
             job = self._pool.submit(self._compile, form)
-        job.add_done_callback(functools.partial(self._deliver, form))
+            # Inside the lock, which the job needs to begin: a job that had ended would call back on this very thread.
+            job.add_done_callback(functools.partial(self._deliver, form))
         return None
 
     def cancel(self, ticket: Hashable) -> bool:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 EXAMINATION_S: Final = 3.0
-"""Longest that a grammar may take to compile, in seconds of the clock."""
+"""Longest that a grammar may take to compile, in seconds of the processor's time."""
 
 EXAMINATION_BYTES: Final = 256 * 2**20
 """Most memory that compiling one may take."""

@@ -13,6 +13,7 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.providers.placement import describe_shares
+from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.console import say, write, write_json
 from llorch_serve.terminal.flags import (
     BatchInvariant,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from llorch_serve.artifact import Artifact
     from llorch_serve.bench.measure import Backend, Figures
     from llorch_serve.bench.workload import Workload
+    from llorch_serve.channel import Access
     from llorch_serve.reference_file import Fidelity
     from llorch_serve.requests import ModelInfo, Prompt
 
@@ -48,6 +50,10 @@ def command(
     model: Model = None,
     connect: Connect = None,
     wait: Wait = None,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     prompt_tokens: Annotated[
         int | None, typer.Option(help="Tokens of each stream's prompt. Default: 512.", show_default=False)
     ] = None,
@@ -111,9 +117,11 @@ def command(
                 "--reference": reference,
             },
         )
-        _remote(connect, wait, counts, source, max_tokens, repeat, as_json)
+        access = read_access(token, tls_ca, tls_cert, tls_key)
+        _remote(connect, access, wait, counts, source, max_tokens, repeat, as_json)
         return
     refuse_wait(wait)
+    refuse_access(token, tls_ca, tls_cert, tls_key)
     folder = resolve_artifact(find_target(model_dir, model))
     session = SessionConfig(
         threads=threads,
@@ -221,6 +229,7 @@ def _fidelity(path: Path, artifact: Artifact, measured: SessionConfig) -> Fideli
 
 def _remote(
     address: str,
+    access: Access,
     wait: float | None,
     counts: list[int],
     source: _Prompt,
@@ -232,7 +241,7 @@ def _remote(
     from llorch_serve.bench.report import SCHEMA_VERSION, Report
     from llorch_serve.client import WorkerClient
 
-    with WorkerClient(address) as client:
+    with WorkerClient(address, access) as client:
         if wait:
             client.wait_until_ready(wait)
         info = client.model_info()

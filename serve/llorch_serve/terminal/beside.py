@@ -1,6 +1,6 @@
 """What ``llorch serve`` runs beside the gRPC server: the HTTP front, metrics, narration and traces.
 
-Input: flags. Output: fronts for :func:`llorch_serve.rpc.server.serve`, and a wrapper that puts observers around the loaded
+Input: flags. Output: fronts for :func:`llorch_serve.rpc.lifecycle.serve`, and a wrapper that puts observers around the loaded
 generator. A library that is not installed is named, with its pip line, before anything is loaded.
 """
 
@@ -9,22 +9,28 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from llorch_serve.load import Load
 from llorch_serve.observe.logs import writes_json
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import Answered, ObservedGenerator, Observer
-from llorch_serve.rpc.server import ClosableGenerator, Front
+from llorch_serve.rpc.lifecycle import ClosableGenerator
+from llorch_serve.rpc.security import OPEN, Security
+from llorch_serve.rpc.ways import Front, FrontMaker
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.requirements import required
+from llorch_serve.terminal.serving_flags import judge_exposure
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
     """fronts: for the server. observe: puts observers around the generator. narrator: tells the worker's own life."""
 
-    fronts: tuple[Callable[[], Front], ...]
+    fronts: tuple[FrontMaker, ...]
     observe: Callable[[ClosableGenerator], ClosableGenerator]
     narrator: Narrator
 
@@ -41,13 +47,21 @@ def announce(narrator: Narrator, action: str, target: str, human: str) -> None:
         say(human)
 
 
-def open_beside(http: str | None, otlp_endpoint: str | None, *, tokens: tuple[str, ...] = ()) -> Beside:
-    """Prepare what the flags ask for. Raises ProviderError for a missing library and PortError for a bad address."""
-    narrator = Narrator(f"{socket.gethostname()}-{os.getpid()}")
+def open_beside(
+    http: str | None,
+    otlp_endpoint: str | None,
+    *,
+    worker_id: str | None = None,
+    security: Security = OPEN,
+    tls: ssl.SSLContext | None = None,
+    require_auth: bool = False,
+) -> Beside:
+    """Prepare what the flags ask for. Raises ProviderError, PortError or UsageError."""
+    narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
     makers: list[Callable[[ClosableGenerator], Observer]] = [lambda _: narrator]
-    fronts: list[Callable[[], Front]] = []
+    fronts: list[FrontMaker] = []
     if http is not None:
-        front, maker = _http_front(http, tokens, narrator)
+        front, maker = _http_front(http, security, tls, narrator, require_auth=require_auth)
         fronts.append(front)
         makers.append(maker)
     if otlp_endpoint is not None:
@@ -59,15 +73,33 @@ def open_beside(http: str | None, otlp_endpoint: str | None, *, tokens: tuple[st
     return Beside(tuple(fronts), observe, narrator)
 
 
+def read_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
+    """Return what makes HTTP speak TLS with files that ``load_security`` has checked; None without them."""
+    if cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca)
+    context.load_cert_chain(cert, key)
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 def _http_front(
-    address: str, tokens: tuple[str, ...], narrator: Narrator
-) -> tuple[Callable[[], Front], Callable[[ClosableGenerator], Observer]]:
+    address: str,
+    security: Security,
+    tls: ssl.SSLContext | None,
+    narrator: Narrator,
+    *,
+    require_auth: bool,
+) -> tuple[FrontMaker, Callable[[ClosableGenerator], Observer]]:
     """Return what makes the front, and what makes the observer behind its /metrics."""
     with required("http"):
         from llorch_serve.http.app import route_of
         from llorch_serve.http.server import HttpConfig, HttpFront, read_address
         from llorch_serve.observe.meters import Meters
     host, port = read_address(address)
+    judge_exposure(host, security, require_auth=require_auth)
+    scheme = "http" if tls is None else "https"
     meters = Meters()
 
     def watch(generator: ClosableGenerator) -> Observer:
@@ -79,12 +111,13 @@ def _http_front(
         if answer.status is not None:
             meters.count_http(route_of(answer.path), answer.status)
 
-    def make() -> Front:
+    def make(load: Callable[[], Load]) -> Front:
         return HttpFront(
-            HttpConfig(host, port, tokens),
+            HttpConfig(host, port, security.tokens, tls),
+            load,
             meters.expose,
             on_answered=answered,
-            on_bound=lambda bound: announce(narrator, "http.listen", bound, f"HTTP at http://{bound}"),
+            on_bound=lambda bound: announce(narrator, "http.listen", bound, f"HTTP at {scheme}://{bound}"),
         )
 
     return make, watch

@@ -68,7 +68,7 @@ KvCacheDtype = Annotated[
 SingleGraph = Annotated[
     bool,
     typer.Option(
-        "--single-graph",
+        "--single-graph/--no-single-graph",
         help="Run prompts on the graph that decodes too: slower, without the memory of a second one.",
     ),
 ]
@@ -80,12 +80,13 @@ BatchInvariant = Annotated[
     ),
 ]
 NoPrefixCache = Annotated[
-    bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its first token.")
+    bool,
+    typer.Option("--no-prefix-cache/--prefix-cache", help="Compute every prompt from its first token."),
 ]
 StrictReuse = Annotated[
     bool,
     typer.Option(
-        "--strict-reuse",
+        "--strict-reuse/--no-strict-reuse",
         help="Of earlier requests, reuse only what was prefilled: the same bits as without reuse, but for what a cache in int8 rounds.",
     ),
 ]
@@ -168,7 +169,8 @@ EpLibrary = Annotated[
 AllowCpuNodes = Annotated[
     bool,
     typer.Option(
-        "--allow-cpu-nodes", help="Nodes that the provider does not take may run on the CPU; else refuse."
+        "--allow-cpu-nodes/--no-allow-cpu-nodes",
+        help="Nodes that the provider does not take may run on the CPU; else refuse.",
     ),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from llorch_serve.requests import (
     TokenPrompt,
 )
 from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
+from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.chat_prompt import ChatFlags
 from llorch_serve.terminal.flags import (
@@ -69,12 +70,19 @@ from llorch_serve.terminal.target import (
     resolve_artifact,
 )
 
+if TYPE_CHECKING:
+    from llorch_serve.channel import Access
+
 
 def command(
     model_dir: ModelDir = None,
     model: Model = None,
     connect: Connect = None,
     wait: Wait = None,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.", show_default=False)] = None,
     chat: Annotated[
         str | None,
@@ -245,9 +253,11 @@ def command(
         local["--tool-format"] = None if tool_format == AUTO else tool_format
         local["--reasoning-format"] = None if reasoning_format == AUTO else reasoning_format
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
-        show_answers(_remote(connect, wait, request), params.n, as_json=as_json)
+        access = read_access(token, tls_ca, tls_cert, tls_key)
+        show_answers(_remote(connect, access, wait, request), params.n, as_json=as_json)
         return
     refuse_wait(wait)
+    refuse_access(token, tls_ca, tls_cert, tls_key)
     target = resolve_artifact(find_target(model_dir, model))
     # Numbers out of range are refused by the worker, by name.
     slots = min(max(params.answers, 1), MAX_ANSWERS)
@@ -329,10 +339,12 @@ def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> It
         worker.close()
 
 
-def _remote(address: str, wait: float | None, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+def _remote(
+    address: str, access: Access, wait: float | None, request: GenerationRequest
+) -> Iterator[GenerationUpdate]:
     from llorch_serve.client import WorkerClient
 
-    with WorkerClient(address) as client:
+    with WorkerClient(address, access) as client:
         if wait:
             client.wait_until_ready(wait)
         # Which answers are the best shows when all have ended, so that nothing streams.

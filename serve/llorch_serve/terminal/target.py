@@ -16,6 +16,7 @@ import msgspec
 from llorch_serve.artifact import is_artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.foreign.detect import foreign_kind
+from llorch_serve.loading import LoadProgress
 from llorch_serve.terminal.console import say
 
 # ORG/NAME; what it may contain is for the hub to say.
@@ -55,6 +56,11 @@ def resolve_artifact(target: str) -> Path:
 
     Raises ArtifactError if there is no such thing. Exits with the exporter's code if it fails; it has then said why.
     """
+    return find_artifact(target) or export_source(target)
+
+
+def find_artifact(target: str) -> Path | None:
+    """Return the folder to serve for a target; None if it is a source. Raises ArtifactError if there is no such thing."""
     path = Path(target)
     if is_artifact(path) or foreign_kind(path) is not None:
         return path
@@ -64,6 +70,16 @@ def resolve_artifact(target: str) -> Path:
         )
     if path.is_dir() and not (path / "config.json").is_file():
         return path  # not a checkpoint either: loading it as an artifact says what is missing
+    return None
+
+
+def export_source(target: str, progress: LoadProgress | None = None) -> Path:
+    """Export a source into the cache, unless it is there; return the folder.
+
+    progress: of the load that this is a part of; cancelling it ends the exporter, and this with UnavailableError.
+    Exits with the exporter's code if it fails; it has then said why.
+    """
+    progress = progress or LoadProgress()
     folder = cache_folder() / _cache_name(target)
     say(f"{target} is a source, not an artifact; its default export is kept in {folder}")
     # The exporter runs in a process of its own: its libraries and buffers never weigh on the worker.
@@ -79,6 +95,7 @@ def resolve_artifact(target: str) -> Path:
         "--json",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as exporter:
+        progress.stoppable(exporter.terminate)
         try:
             document, _ = exporter.communicate()
         except KeyboardInterrupt:
@@ -86,6 +103,9 @@ def resolve_artifact(target: str) -> Path:
             exporter.terminate()
             exporter.wait()
             raise
+        finally:
+            progress.stoppable(None)
+    progress.check()
     if exporter.returncode != 0:
         raise SystemExit(exporter.returncode)
     if msgspec.json.decode(document)["changed"]:

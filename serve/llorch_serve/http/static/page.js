@@ -250,7 +250,7 @@ function show(load) {
 function showState(state) {
   if (byId("state").textContent === state) return;
   byId("state").textContent = state;
-  byId("state").dataset.state = state;
+  byId("state").dataset.state = state === "busy" ? "ready" : state;
 }
 
 async function showFacts() {
@@ -284,8 +284,9 @@ async function showFacts() {
 async function look() {
   try {
     const health = await (await fetch("/health")).json();
-    showState(health.status);
-    if (health.status !== "ready") return;
+    const loading = health.status === "starting";
+    showState(loading ? `loading, ${health.load_percent.toFixed(0)} %` : health.status);
+    if (health.reason) return;
     if (!facts) await showFacts();
     show(await (await ask("/load")).json());
   } catch (error) {

@@ -1,0 +1,1 @@
+"""Telling a pool manager about this worker: what is said, how it is sent, when."""

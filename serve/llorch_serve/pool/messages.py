@@ -1,0 +1,76 @@
+"""What a pool manager is told: one message when the worker is ready, then heartbeats. Both are JSON objects."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+import psutil
+
+from llorch_serve.load import Load, WorkerState
+from llorch_serve.requests import ModelInfo
+
+# Provider -> backend, device, memory architecture. "system": the host's RAM; "discrete": the device's own; "unified": both.
+_DEVICES: Final = {
+    "CPUExecutionProvider": ("cpu", "cpu", "system"),
+    "OpenVINOExecutionProvider": ("openvino", "cpu", "system"),
+    "CUDAExecutionProvider": ("cuda", "cuda:0", "discrete"),
+    "DmlExecutionProvider": ("directml", "gpu:0", "discrete"),
+    "CoreMLExecutionProvider": ("coreml", "coreml", "unified"),
+}
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Sent once the worker serves, and again to a manager that has forgotten it.
+
+    memory_bytes: resident memory of this process, measured. memory_architecture: where the model's memory is.
+    """
+
+    worker_id: str
+    model_ref: str
+    uri: str
+    backend: str
+    device: str
+    memory_bytes: int
+    memory_architecture: str
+    worker_type: str
+    capabilities: tuple[str, ...]
+    protocol: str
+    version: str
+    pid: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Sent at intervals, and at once when the worker drains, stops or fails. timestamp: UTC, ISO 8601."""
+
+    worker_id: str
+    timestamp: str
+    status: str
+    load: Load
+
+
+def ready(info: ModelInfo, *, worker_id: str, model_ref: str | None, uri: str) -> Ready:
+    """Return the message of a worker that serves ``info`` at ``uri``."""
+    name = info.provider.removesuffix("ExecutionProvider").lower()
+    backend, device, architecture = _DEVICES.get(info.provider, (name, name, "unknown"))
+    return Ready(
+        worker_id=worker_id,
+        model_ref=model_ref or info.model_id,
+        uri=uri,
+        backend=backend,
+        device=device,
+        memory_bytes=psutil.Process().memory_info().rss,
+        memory_architecture=architecture,
+        worker_type="llorch",
+        capabilities=("generate", "tokenize", *(("chat",) if info.has_chat_template else ())),
+        protocol="grpc",
+        version=info.version,
+        pid=os.getpid(),
+    )
+
+
+def heartbeat(worker_id: str, load: Load, state: WorkerState) -> Heartbeat:
+    """Return the message of this moment."""
+    return Heartbeat(worker_id, datetime.now(UTC).isoformat(timespec="milliseconds"), state.value, load)

@@ -1,0 +1,97 @@
+"""All ways in to one worker: the gRPC server, and the fronts beside it, led through their life together.
+
+Input: the server, and what makes fronts. Output: the same methods as the server's, for ``rpc/lifecycle.py``, which need not know
+how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from llorch_serve.errors import EngineStoppedError
+from llorch_serve.load import Load
+from llorch_serve.requests import TextGenerator
+from llorch_serve.rpc.server import WorkerServer
+
+
+class Front(Protocol):
+    """Another way in to the same generator, on the same event loop, which lives and ends with the gRPC server."""
+
+    async def bind(self) -> str:
+        """Listen, and refuse requests; return HOST:PORT. Raises PortError."""
+
+    def set_ready(self, generator: TextGenerator) -> None:
+        """Serve requests."""
+
+    def idle_s(self) -> float:
+        """Return for how long no request has run, in seconds."""
+
+    async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
+        """Refuse new requests and let running ones finish within the timeout or until ``forced``; end the rest."""
+
+    async def fail(self, error: EngineStoppedError) -> None:
+        """Refuse new requests for good and end those that run with the engine's error."""
+
+    async def close(self) -> None:
+        """Stop listening and cut what still runs."""
+
+
+FrontMaker = Callable[[Callable[[], Load]], Front]
+"""Makes a front; it is given what returns the worker's state, how far it has loaded and how busy it is."""
+
+
+class Ways:
+    """Made and used on one event loop; :meth:`bind` comes first, :meth:`close` last."""
+
+    def __init__(self, server: WorkerServer, fronts: Sequence[FrontMaker]) -> None:
+        self._server = server
+        self._fronts = tuple(make(server.load) for make in fronts)
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """How long running calls may go on after a signal to stop, in seconds."""
+        return self._server.drain_timeout_s
+
+    def load(self) -> Load:
+        """Return the worker's state, how far it has loaded and how busy it is."""
+        return self._server.load()
+
+    async def wait_unused(self) -> None:
+        """Return once nothing has run for the idle timeout, whatever way in; never if there is none."""
+        while True:
+            await self._server.wait_unused()
+            limit = self._server.idle_timeout_s
+            left = 0.0 if limit is None else limit - min((f.idle_s() for f in self._fronts), default=limit)
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
+
+    async def bind(self) -> str:
+        """Listen everywhere; return the gRPC server's HOST:PORT. Raises PortError."""
+        address = await self._server.bind()
+        for front in self._fronts:
+            await front.bind()
+        return address
+
+    async def set_ready(self, generator: TextGenerator) -> None:
+        """Serve with ``generator``."""
+        for front in self._fronts:
+            front.set_ready(generator)
+        await self._server.set_ready(generator)
+
+    async def drain(self, forced: asyncio.Event) -> None:
+        """Refuse what is new and let what runs finish within the drain timeout or until ``forced``; end the rest."""
+        timeout_s = self._server.drain_timeout_s
+        await asyncio.gather(
+            self._server.drain(forced), *(front.drain(forced, timeout_s) for front in self._fronts)
+        )
+
+    async def fail(self, error: EngineStoppedError) -> None:
+        """Refuse what is new for good and end what runs with the engine's error."""
+        await asyncio.gather(self._server.fail(error), *(front.fail(error) for front in self._fronts))
+
+    async def close(self) -> None:
+        """Stop listening and cut what still runs."""
+        await asyncio.gather(self._server.close(), *(front.close() for front in self._fronts))
