@@ -75,7 +75,7 @@ SingleGraph = Annotated[
 BatchInvariant = Annotated[
     bool,
     typer.Option(
-        "--batch-invariant",
+        "--batch-invariant/--no-batch-invariant",
         help="Run 4-bit weights on even numbers of rows, so that an answer is the same bits whatever else is running.",
     ),
 ]
