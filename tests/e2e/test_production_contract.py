@@ -186,6 +186,54 @@ def test_the_fingerprint_must_be_the_served_models(stepped):
     assert stub.Generate(wire("b", fingerprint=INFO.fingerprint), timeout=PATIENCE_S).choices[0].text
 
 
+def test_scores_are_held_to_the_same_conditions(stepped):
+    generator, stub = stepped
+
+    def score(**fields):
+        return pb.ScoreRequest(
+            context=pb.Input(text="Hi"), continuations=[pb.Continuation(text="a")], **fields
+        )
+
+    for field in ("model", "fingerprint"):
+        error = error_of(stub.Score.future(score(**{field: "another"}), timeout=PATIENCE_S))
+        assert isinstance(error, ModelMismatchError)
+    error = error_of(stub.Score.future(score(priority=11), timeout=PATIENCE_S))
+    assert [v.field for v in error.violations] == ["priority"]
+    assert generator.scored == []
+    stub.Score(score(priority=-3, fingerprint=INFO.fingerprint), timeout=PATIENCE_S)
+    [scored] = generator.scored
+    assert (scored.priority, scored.fingerprint) == (-3, INFO.fingerprint)
+
+
+def test_an_abort_ends_all_answers_of_a_call(tmp_path):
+    reached, held = threading.Event(), threading.Event()
+
+    def before(_call):
+        reached.set()
+        assert held.wait(PATIENCE_S)
+
+    worker = make_worker(tmp_path, make_session(slots=2, before_call=before))
+    try:
+        with running_server(worker) as running, open_stub(running.address) as stub:
+            several, form = wire("several", tokens=30), wire("form", tokens=30)
+            several.sampling.n = 4
+            form.sampling.choice.options.append("yes")
+            calls = [stub.Generate.future(message, timeout=PATIENCE_S) for message in (several, form)]
+            assert reached.wait(PATIENCE_S)
+            while len(worker._by_id) < 2:
+                pass
+            ids = ["several", "form"]
+            assert stub.Abort(pb.AbortRequest(request_ids=ids), timeout=PATIENCE_S).request_ids == ids
+            held.set()
+            for call in calls:
+                assert isinstance(error_of(call), CancelledError)
+            load = stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S)
+            assert (load.running, load.waiting) == (0, 0)
+    finally:
+        held.set()
+        worker.close()
+
+
 # What is refused, and how.
 
 

@@ -111,9 +111,9 @@ def test_the_flag_ends_an_idle_process(tiny):
 def test_bounds_of_the_queue_and_of_messages_are_flags(tiny, long):
     flags = ("--slots", "1", "--max-queued-requests", "1", "--max-message-bytes", "2KiB")
     with (
+        ThreadPoolExecutor() as pool,  # ends last: its calls end with the worker at the latest
         serving(long, *flags) as worker,
         WorkerClient(worker.address) as client,
-        ThreadPoolExecutor() as pool,
     ):
         running_one = client.generate(endless("running"))
         next(running_one)
@@ -121,7 +121,7 @@ def test_bounds_of_the_queue_and_of_messages_are_flags(tiny, long):
         while client.load().waiting == 0:
             pass
         with pytest.raises(
-            QueueFullError, match="1 requests are waiting, the most this worker queues"
+            QueueFullError, match="1 requests are waiting, and this worker queues 1"
         ) as caught:
             client.complete(endless("refused"))
         assert caught.value.retry_after_s > 0

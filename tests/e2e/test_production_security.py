@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -152,7 +153,7 @@ def test_mtls_asks_for_a_certificate_and_tells_holders_apart(certificates, certi
 # The commands.
 
 
-def test_flags_of_worker_and_client_meet(tiny, certificates):
+def test_flags_of_worker_and_client_meet(tiny, certificates, monkeypatch):
     server = ("--tls-cert", certificates.server_cert, "--tls-key", certificates.server_key)
     mutual = (*server, "--tls-client-ca", certificates.ca, "--require-auth")
     with serving(tiny, *mutual, LLORCH_API_TOKEN="s3cret") as worker:
@@ -183,6 +184,23 @@ def test_flags_of_worker_and_client_meet(tiny, certificates):
             "1",
         )
         assert llorch_here(*bench, "--streams", "1", "--json", *tls, "--token", "s3cret").document()
+        score = (
+            "score",
+            "--connect",
+            worker.address,
+            "--context",
+            "a",
+            "--continuation",
+            "b",
+            "--json",
+            *tls,
+        )
+        assert llorch_here(*score, "--token", "s3cret").document()["scores"]
+        monkeypatch.setattr(
+            "sys.stdin", io.StringIO()
+        )  # no question is asked, but the worker is, what it serves
+        chat = ("chat", "--connect", worker.address, *tls)
+        assert [llorch_here(*chat, LLORCH_API_TOKEN=token).code for token in ("s3cret", "other")] == [0, 7]
         assert not any("s3cret" in line or "warning" in line for line in worker.command.log)
 
 
@@ -227,5 +245,10 @@ def test_an_open_worker_beyond_loopback_says_so(tiny, variables, says):
 
 def test_access_flags_without_a_worker_are_refused(tiny):
     for flag, value in (("--token", "a"), ("--tls-ca", "x"), ("--tls-cert", "x"), ("--tls-key", "x")):
-        outcome = llorch_here("generate", tiny, "--prompt", "a", flag, value)
-        assert (outcome.code, f"{flag} has no effect" in outcome.error()) == (2, True)
+        for command in (
+            ("generate", tiny, "--prompt", "a"),
+            ("score", tiny, "--continuation", "a"),
+            ("chat", tiny),
+        ):
+            outcome = llorch_here(*command, flag, value)
+            assert (outcome.code, f"{flag} has no effect" in outcome.error()) == (2, True), command

@@ -7,6 +7,7 @@ interpreter for it.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -181,4 +182,6 @@ class MaskThread:
 
 def _compute_all(constraints: Sequence[Constraint]) -> None:
     for constraint in constraints:
-        constraint.compute()
+        # One that fails is computed again when it is asked for, and the error told then to its answer alone.
+        with contextlib.suppress(Exception):
+            constraint.compute()

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.parsing.registry import AUTO
 from llorch_serve.requests import ModelInfo
 from llorch_serve.sampling import SamplingParams
+from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.chat_loop import ChatLoop, Generate
 from llorch_serve.terminal.chat_screen import PlainReader, TerminalReader, show_aside
 from llorch_serve.terminal.conversation import Conversation
@@ -47,12 +48,19 @@ from llorch_serve.terminal.target import (
     resolve_artifact,
 )
 
+if TYPE_CHECKING:
+    from llorch_serve.channel import Access
+
 
 def command(
     model_dir: ModelDir = None,
     model: Model = None,
     connect: Connect = None,
     wait: Wait = None,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     system: System = None,
     template_arguments: TemplateArguments = None,
     max_tokens: Annotated[
@@ -105,9 +113,10 @@ def command(
         local = {"DIR": model_dir, "--model": model, "--kv-dtype": kv_dtype, "--single-graph": single_graph}
         local["--reasoning-format"] = None if reasoning_format == AUTO else reasoning_format
         refuse_local_flags(connect, {**local, "--max-context": max_context, "--threads": threads})
-        opened = _remote(connect, wait)
+        opened = _remote(connect, read_access(token, tls_ca, tls_cert, tls_key), wait)
     else:
         refuse_wait(wait)
+        refuse_access(token, tls_ca, tls_cert, tls_key)
         session = SessionConfig(
             threads=threads, slots=1, max_context=max_context, kv_dtype=kv_dtype, single_graph=single_graph
         )
@@ -136,10 +145,10 @@ def _local(target: str, config: EngineConfig) -> Iterator[tuple[ModelInfo, Gener
 
 
 @contextlib.contextmanager
-def _remote(address: str, wait: float | None) -> Iterator[tuple[ModelInfo, Generate]]:
+def _remote(address: str, access: Access, wait: float | None) -> Iterator[tuple[ModelInfo, Generate]]:
     from llorch_serve.client import WorkerClient
 
-    with WorkerClient(address) as client:
+    with WorkerClient(address, access) as client:
         if wait:
             client.wait_until_ready(wait)
         yield client.model_info(), client.generate

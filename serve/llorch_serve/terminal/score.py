@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.requests import ContinuationScore, ScoreRequest, TextPrompt
+from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.answers import places
 from llorch_serve.terminal.console import write, write_json
 from llorch_serve.terminal.flags import Connect, MaxContext, Model, ModelDir, Threads, Wait
@@ -22,6 +23,9 @@ from llorch_serve.terminal.target import (
     resolve_artifact,
 )
 
+if TYPE_CHECKING:
+    from llorch_serve.channel import Access
+
 
 def command(
     continuation: Annotated[
@@ -31,6 +35,10 @@ def command(
     model: Model = None,
     connect: Connect = None,
     wait: Wait = None,
+    token: Token = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     context: Annotated[str, typer.Option(help="What the continuations follow; empty: BOS, or EOS.")] = "",
     logprobs: Annotated[
         int | None,
@@ -60,9 +68,10 @@ def command(
             connect,
             {"DIR": model_dir, "--model": model, "--max-context": max_context, "--threads": threads},
         )
-        scores = _remote(connect, wait, request)
+        scores = _remote(connect, read_access(token, tls_ca, tls_cert, tls_key), wait, request)
     else:
         refuse_wait(wait)
+        refuse_access(token, tls_ca, tls_cert, tls_key)
         session = SessionConfig(threads=threads, slots=1, max_context=max_context)
         scores = _local(resolve_artifact(find_target(model_dir, model)), session, request)
     if as_json:
@@ -84,10 +93,12 @@ def _local(folder: Path, session: SessionConfig, request: ScoreRequest) -> Seque
         worker.close()
 
 
-def _remote(address: str, wait: float | None, request: ScoreRequest) -> Sequence[ContinuationScore]:
+def _remote(
+    address: str, access: Access, wait: float | None, request: ScoreRequest
+) -> Sequence[ContinuationScore]:
     from llorch_serve.client import WorkerClient
 
-    with WorkerClient(address) as client:
+    with WorkerClient(address, access) as client:
         if wait:
             client.wait_until_ready(wait)
         return client.score(request)
