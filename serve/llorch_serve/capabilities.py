@@ -14,6 +14,7 @@ class Capabilities:
     """Everything is possible in a graph of llorch's own.
 
     batched_decode: one model call advances all running sequences; else each takes a call of its own.
+    batch_invariant: what else is running changes no bit of a sequence's logits.
     chunked_prefill: a prompt may be cut into several calls; else it is one, however long.
     chosen_logits: only the wanted rows of logits are computed; else those of every prompt token are.
     prompt_logits: logits can be had for any position of a prompt; else for the last one of a call.
@@ -24,6 +25,7 @@ class Capabilities:
     """
 
     batched_decode: bool = True
+    batch_invariant: bool = True
     chunked_prefill: bool = True
     chosen_logits: bool = True
     prompt_logits: bool = True

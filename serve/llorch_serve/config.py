@@ -21,6 +21,8 @@ class SessionConfig:
     kv_cache_bytes: memory that the KV cache may grow to; None takes a share of what is free.
     kv_dtype: what the KV cache holds; None takes the artifact's own choice.
     single_graph: run prompts on the graph that decodes too, which is slower and saves the memory of another.
+    batch_invariant: run every call on an even number of rows, so that 4-bit weights too give a sequence the same bits whatever
+        else is running.
     provider: what runs the graph.
     """
 
@@ -30,6 +32,7 @@ class SessionConfig:
     kv_cache_bytes: int | None = None
     kv_dtype: KvDtype | None = None
     single_graph: bool = False
+    batch_invariant: bool = False
     provider: ProviderChoice = field(default_factory=ProviderChoice)
 
 

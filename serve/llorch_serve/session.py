@@ -39,13 +39,14 @@ from llorch_serve.providers import (
     require_arithmetic,
     usable_cpus,
 )
+from llorch_serve.row_pairs import PAIRED, PairedGraph, even, require_effect
 
 
 class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe.
 
     steps: the graph that advances running sequences. prompts: the one that takes prompts, often the same.
-    cache: what running sequences read. handoff: where prompts are computed in another type than that one's.
+    cache: what running sequences read. capacity: what of it there is for sequences. handoff: where prompts are computed in another type than that one's.
     """
 
     def __init__(
@@ -54,18 +55,21 @@ class DecoderSession:
         where: Placement,
         cache: SlotCache,
         *,
-        steps: BoundGraph,
-        prompts: BoundGraph,
+        capacity: KvCapacity,
+        steps: BoundGraph | PairedGraph,
+        prompts: BoundGraph | PairedGraph,
         handoff: Handoff | None,
+        batch_invariant: bool,
     ) -> None:
         self.artifact = artifact
         self.placement = where
-        self.capacity = cache.capacity
+        self.capacity = capacity
         self.kv_dtype = cache.kv.dtype
         # A target without chunked prefill takes a prompt whole, however long.
         in_parts = artifact.manifest.chunked_prefill  # as are the rest of a reused prefix, and a draft
         self.capabilities = Capabilities(
             batched_decode=not isinstance(cache, DeviceCache),
+            batch_invariant=batch_invariant,
             chunked_prefill=in_parts,
             prefix_reuse=in_parts,
             drafts=in_parts,
@@ -173,6 +177,10 @@ def open_session(
     step_path = artifact.graph_path if int8 is None else artifact.folder / int8.decode_graph
     prompt_path = artifact.graph_path if own is None else artifact.folder / own.graph
     apart = own is not None or (int8 is not None and not config.single_graph)
+    precisions = manifest.recipe.precisions | (frozenset() if own is None else own.recipe.precisions)
+    on_cpu = provider.runtime_name == CPU
+    if config.batch_invariant:
+        require_effect(precisions, on_cpu=on_cpu)
     loaded = loaded_bytes(manifest, provider.runtime_name, weights=1 + apart, prompts=own)
     free = max(provider.memory_limit(psutil.virtual_memory().available) - loaded, 0)
     if apart and int8 is not None:  # the prompt under way has a cache of its own
@@ -187,27 +195,35 @@ def open_session(
     )
     threads = config.threads or usable_cpus()
     report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
-    logits = LogitsBuffer(capacity.slots, manifest.model.vocab_size)
+    # A spare slot for a row of padding, of which one page is ever written.
+    buffers = replace(capacity, slots=even(capacity.slots)) if config.batch_invariant else capacity
+    logits = LogitsBuffer(buffers.slots, manifest.model.vocab_size)
     inputs = frozenset(spec.name for spec in manifest.inputs)
 
-    def bound(path: Path, recipe: Recipe, slots: SlotCache, *, plain: bool) -> tuple[Placement, BoundGraph]:
+    def bound(
+        path: Path, recipe: Recipe, slots: SlotCache, *, plain: bool
+    ) -> tuple[Placement, BoundGraph | PairedGraph]:
         session = _load_graph(path, recipe, runtime, threads, provider, plain=plain)
         _check_signature(artifact, path, session, slots.kv.dtype)
         where = placement(
             session, provider.runtime_name, graph=path, allow_cpu_nodes=config.provider.allow_cpu_nodes
         )
-        return where, BoundGraph(session, inputs, slots, logits, in_place=provider.in_place)
+        graph = BoundGraph(session, inputs, slots, logits, in_place=provider.in_place)
+        if not config.batch_invariant:
+            return where, graph
+        assert isinstance(slots, KvCache)  # as the CPU's is
+        return where, PairedGraph(graph, slots)
 
     cache: SlotCache
     if provider.memory is Memory.DEVICE:
         cache = DeviceCache(kv, capacity, runtime, provider)
     else:
-        cache = KvCache(kv, capacity)
+        cache = KvCache(kv, buffers)
     where, steps = bound(step_path, manifest.recipe, cache, plain=int8 is not None)
     _check_inputs(artifact)
     prompts, handoff = steps, None
     if apart and int8 is not None:
-        own_cache = KvCache(manifest.kv, replace(capacity, slots=1))
+        own_cache = KvCache(manifest.kv, replace(capacity, slots=2 if config.batch_invariant else 1))
         assert isinstance(cache, KvCache)  # a cache in int8 is of the CPU's target alone
         handoff = Handoff(own_cache, cache, read_scales(artifact.folder / int8.scales, kv))
     if apart:
@@ -218,7 +234,16 @@ def open_session(
             plain=4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * capacity.context
             <= _MOST_SCORES,
         )
-    return DecoderSession(artifact, where, cache, steps=steps, prompts=prompts, handoff=handoff)
+    return DecoderSession(
+        artifact,
+        where,
+        cache,
+        capacity=capacity,
+        steps=steps,
+        prompts=prompts,
+        handoff=handoff,
+        batch_invariant=on_cpu and (config.batch_invariant or not PAIRED & precisions),
+    )
 
 
 def _check_fit(manifest: Manifest, provider: str) -> None:

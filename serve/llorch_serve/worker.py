@@ -28,7 +28,6 @@ from llorch_serve.errors import (
     UnsupportedError,
     UsageError,
 )
-from llorch_serve.foreign.model import UNSTATED
 from llorch_serve.load import Load
 from llorch_serve.local import stream
 from llorch_serve.lookup import PromptLookup
@@ -372,9 +371,8 @@ class Worker:
             has_chat_template=self._prompts.has_template,
             stop_token_ids=manifest.stop_token_ids,
             version=importlib.metadata.version("llorch"),
-            # The CPU's fp32, fp16 and 8-bit kernels give a row the same bits in any batch; its 4-bit kernel does not.
-            batch_invariant=not self._session.capabilities.batched_decode
-            or not {"int4", "source", UNSTATED} & recipe.precisions,
+            # How many are running decides whether drafts are checked, and a check is another kind of call.
+            batch_invariant=self._session.capabilities.batch_invariant and not self._lookup,
             kind=self.artifact.kind.value,
             limits=self._session.capabilities.limits(),
             provider_shares=tuple(replace(share, operators=()) for share in self._session.placement.shares),

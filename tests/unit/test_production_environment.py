@@ -53,6 +53,7 @@ VALUES = {
     "log_format": ("json", "text"),
     "log_level": ("debug", "error"),
     "preload_only": (True, False),
+    "batch_invariant": (True, False),
 }
 
 

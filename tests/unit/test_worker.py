@@ -13,6 +13,7 @@ import pytest
 
 from checkpoints import BOS_ID, EOS_ID
 from fake_session import GREEDY, Call, FakeSession, continuation, next_logits
+from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import (
     CancelledError,
@@ -529,14 +530,13 @@ def test_the_description_is_that_of_manifest_and_session(worker: Worker) -> None
 
 
 @pytest.mark.parametrize(
-    ("precision", "head", "invariant"),
-    [("int8", "int8", True), ("int4", "int8", False), ("int8", "int4", False)],
+    ("session", "lookup", "invariant"), [(True, 0, True), (False, 0, False), (True, 4, False)]
 )
-def test_four_bits_are_not_called_batch_invariant(
-    tmp_path: Path, precision: str, head: str, invariant: bool
+def test_what_the_session_promises_holds_unless_there_are_guesses(
+    tmp_path: Path, session: bool, lookup: int, invariant: bool
 ) -> None:
-    recipe = msgspec.structs.replace(tiny_manifest().recipe, precision=precision, head_precision=head)
-    worker = make_worker(tmp_path, recipe=recipe)
+    fake = make_session(capabilities=Capabilities(batch_invariant=session))
+    worker = make_worker(tmp_path, fake, config=EngineConfig(prefill_chunk=4, lookup=lookup))
     worker.close()
     assert worker.model_info().batch_invariant is invariant
 

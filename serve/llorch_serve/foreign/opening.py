@@ -31,6 +31,7 @@ def open_foreign(
     for flag, value in (
         ("--kv-dtype", config.kv_dtype),
         ("--single-graph", config.single_graph or None),
+        ("--batch-invariant", config.batch_invariant or None),
         ("--ep-library", chosen.library),
         ("--provider-option", chosen.options or None),
     ):

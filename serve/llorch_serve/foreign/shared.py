@@ -30,6 +30,7 @@ class SharedSession:
         self.capacity = capacity
         self.placement = graph.placement
         self.capabilities = Capabilities(
+            batch_invariant=False,  # the folder does not say what its weights are stored in
             chosen_logits=graph.last_logits,
             prompt_logits=not graph.last_logits,
             drafts=not graph.last_logits,

@@ -16,6 +16,7 @@ from llorch_serve.providers.placement import describe_shares
 from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.console import say, write, write_json
 from llorch_serve.terminal.flags import (
+    BatchInvariant,
     Connect,
     KvCacheDtype,
     MaxContext,
@@ -70,6 +71,7 @@ def command(
     max_context: MaxContext = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
+    batch_invariant: BatchInvariant = False,
     threads: Threads = None,
     reference: Annotated[
         Path | None,
@@ -110,6 +112,7 @@ def command(
                 "--max-context": max_context,
                 "--kv-dtype": kv_dtype,
                 "--single-graph": single_graph,
+                "--batch-invariant": batch_invariant,
                 "--threads": threads,
                 "--reference": reference,
             },
@@ -126,6 +129,7 @@ def command(
         max_context=max_context,
         kv_dtype=kv_dtype,
         single_graph=single_graph,
+        batch_invariant=batch_invariant,
     )
     _local(folder, EngineConfig(session=session), counts, source, max_tokens, repeat, reference, as_json)
 

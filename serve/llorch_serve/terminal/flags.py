@@ -72,6 +72,13 @@ SingleGraph = Annotated[
         help="Run prompts on the graph that decodes too: slower, without the memory of a second one.",
     ),
 ]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant/--no-batch-invariant",
+        help="Run 4-bit weights on even numbers of rows, so that an answer is the same bits whatever else is running.",
+    ),
+]
 NoPrefixCache = Annotated[
     bool,
     typer.Option("--no-prefix-cache/--prefix-cache", help="Compute every prompt from its first token."),
@@ -184,6 +191,14 @@ def read_size(flag: str, value: str | None) -> int | None:
     if size < 1:
         raise UsageError(f"{flag} is {value!r}; expected a number of bytes, like 2GiB, 500MiB or 1000000000")
     return size
+
+
+def refuse_invariant_lookup(*, batch_invariant: bool, lookup: int) -> None:
+    """Raise UsageError if answers must not depend on the batch and guesses, which do, are asked for."""
+    if batch_invariant and lookup:
+        raise UsageError(
+            "--batch-invariant does not go with --lookup, whose checks depend on how many sequences are running; leave one of them out"
+        )
 
 
 def refuse_strict_reuse(*, strict_reuse: bool, no_prefix_cache: bool) -> None:

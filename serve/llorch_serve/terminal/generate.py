@@ -25,6 +25,7 @@ from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.chat_prompt import ChatFlags
 from llorch_serve.terminal.flags import (
     AllowCpuNodes,
+    BatchInvariant,
     Connect,
     EpLibrary,
     KvCacheDtype,
@@ -40,6 +41,7 @@ from llorch_serve.terminal.flags import (
     ToolFormat,
     Wait,
     provider_choice,
+    refuse_invariant_lookup,
 )
 from llorch_serve.terminal.form import (
     ChoiceFlag,
@@ -182,6 +184,7 @@ def command(
     max_context: MaxContext = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
+    batch_invariant: BatchInvariant = False,
     threads: Threads = None,
     provider: Provider = None,
     provider_option: ProviderOption = None,
@@ -241,6 +244,7 @@ def command(
         cache = {
             "--kv-dtype": kv_dtype,
             "--single-graph": single_graph,
+            "--batch-invariant": batch_invariant,
             "--provider": provider,
             "--provider-option": provider_option,
             "--ep-library": ep_library,
@@ -263,8 +267,10 @@ def command(
         max_context=max_context,
         kv_dtype=kv_dtype,
         single_graph=single_graph,
+        batch_invariant=batch_invariant,
         provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
+    refuse_invariant_lookup(batch_invariant=batch_invariant, lookup=lookup)
     if no_kv_cache and lookup:
         raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
     config = EngineConfig(

@@ -19,6 +19,7 @@ from llorch_serve.terminal.access import TOKEN_VARIABLE
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import (
     AllowCpuNodes,
+    BatchInvariant,
     EpLibrary,
     Http,
     KvCacheDtype,
@@ -40,6 +41,7 @@ from llorch_serve.terminal.flags import (
     ToolFormat,
     provider_choice,
     read_size,
+    refuse_invariant_lookup,
     refuse_strict_reuse,
 )
 from llorch_serve.terminal.serving_flags import (
@@ -80,6 +82,7 @@ def command(
     kv_cache_memory: KvCacheMemory = None,
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
+    batch_invariant: BatchInvariant = False,
     no_prefix_cache: NoPrefixCache = False,
     strict_reuse: StrictReuse = False,
     lookup: Lookup = 0,
@@ -138,6 +141,7 @@ def command(
     set_up_logging(log_format, log_level)
     target = find_target(model_dir, model)
     folder, tokenizer = find_artifact(target), find_tokenizer()
+    refuse_invariant_lookup(batch_invariant=batch_invariant, lookup=lookup)
     refuse_strict_reuse(strict_reuse=strict_reuse, no_prefix_cache=no_prefix_cache)
     session = SessionConfig(
         threads=threads,
@@ -146,6 +150,7 @@ def command(
         kv_cache_bytes=read_size("--kv-cache-memory", kv_cache_memory),
         kv_dtype=kv_dtype,
         single_graph=single_graph,
+        batch_invariant=batch_invariant,
         provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
     config = EngineConfig(

@@ -1,0 +1,93 @@
+"""Runs a graph on an even number of rows, so that 4-bit kernels give each row the same bits in any call.
+
+MatMulNBits multiplies by 4-bit weights two rows at a time, and a last odd row by another kernel, whose last bits differ. So a row's
+bits depend on whether it is that one: alone, at the end of an odd batch, or at the end of a part of a prompt. The session puts
+:class:`PairedGraph` around its graphs under ``--batch-invariant``; what it returns has no padding in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from llorch_serve.bound_graph import BoundGraph, Logits
+from llorch_serve.errors import UsageError
+from llorch_serve.kv_cache import KvCache
+
+PAIRED: Final = frozenset({"int4", "source"})
+"""Precisions some of whose kernels take rows in pairs; ``source`` holds blocks of 4 bits beside others."""
+
+
+def even(count: int) -> int:
+    """Return the next even number, or the number itself."""
+    return count + count % 2
+
+
+def require_effect(precisions: Iterable[str], *, on_cpu: bool) -> None:
+    """Raise UsageError where ``--batch-invariant`` changes nothing or cannot keep its promise.
+
+    precisions: of every matrix in the graphs that are loaded. on_cpu: they run on the CPU provider.
+    """
+    if not on_cpu:
+        raise UsageError(
+            "--batch-invariant is for the cpu provider; what another gives a row in a batch is not known. Leave it out"
+        )
+    found = sorted(set(precisions))
+    if not PAIRED.intersection(found):
+        raise UsageError(
+            f"--batch-invariant has no effect here: {' and '.join(found)} give every request the same bits in any batch "
+            "as they are; leave it out"
+        )
+
+
+class PairedGraph:
+    """A graph whose calls have an even number of rows, of tokens and of logits.
+
+    cache: what the graph is bound to, with an even number of slots: the last of an odd batch stands beside another one.
+    """
+
+    def __init__(self, graph: BoundGraph, cache: KvCache) -> None:
+        assert cache.capacity.slots % 2 == 0
+        self._graph = graph
+        self._cache = cache
+        layers = range(cache.kv.layers)
+        self._places = [(layer, kind) for layer in layers for kind in ("key", "value")]
+
+    def run(
+        self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
+    ) -> Logits:
+        """Do what :meth:`llorch_serve.bound_graph.BoundGraph.run` does, beside a row of padding where one is missing.
+
+        Raises ProviderError if the runtime fails.
+        """
+        rows = (*wanted, wanted[-1]) if len(wanted) % 2 else wanted
+        if len(token_ids) % 2 == 0:
+            return self._graph.run(first, token_ids, lengths, rows)[: len(wanted)]
+        if len(token_ids) == len(lengths):
+            return self._beside(first, token_ids, lengths, rows)[: len(wanted)]
+        # The position after the part is written again before it is read. At the very end of the context there is none, and
+        # nothing follows from the odd row there: it samples no token, and a prefix that is reused ends before it.
+        (length,) = lengths
+        if length < self._cache.capacity.context:
+            token_ids, lengths = (*token_ids, token_ids[-1]), (length + 1,)
+        return self._graph.run(first, token_ids, lengths, rows)[: len(wanted)]
+
+    def _beside(
+        self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
+    ) -> Logits:
+        """Run one token a slot, and one at position 0 of a slot beside them, which is put back afterwards.
+
+        That slot may hold a prompt under way, or a prefix for later.
+        """
+        after = first + len(lengths)
+        below = after == self._cache.capacity.slots
+        spare = first - 1 if below else after
+        kept = [self._cache.rows(*place, spare, 1)[0, :, :1].copy() for place in self._places]
+        try:
+            if below:
+                moved = [row + 1 for row in wanted]
+                return self._graph.run(spare, (token_ids[0], *token_ids), (1, *lengths), moved)
+            return self._graph.run(first, (*token_ids, token_ids[0]), (*lengths, 1), wanted)
+        finally:
+            for place, held in zip(self._places, kept, strict=True):
+                self._cache.rows(*place, spare, 1)[0, :, :1] = held
