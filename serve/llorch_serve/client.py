@@ -28,7 +28,7 @@ from llorch_serve.requests import (
     Prompt,
     ScoreRequest,
 )
-from llorch_serve.rpc import SERVICE_NAME, convert, worker_pb2_grpc
+from llorch_serve.rpc import SERVICE_NAME, convert, convert_answers, convert_info, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_score import read_scores, write_score_request
 from llorch_serve.rpc.status import read_status
@@ -118,7 +118,7 @@ class WorkerClient:
         ``timeout_s`` bounds all of them together, in seconds.
         """
         message = convert.write_generation_request(request)
-        return convert.read_answers(self._call(self._service.Generate, message, timeout_s))
+        return convert_answers.read_answers(self._call(self._service.Generate, message, timeout_s))
 
     def _updates(
         self, request: GenerationRequest, message: pb.GenerateStreamRequest, timeout_s: float | None
@@ -127,7 +127,7 @@ class WorkerClient:
         open_answers = request.sampling.n
         try:
             for response in stream:
-                update = convert.read_update(request.request_id, response, open_answers=open_answers)
+                update = convert_answers.read_update(request.request_id, response, open_answers=open_answers)
                 open_answers = update.open_answers
                 yield update
         except grpc.RpcError as error:
@@ -157,11 +157,11 @@ class WorkerClient:
 
     def model_info(self) -> ModelInfo:
         """Return what the worker serves."""
-        return convert.read_model_info(self._call(self._service.GetModelInfo, pb.GetModelInfoRequest()))
+        return convert_info.read_model_info(self._call(self._service.GetModelInfo, pb.GetModelInfoRequest()))
 
     def load(self) -> Load:
         """Return the worker's state and how busy it is; while it loads and drains, too."""
-        return convert.read_load(self._call(self._service.GetLoad, pb.GetLoadRequest()))
+        return convert_info.read_load(self._call(self._service.GetLoad, pb.GetLoadRequest()))
 
     def abort(self, *request_ids: str) -> tuple[str, ...]:
         """End live requests; return the ids of those that were live, and this caller's own where the worker knows it."""

@@ -23,7 +23,7 @@ from llorch_serve.requests import (
     ToolCall,
     ToolCallDelta,
 )
-from llorch_serve.rpc import convert
+from llorch_serve.rpc import convert, convert_answers, convert_info
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
@@ -241,8 +241,11 @@ def test_a_completion_survives_the_wire(reason, matched):
     update = GenerationUpdate(
         "id", "txt", (5, 6), completion, logprobs=LOGPROBS, reasoning="hm", tool_calls=calls
     )
-    assert convert.read_update("id", over_the_wire(convert.write_update(update, first=False))) == update
-    [answer] = convert.read_answers(over_the_wire(convert.write_answers("id", [update])))
+    assert (
+        convert_answers.read_update("id", over_the_wire(convert_answers.write_update(update, first=False)))
+        == update
+    )
+    [answer] = convert_answers.read_answers(over_the_wire(convert_answers.write_answers("id", [update])))
     assert answer == update
 
 
@@ -250,14 +253,14 @@ def test_answers_are_told_apart_on_the_wire_and_end_with_the_last():
     completion = Completion(FinishReason.STOP, None, 3, 4, 5, Timings(0, 0, 0))
     second = GenerationUpdate("id", "b", (6,), completion, index=1, open_answers=1)
     first = GenerationUpdate("id", "a", (5,), completion, index=0, open_answers=0)
-    message = over_the_wire(convert.write_answers("id", [second, first]))
+    message = over_the_wire(convert_answers.write_answers("id", [second, first]))
     assert [choice.text for choice in message.choices] == ["a", "b"]
-    assert [answer.index for answer in convert.read_answers(message)] == [0, 1]
-    assert [answer.is_last for answer in convert.read_answers(message)] == [False, True]
+    assert [answer.index for answer in convert_answers.read_answers(message)] == [0, 1]
+    assert [answer.is_last for answer in convert_answers.read_answers(message)] == [False, True]
     left = 2
     for update in (second, first):
-        wire = over_the_wire(convert.write_update(update, first=False))
-        found = convert.read_update("id", wire, open_answers=left)
+        wire = over_the_wire(convert_answers.write_update(update, first=False))
+        found = convert_answers.read_update("id", wire, open_answers=left)
         assert found == update
         left = found.open_answers
 
@@ -266,17 +269,22 @@ def test_logprobs_survive_the_wire():
     token = TokenLogprob(2**32 - 1, -9999.0, "\ufffd", b"\xf0\x9f")
     places = (TokenLogprobs(token, (TokenLogprob(0, -0.1, "a", b"a"), token)), TokenLogprobs(token))
     update = GenerationUpdate("id", "txt", (5, 6), logprobs=places, prompt_logprobs=LOGPROBS, open_answers=1)
-    assert convert.read_update("id", over_the_wire(convert.write_update(update, first=True))) == update
+    assert (
+        convert_answers.read_update("id", over_the_wire(convert_answers.write_update(update, first=True)))
+        == update
+    )
     done = Completion(FinishReason.LENGTH, None, 1, 2, 3, Timings(0, 0, 0))
     answer = GenerationUpdate("id", "txt", (5, 6), done, logprobs=places, prompt_logprobs=LOGPROBS)
-    assert convert.read_answers(over_the_wire(convert.write_answers("id", [answer]))) == [answer]
+    assert convert_answers.read_answers(over_the_wire(convert_answers.write_answers("id", [answer]))) == [
+        answer
+    ]
 
 
 def test_a_delta_has_no_completion():
     update = GenerationUpdate("id", "txt", (5,), index=3, open_answers=1)
-    message = over_the_wire(convert.write_update(update, first=True))
+    message = over_the_wire(convert_answers.write_update(update, first=True))
     assert message.request_id == "id"
-    assert convert.read_update("id", message) == update
+    assert convert_answers.read_update("id", message) == update
 
 
 def test_a_request_without_client_is_its_connections():
@@ -290,7 +298,7 @@ def test_a_request_without_client_is_its_connections():
 def test_load_survives_the_wire(state):
     figures = {"tokens_per_second": 1.5, "load_percent": 12.5, "loaded_bytes": 2**40, "total_bytes": 2**41}
     load = replace(LOAD, state=state, **figures)
-    assert convert.read_load(over_the_wire(convert.write_load(load))) == load
+    assert convert_info.read_load(over_the_wire(convert_info.write_load(load))) == load
 
 
 def test_ids_to_abort_survive_the_wire_and_are_bounded():
@@ -302,4 +310,4 @@ def test_ids_to_abort_survive_the_wire_and_are_bounded():
 
 
 def test_model_info_survives_the_wire():
-    assert convert.read_model_info(over_the_wire(convert.write_model_info(INFO))) == INFO
+    assert convert_info.read_model_info(over_the_wire(convert_info.write_model_info(INFO))) == INFO

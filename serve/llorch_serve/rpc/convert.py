@@ -1,4 +1,4 @@
-"""The only bridge between protobuf messages and the plain types of ``llorch_serve.requests``.
+"""The bridge between protobuf messages and the plain types of ``llorch_serve.requests``: what is asked for.
 
 ``read_*`` turn messages that came over the wire into plain types and raise InvalidRequestError with every bad
 field; ``write_*`` do the reverse. Ranges of sampling values are not judged here: the generator does that, for
@@ -14,29 +14,20 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.load import Load, WorkerState
-from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
     MAX_PRIORITY,
     MIN_PRIORITY,
     ChatMessage,
     ChatPrompt,
-    Completion,
     GenerationRequest,
-    GenerationUpdate,
-    ModelInfo,
     Prompt,
     TextPrompt,
-    Timings,
     TokenPrompt,
     ToolCall,
-    ToolCallDelta,
 )
 from llorch_serve.rpc import convert_structured
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
 from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
 
 MAX_REQUEST_ID_BYTES: Final = 128
 MAX_TOKEN_IDS: Final = (
@@ -61,13 +52,6 @@ _SCALARS: Final = (
     "frequency_penalty",
     "logprobs",
 )
-
-_REASON_TO_WIRE: Final = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.TOOL_CALLS: pb.FINISH_REASON_TOOL_CALLS,
-}
-_REASON_FROM_WIRE: Final = {wire: reason for reason, wire in _REASON_TO_WIRE.items()}
 
 T = TypeVar("T")
 
@@ -376,183 +360,3 @@ def extend_field(
         target.extend(values)
     except ValueError as error:
         bad.append(FieldViolation(path, f"cannot be sent: {error}"))
-
-
-# Answers.
-
-
-def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamResponse:
-    """Return one message of a stream; only the first one carries the request's id."""
-    message = pb.GenerateStreamResponse(
-        text=update.text,
-        token_ids=update.token_ids,
-        index=update.index,
-        logprobs=write_logprobs(update.logprobs),
-        prompt_logprobs=write_logprobs(update.prompt_logprobs),
-        reasoning_text=update.reasoning,
-        tool_calls=_write_calls(update.tool_calls),
-    )
-    if first:
-        message.request_id = update.request_id
-    if update.completion is not None:
-        message.completion.CopyFrom(_write_completion(update.completion))
-    return message
-
-
-def read_update(
-    request_id: str, message: pb.GenerateStreamResponse, *, open_answers: int = 1
-) -> GenerationUpdate:
-    """Return the update that one message of a stream stands for; open_answers: those that went on before it."""
-    completion = _read_completion(message.completion) if message.HasField("completion") else None
-    left = open_answers - (completion is not None)
-    return GenerationUpdate(
-        request_id,
-        message.text,
-        tuple(message.token_ids),
-        completion,
-        logprobs=read_logprobs(message.logprobs),
-        index=message.index,
-        open_answers=left,
-        prompt_logprobs=read_logprobs(message.prompt_logprobs),
-        reasoning=message.reasoning_text,
-        tool_calls=_read_calls(message.tool_calls),
-    )
-
-
-def write_answers(request_id: str, answers: Sequence[GenerationUpdate]) -> pb.GenerateResponse:
-    """Return whole answers, each as one update with its completion."""
-    in_order = sorted(answers, key=lambda answer: answer.index)
-    return pb.GenerateResponse(
-        request_id=request_id,
-        choices=[_write_choice(answer) for answer in in_order],
-        prompt_logprobs=write_logprobs(in_order[0].prompt_logprobs),
-    )
-
-
-def _write_choice(answer: GenerationUpdate) -> pb.Choice:
-    assert answer.completion is not None
-    return pb.Choice(
-        index=answer.index,
-        text=answer.text,
-        token_ids=answer.token_ids,
-        completion=_write_completion(answer.completion),
-        logprobs=write_logprobs(answer.logprobs),
-        reasoning_text=answer.reasoning,
-        tool_calls=_write_calls(answer.tool_calls),
-    )
-
-
-def _write_calls(calls: Iterable[ToolCallDelta]) -> list[pb.ToolCallDelta]:
-    return [
-        pb.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
-        for call in calls
-    ]
-
-
-def _read_calls(calls: Iterable[pb.ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-    return tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in calls)
-
-
-def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:
-    """Return whole answers, each as one update with its completion."""
-    left = len(message.choices)
-    return [
-        GenerationUpdate(
-            message.request_id,
-            choice.text,
-            tuple(choice.token_ids),
-            _read_completion(choice.completion),
-            logprobs=read_logprobs(choice.logprobs),
-            index=choice.index,
-            open_answers=left - place,
-            prompt_logprobs=read_logprobs(message.prompt_logprobs) if place == 1 else (),
-            reasoning=choice.reasoning_text,
-            tool_calls=_read_calls(choice.tool_calls),
-        )
-        for place, choice in enumerate(message.choices, 1)
-    ]
-
-
-_USAGE_FIELDS: Final = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
-
-
-def _write_completion(completion: Completion) -> pb.Completion:
-    timings = completion.timings
-    return pb.Completion(
-        finish_reason=_REASON_TO_WIRE[completion.reason],
-        stop_matched=completion.stop_matched,
-        usage=pb.Usage(**{name: getattr(completion, name) for name in _USAGE_FIELDS}),
-        timings=pb.Timings(queue_s=timings.queue_s, prefill_s=timings.prefill_s, decode_s=timings.decode_s),
-        seed=completion.seed,
-    )
-
-
-def _read_completion(message: pb.Completion) -> Completion:
-    return Completion(
-        # A reason that this client does not know came from a newer worker; the answer has ended all the same.
-        reason=_REASON_FROM_WIRE.get(message.finish_reason, FinishReason.STOP),
-        stop_matched=message.stop_matched if message.HasField("stop_matched") else None,
-        **{name: getattr(message.usage, name) for name in _USAGE_FIELDS},
-        seed=message.seed,
-        timings=Timings(message.timings.queue_s, message.timings.prefill_s, message.timings.decode_s),
-    )
-
-
-_LOAD_FIELDS: Final = tuple(name for name in Load.__dataclass_fields__ if name != "state")
-_STATE_TO_WIRE: Final = {
-    WorkerState.STARTING: pb.WORKER_STATE_STARTING,
-    WorkerState.READY: pb.WORKER_STATE_READY,
-    WorkerState.BUSY: pb.WORKER_STATE_BUSY,
-    WorkerState.DRAINING: pb.WORKER_STATE_DRAINING,
-    WorkerState.STOPPED: pb.WORKER_STATE_STOPPED,
-    WorkerState.FAILED: pb.WORKER_STATE_FAILED,
-}
-_STATE_FROM_WIRE: Final = {wire: state for state, wire in _STATE_TO_WIRE.items()}
-
-
-def write_load(load: Load) -> pb.GetLoadResponse:
-    """Return the message."""
-    figures = {name: getattr(load, name) for name in _LOAD_FIELDS}
-    return pb.GetLoadResponse(state=_STATE_TO_WIRE[load.state], **figures)
-
-
-def read_load(message: pb.GetLoadResponse) -> Load:
-    """Return the figures; a worker that states none, or one that this client does not know, counts as ready."""
-    figures = {name: getattr(message, name) for name in _LOAD_FIELDS}
-    return Load(state=_STATE_FROM_WIRE.get(message.state, WorkerState.READY), **figures)
-
-
-_MODEL_INFO_FIELDS: Final = tuple(
-    name
-    for name in ModelInfo.__dataclass_fields__
-    if name not in ("stop_token_ids", "limits", "provider_shares")
-)
-
-
-def write_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
-    """Return the message."""
-    plain = {name: getattr(info, name) for name in _MODEL_INFO_FIELDS}
-    shares = [
-        pb.ProviderShare(
-            provider=share.provider, node_share=share.node_share, weight_share=share.weight_share
-        )
-        for share in info.provider_shares
-    ]
-    return pb.GetModelInfoResponse(
-        stop_token_ids=info.stop_token_ids, limits=info.limits, provider_shares=shares, **plain
-    )
-
-
-def read_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
-    """Return what the message says."""
-    plain = {name: getattr(message, name) for name in _MODEL_INFO_FIELDS}
-    shares = tuple(
-        ProviderShare(share.provider, share.node_share, share.weight_share)
-        for share in message.provider_shares
-    )
-    return ModelInfo(
-        stop_token_ids=tuple(message.stop_token_ids),
-        limits=tuple(message.limits),
-        provider_shares=shares,
-        **plain,
-    )

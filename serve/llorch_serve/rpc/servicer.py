@@ -31,7 +31,7 @@ from llorch_serve.errors import (
 from llorch_serve.load import NOTHING, Load, WorkerState
 from llorch_serve.loading import LoadProgress
 from llorch_serve.requests import GenerationUpdate, ModelInfo, TextGenerator, UpdateSink
-from llorch_serve.rpc import convert
+from llorch_serve.rpc import convert, convert_answers, convert_info
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.callers import caller_of
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
@@ -174,7 +174,7 @@ class GenerationServicer:
             answers = await call.take()
             for answer in answers:
                 _check_completed(answer)
-            return convert.write_answers(call.request_id, answers)
+            return convert_answers.write_answers(call.request_id, answers)
 
         parse = functools.partial(_parse, pb.GenerateRequest, raw)
         return await self._run(functools.partial(self._generation, parse), raw, context, collect, whole=True)
@@ -201,7 +201,7 @@ class GenerationServicer:
             while not ended:
                 for update in await call.take():
                     _check_completed(update)
-                    await context.write(convert.write_update(update, first=first))
+                    await context.write(convert_answers.write_update(update, first=first))
                     first, ended = False, update.is_last
 
         def parse() -> pb.GenerateRequest:
@@ -314,10 +314,10 @@ class GenerationServicer:
 
     async def _get_model_info(self, _raw: bytes, _context: Context) -> pb.GetModelInfoResponse:
         assert self._info is not None
-        return convert.write_model_info(self._info)
+        return convert_info.write_model_info(self._info)
 
     async def _get_load(self, _raw: bytes, _context: Context) -> pb.GetLoadResponse:
-        return convert.write_load(self.load())
+        return convert_info.write_load(self.load())
 
     async def _in_pool(self, size: int, work: Callable[[], R]) -> R:
         """Run ``work``, which holds a message of ``size`` bytes, on the pool."""
