@@ -11,12 +11,11 @@ import importlib.metadata
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from llorch_serve.answers import Answer, Answers, answer_seed
+from llorch_serve.answers import Answer, Answers
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
@@ -25,14 +24,12 @@ from llorch_serve.errors import (
     FieldViolation,
     InvalidRequestError,
     UnavailableError,
-    UnsupportedError,
     UsageError,
 )
+from llorch_serve.intake import Intake
 from llorch_serve.load import Load
 from llorch_serve.local import stream
-from llorch_serve.lookup import PromptLookup
 from llorch_serve.loop import EngineLoop
-from llorch_serve.prompt_scores import PromptScores, most_rows
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
     GenerationRequest,
@@ -44,23 +41,15 @@ from llorch_serve.requests import (
     UpdateSink,
 )
 from llorch_serve.sampler import SamplingRow
-from llorch_serve.sampling import ResolvedSampling, SamplingParams, check_defaults, resolve
+from llorch_serve.sampling import SamplingParams, check_defaults
 from llorch_serve.scheduler import Scheduler
-from llorch_serve.scoring import (
-    PromptLogprobs,
-    ScoredContinuation,
-    encode_pairs,
-    place_violations,
-    score_sequences,
-)
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
-from llorch_serve.shared_prompt import SharedPrompt
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import Constraint
 from llorch_serve.structured.spec import Structured
-from llorch_serve.text import TextStream, Tokenizer
+from llorch_serve.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -98,11 +87,9 @@ class Worker:
             doubling=able.doubling_position,
         )
         self._lookup = config.lookup
-        # Copying a slot's beginning needs what reusing it needs.
-        self._shares_prompts = able.prefix_reuse
-        self._most_waiting = max(1, config.max_waiting)
-        vocab_size = artifact.manifest.model.vocab_size
-        self._scored_rows = most_rows(vocab_size) if able.chunked_prefill else None
+        self._intake = Intake(
+            artifact, session, prompts, lookup=config.lookup, most_waiting=max(1, config.max_waiting)
+        )
         manifest = artifact.manifest
         self._grammars = GrammarCompiler(
             self._tokenizer, manifest.model.vocab_size, frozenset(manifest.stop_token_ids)
@@ -175,106 +162,22 @@ class Worker:
         Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance would have
         to be installed for, or UnavailableError once the engine has stopped.
         """
-        info = self.artifact.manifest
-        ids, prompt_text, bad = self._check(request.prompt, request.sampling)
-        if bad:
-            raise InvalidRequestError(bad)
-        top = request.sampling.prompt_logprobs
-        if top is not None:
-            self._check_scores_prompts()
-        resolved = resolve(request.sampling, info.generation, lambda: secrets.randbits(63))
-        stop_ids = set(request.sampling.stop_token_ids)
-        if not request.sampling.ignore_eos:
-            stop_ids.update(info.stop_token_ids)
-        room = self._session.capacity.context - len(ids)
-        wanted = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
-        members, rows = self._begin(request, resolved, ids, stop_ids, wanted)
-        for answer in members:
-            answer.opening = prompt_text if request.sampling.echo else ""
-            key = f"{request.request_id}:{answer.index}"
-            answer.parser = self._prompts.parser(request.prompt, prompt_text, key=key)
-        if top is not None:
-            members[0].sequence.prompt_scores = PromptScores(ids, 1, top, self._scored_rows)
-            members[0].report = PromptLogprobs()
-        best = None if request.sampling.best_of is None else request.sampling.n
-        answers = Answers(request.request_id, sink, members, best)
-        if wanted == 0 and top is None:
-            self._check_open()
-            # Nothing for the engine to do: the one update comes on the caller's own thread.
-            end = TokenEvent(members[0].sequence, None, FinishReason.LENGTH)
-            sink.deliver(answers.take(members[0].translate(end, self._tokenizer)[0]))
+        answers, rows = self._intake.generation(request, sink)
+        if rows:
+            self._enter(answers, rows, request.sampling.structured)
             return
-        self._enter(answers, rows, request.sampling.structured)
-
-    def _begin(
-        self,
-        request: GenerationRequest,
-        resolved: ResolvedSampling,
-        ids: tuple[int, ...],
-        stop_ids: set[int],
-        most_new: int,
-    ) -> tuple[list[Answer], list[SamplingRow]]:
-        """Return the answers to a request, each with a sequence of its own, and their sampling states."""
-        sampling = request.sampling
-        shared = SharedPrompt() if sampling.answers > 1 and self._shares_prompts else None
-        # What ranks the answers is the log-probability of their tokens, whether or not it is told.
-        ranking = None if sampling.best_of is None else 0
-        logprobs = ranking if sampling.logprobs is None else sampling.logprobs
-        members, rows = [], []
-        for index in range(sampling.answers):
-            seed = answer_seed(resolved.seed, index)
-            sequence = Sequence(
-                request_id=request.request_id,
-                token_ids=list(ids),
-                prompt_length=len(ids),
-                max_new_tokens=most_new,
-                stop_ids=frozenset(stop_ids),
-                client=request.client_id,
-                priority=request.priority,
-                lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
-                logprobs=logprobs,
-                shared=shared,
-                submitted_at=time.perf_counter(),
-            )
-            text = TextStream(
-                self._tokenizer,
-                sampling.stop,
-                keep_special_tokens=sampling.keep_special_tokens,
-                kept=self._prompts.kept_tokens(request.prompt),
-            )
-            answer = Answer(request.request_id, index, sequence, text, seed)
-            answer.tells_logprobs = sampling.logprobs is not None
-            members.append(answer)
-            rows.append(SamplingRow.begin(replace(resolved, seed=seed), prompt_ids=ids, stop_ids=stop_ids))
-        return members, rows
+        self._check_open()
+        # Nothing for the engine to do: the one update comes on the caller's own thread.
+        answer = answers.members[0]
+        end = TokenEvent(answer.sequence, None, FinishReason.LENGTH)
+        sink.deliver(answers.take(answer.translate(end, self._tokenizer)[0]))
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
         """Check, tokenise and queue the continuations of a request.
 
         Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or UnavailableError.
         """
-        info, context = self.artifact.manifest, self._session.capacity.context
-        prefix = info.eos_token_id if info.bos_token_id is None else info.bos_token_id
-        vocab_size = info.model.vocab_size
-        pairs = encode_pairs(request, self._prompts, prefix_id=prefix, vocab_size=vocab_size, context=context)
-        if len(pairs) > self._most_waiting:
-            found = f"found {len(pairs)}; this worker queues {self._most_waiting}, the most it can take"
-            raise InvalidRequestError([FieldViolation("continuations", found)])
-        self._check_scores_prompts()
-        sequences = score_sequences(request, pairs, rows=self._scored_rows, now=time.perf_counter())
-        members = [
-            Answer(
-                request.request_id,
-                index,
-                sequence,
-                TextStream(self._tokenizer),
-                report=ScoredContinuation(pair, request.logprobs),
-            )
-            for index, (pair, sequence) in enumerate(zip(pairs, sequences, strict=True))
-        ]
-        unused = resolve(SamplingParams(temperature=0), info.generation, lambda: 0)
-        row = SamplingRow.begin(unused, prompt_ids=(), stop_ids=())
-        self._enter(Answers(request.request_id, sink, members), [row] * len(members))
+        self._enter(*self._intake.score(request, sink))
 
     def _enter(self, answers: Answers, rows: list[SamplingRow], form: Structured | None = None) -> None:
         """Make a request live and hand its sequences to the loop, once its form's grammar is compiled.
@@ -300,37 +203,9 @@ class Worker:
             if form is None or constraint is not None:
                 self._hand_over(answers, rows, constraint)
 
-    def _check_scores_prompts(self) -> None:
-        if not self._session.capabilities.prompt_logits:
-            raise UnsupportedError(
-                f"the graph of {self.artifact.manifest.model_id} gives logits for the last token of a call only, so no "
-                "token of a prompt can be scored; leave prompt_logprobs out, or export the model with llorch"
-            )
-
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
-        return self._check(prompt, sampling)[2]
-
-    def _check(
-        self, prompt: Prompt, sampling: SamplingParams
-    ) -> tuple[tuple[int, ...], str, list[FieldViolation]]:
-        """Return a prompt's token ids, its text, and every bad field."""
-        bad = sampling.violations(vocab_size=self.artifact.manifest.model.vocab_size)
-        if not bad and sampling.answers > self._most_waiting:
-            field = "n" if sampling.best_of is None else "best_of"
-            found = f"found {sampling.answers}; this worker queues {self._most_waiting}, the most it can take"
-            bad.append(FieldViolation(f"sampling.{field}", found))
-        context = self._session.capacity.context
-        if oversize := self._prompts.oversize(prompt, context=context):
-            return (), "", bad + oversize
-        try:
-            ids, text = self._prompts.encode(prompt)
-        except InvalidRequestError as error:
-            return (), "", [*bad, *error.violations]
-        bad += self._prompts.violations(ids, context=context)
-        if sampling.prompt_logprobs is not None and not bad:
-            bad += place_violations(len(ids) - 1, sampling.prompt_logprobs, "sampling.prompt_logprobs")
-        return ids, text, bad
+        return self._intake.violations(prompt, sampling)
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""

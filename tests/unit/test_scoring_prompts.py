@@ -140,7 +140,7 @@ def test_a_chunk_has_no_more_rows_than_that(tmp_path: Path, monkeypatch: pytest.
     def count(_call: Call, logits: Logits) -> None:
         rows.append(len(logits))
 
-    monkeypatch.setattr("llorch_serve.worker.most_rows", lambda _vocabulary: 4)
+    monkeypatch.setattr("llorch_serve.intake.most_rows", lambda _vocabulary: 4)
     worker = make_worker(tmp_path, make_session(edit=count), config=EngineConfig(prefill_chunk=16))
     answer = ask(worker, LONG, prompt_logprobs=0, max_tokens=1, ignore_eos=True)
     worker.close()

@@ -64,14 +64,13 @@ def _tell(sink: BinaryIO, refusal: str | None) -> None:
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    try:
+    if sys.platform != "win32":  # which has no such limit; there the time alone bounds it
         import resource
-    except ImportError:  # Windows has no such limit; there the time alone bounds it
-        return
-    import psutil
 
-    most = psutil.Process().memory_info().vms + limit_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        import psutil
+
+        most = psutil.Process().memory_info().vms + limit_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def main() -> None:
