@@ -66,6 +66,7 @@ def draw(costs: Costs, path: Path) -> None:
             at, [1000 * costs[s, context] / s for s in at], marker="o", label=f"context {context:,}"
         )
     by_context.set(xlabel="tokens of context, each stream", ylabel="ms a step")
+    by_context.set_xlim(right=1.4 * CONTEXTS[-1])  # room for the legend
     by_streams.set(xlabel="streams", ylabel="ms a token", xscale="log")
     by_streams.set_xticks(STREAMS, [str(s) for s in STREAMS])
     for axes in (by_context, by_streams):
