@@ -64,9 +64,19 @@ def ask() -> Ask:
 
 
 def generated(folder: Path, prompt: list[int]) -> list[int]:
-    """Return what ``llorch generate`` chooses."""
+    """Return what ``llorch generate`` chooses over a cache in float32, as onnxruntime-genai's is."""
     steps = str(STEPS)
-    flags = ("--temperature", "0", "--max-tokens", steps, "--min-tokens", steps, "--json")
+    flags = (
+        "--temperature",
+        "0",
+        "--max-tokens",
+        steps,
+        "--min-tokens",
+        steps,
+        "--kv-dtype",
+        "float32",
+        "--json",
+    )
     document = llorch_here("generate", folder, "--prompt-ids", ",".join(map(str, prompt)), *flags).document()
     found: list[int] = document["token_ids"]  # type: ignore[assignment]  # a list of ids
     return found
