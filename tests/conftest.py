@@ -9,7 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same cases in every run, so that a change is judged by itself and not by luck; none is timed, because machines
+# are busy. `ci/test --hypothesis-profile explore` draws new cases.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure() -> None:
