@@ -13,6 +13,7 @@ from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
+from llorch_serve.fixed_session import FixedSession, open_fixed
 from llorch_serve.manifest import KvDtype
 from llorch_serve.session import DecoderSession, open_session
 
@@ -33,6 +34,11 @@ def open_tiny(artifact: Artifact, *, slots: int = 2, kv_dtype: KvDtype | None = 
     """Open a session on one thread."""
     config = SessionConfig(threads=1, slots=slots, kv_dtype=kv_dtype)
     return open_session(artifact, config, lambda report: None)
+
+
+def open_fixed_tiny(artifact: Artifact, *, slots: int = 2, **options: Any) -> FixedSession:
+    """Open a session on graphs of fixed shapes, on one thread."""
+    return open_fixed(artifact, SessionConfig(threads=1, slots=slots, **options), lambda report: None)
 
 
 def all_logits(artifact: Artifact, token_ids: Sequence[int]) -> Logits:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from llorch_serve.artifact import Artifact, is_artifact, load_artifact
 from llorch_serve.config import SessionConfig
+from llorch_serve.fixed_session import open_fixed
 from llorch_serve.foreign.detect import ModelKind, foreign_kind
 from llorch_serve.foreign.genai import describe_genai
 from llorch_serve.foreign.model import ForeignModel
@@ -154,6 +155,8 @@ def open_model(
 ) -> ServedSession:
     """Load a model's graph and make its cache. See :func:`llorch_serve.session.open_session` for the errors."""
     if isinstance(model, Artifact):
+        if model.manifest.fixed_shapes is not None:
+            return open_fixed(model, config, report)
         if model.kind is ModelKind.LLORCH:
             return open_session(model, config, report)
         model = wrapped_model(model)

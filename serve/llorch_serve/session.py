@@ -203,8 +203,8 @@ def open_session(
     def bound(
         path: Path, recipe: Recipe, slots: SlotCache, *, plain: bool
     ) -> tuple[Placement, BoundGraph | PairedGraph]:
-        session = _load_graph(path, recipe, runtime, threads, provider, plain=plain)
-        _check_signature(artifact, path, session, slots.kv.dtype)
+        session = load_graph(path, recipe, runtime, threads, provider, plain=plain)
+        check_signature(artifact, path, session, slots.kv.dtype)
         where = placement(
             session, provider.runtime_name, graph=path, allow_cpu_nodes=config.provider.allow_cpu_nodes
         )
@@ -335,9 +335,10 @@ def _attention_kernel(*, plain: bool) -> Iterator[None]:
             os.environ[_PLAIN_ATTENTION] = before
 
 
-def _load_graph(
+def load_graph(
     path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
 ) -> Any:
+    """Load one graph on a provider. plain: see :func:`_attention_kernel`. Raises ArtifactError if the runtime does not take it."""
     options = runtime_options(runtime, threads)
     if recipe.multiplies_bytes:
         for setting in byte_settings().items():
@@ -360,7 +361,7 @@ _ONNX_TYPES: Final = {
 }
 
 
-def _check_signature(artifact: Artifact, path: Path, session: Any, kv_dtype: KvDtype) -> None:
+def check_signature(artifact: Artifact, path: Path, session: Any, kv_dtype: KvDtype) -> None:
     """Compare a graph's inputs and outputs with the manifest's: names, types, and sizes where they are fixed.
 
     kv_dtype: what its cache holds, where the manifest lists those of a graph with another.

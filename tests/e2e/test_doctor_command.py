@@ -45,7 +45,14 @@ def test_a_bad_artifact_ends_with_3(tiny: Path, tmp_path: Path, fault: str) -> N
 
 
 def test_an_artifact_for_another_provider_ends_with_4(tiny_source: Path, tmp_path: Path, export_here) -> None:
-    folder = export_here(tiny_source, tmp_path / "coreml", "--target", "coreml")
+    folder = export_here(tiny_source, tmp_path / "cuda", "--target", "cuda", "--precision", "bf16")
     outcome = llorch_here("doctor", folder)
     assert outcome.code == 4
-    assert "the artifact is for target coreml" in outcome.stderr
+    assert "computes in bfloat16 and CPUExecutionProvider has no bfloat16 arithmetic" in outcome.stderr
+
+
+def test_graphs_of_fixed_shapes_are_tried_too(tiny_source: Path, tmp_path: Path, export_here) -> None:
+    folder = export_here(tiny_source, tmp_path / "coreml", "--target", "coreml")
+    outcome = llorch_here("doctor", folder)
+    assert outcome.code == 0, outcome
+    assert f"artifact   {folder}: runs; 100.0% of nodes" in outcome.stdout

@@ -12,10 +12,10 @@ import pytest
 
 from arch_rows import HF
 from checkpoints import write_hf_folder
-from fixed_shapes import FixedShapes
+from llorch_serve.fixed_session import FixedSession
 from llorch_serve.manifest import Target
 from stepwise import check_steps, reference
-from tiny_exports import Logits, export_tiny, open_tiny, random_ids
+from tiny_exports import Logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
 from tolerances import FP32_LOGITS
 
 TOKENS = 128
@@ -34,14 +34,13 @@ def test_every_family_computes_what_transformers_computes(tmp_path: Path, name: 
         np.testing.assert_allclose(full, expected, atol=FP32_LOGITS, rtol=0, err_msg=target)
         check_steps(session, ids, expected, FP32_LOGITS)
     fixed = export_tiny(folder, tmp_path / "coreml", target="coreml", max_context=TOKENS)
-    check_fixed(FixedShapes(fixed), ids, expected, FP32_LOGITS)
+    check_fixed(open_fixed_tiny(fixed), ids, expected, FP32_LOGITS)
 
 
-def check_fixed(session: FixedShapes, ids: list[int], expected: Logits, tolerance: float) -> None:
+def check_fixed(session: FixedSession, ids: list[int], expected: Logits, tolerance: float) -> None:
     """A prefill and a chunk after it, each padded to the size of their graph, then token by token to the last position."""
-    for start, stop, wanted in ((0, 20, 19), (0, 20, 4), (20, 50, 29), (20, 50, 0)):
-        found = session.run(ids[start:stop], start, tokens=session.chunk, wanted=wanted)
-        np.testing.assert_allclose(found, expected[start + wanted], atol=tolerance, rtol=0)
-    for position in range(50, len(ids)):
-        found = session.run(ids[position : position + 1], position, tokens=1, wanted=0)
-        np.testing.assert_allclose(found, expected[position], atol=tolerance, rtol=0)
+    for start, stop, wanted in ((0, 20, (4, 19)), (20, 50, (0, 29))):
+        found = session.prefill(1, ids[start:stop], start, wanted)
+        np.testing.assert_allclose(found, expected[[start + row for row in wanted]], atol=tolerance, rtol=0)
+    found = session.verify(1, ids[50:], 50)
+    np.testing.assert_allclose(found, expected[50:], atol=tolerance, rtol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -13,16 +14,16 @@ import pytest
 
 import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from fixed_shapes import FixedShapes
 from llorch_export.formats import Formats
 from llorch_export.graph import dequantize
 from llorch_export.graph.blocks import quantised
 from llorch_export.options import BITS, Rule
 from llorch_serve.artifact import Artifact
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity import DivergenceSum
 from llorch_serve.manifest import Recipe
 from quantised_numpy import dequantise
-from tiny_exports import Logits, all_logits, export_tiny, open_tiny, random_ids
+from tiny_exports import Logits, all_logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
 from tolerances import KL_HALF_TARGETS, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0, STEPWISE_LOGITS
 
 IDS = random_ids(60)
@@ -168,10 +169,58 @@ def test_half_precision_is_near_the_reference(tmp_path: Path, target: str) -> No
 def test_fixed_shapes_in_half_precision_are_near_the_reference(tmp_path: Path) -> None:
     source = write_hf_folder(tmp_path / "model")
     expected = numpy_llama.forward(tiny_config(), tiny_weights(tiny_llama_config()), IDS)
-    session = FixedShapes(export_tiny(source, tmp_path / "out", target="coreml", precision="fp16"))
-    rows = [session.run(IDS[:20], 0, tokens=session.chunk, wanted=19)]
-    rows += [session.run([IDS[i]], i, tokens=1, wanted=0) for i in range(20, len(IDS))]
-    assert 0 < kl(expected[19:], np.stack(rows)) < KL_HALF_TARGETS
+    session = open_fixed_tiny(export_tiny(source, tmp_path / "out", target="coreml", precision="fp16"))
+    rows = np.concatenate([session.prefill(0, IDS[:20], 0), session.verify(0, IDS[20:], 20)])
+    assert 0 < kl(expected[19:], rows) < KL_HALF_TARGETS
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    folder = tmp_path_factory.mktemp("fixed")
+    return export_tiny(write_hf_folder(folder / "model"), folder / "out", target="coreml", max_context=48)
+
+
+def test_fixed_shapes_slots_hold_sequences_of_their_own(fixed: Artifact) -> None:
+    """Prompts longer than a call takes, one after a longer one in the same slot, copied, swapped and advanced together."""
+    expected = numpy_llama.forward(tiny_config(), tiny_weights(tiny_llama_config()), IDS[:48])
+    session = open_fixed_tiny(fixed, slots=3)
+    assert fixed.manifest.fixed_shapes is not None
+    session.prefill(0, IDS[40:] + IDS[:27], 0)  # which must not show in what follows
+    for slot, length in ((0, 9), (1, 47)):
+        near(session.prefill(slot, IDS[:length], 0), expected[length - 1 : length])
+    session.copy_slot(1, 2, 30)
+    session.swap_slots(0, 1, 47)
+    session.release_slot(0, 47)
+    near(session.decode([IDS[47], IDS[9], IDS[30]], [48, 10, 31]), expected[[47, 9, 30]])
+    assert session.prefill(1, IDS[10:12], 10, ()).shape == (0, 512)
+    near(session.prefill(1, IDS[12:14], 12, (0, 1)), expected[12:14])
+
+
+def near(found: Logits, expected: Logits) -> None:
+    np.testing.assert_allclose(found, expected, atol=STEPWISE_LOGITS, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("flag", "options"),
+    [
+        ("--kv-dtype", {"kv_dtype": "float32"}),
+        ("--single-graph", {"single_graph": True}),
+        ("--batch-invariant", {"batch_invariant": True}),
+    ],
+)
+def test_what_fixed_shapes_cannot_do_is_refused(fixed: Artifact, flag: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{flag} has no effect on .*whose graphs have fixed shapes"):
+        open_fixed_tiny(fixed, **options)
+
+
+def test_fixed_shapes_check_their_inputs_and_memory(fixed: Artifact) -> None:
+    odd = msgspec.structs.replace(fixed.manifest.inputs[0], name="pixels")
+    claimed = msgspec.structs.replace(fixed.manifest, inputs=(odd, *fixed.manifest.inputs))
+    with pytest.raises(ArtifactError, match="has the inputs pixels, which this llorch does not fill"):
+        open_fixed_tiny(msgspec.structs.replace(fixed, manifest=claimed))
+    with pytest.raises(UsageError, match="--max-context is 49; this artifact takes 2 to 48"):
+        open_fixed_tiny(fixed, max_context=49)
+    assert open_fixed_tiny(fixed, max_context=40).capacity.context == 40
 
 
 def test_directml_int4_with_a_whole_head_is_the_quantised_model(tmp_path: Path) -> None:

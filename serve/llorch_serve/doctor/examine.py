@@ -20,7 +20,7 @@ from llorch_serve.providers.choose import absent
 from llorch_serve.providers.libraries import available, missing_libraries
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.providers.runtime import installed_runtimes, version_of
-from llorch_serve.session import open_session
+from llorch_serve.served import open_model
 
 MIN_ONNXRUNTIME: Final = "1.24"
 _CONTEXT: Final = 64  # tokens of the cache that an artifact is tried with
@@ -133,7 +133,7 @@ def _try(folder: Path, choice: ProviderChoice) -> str:
     artifact = load_artifact(folder)
     context = min(_CONTEXT, artifact.manifest.context_length)
     config = SessionConfig(slots=1, max_context=context, provider=choice)
-    session = open_session(artifact, config, lambda _report: None)
+    session = open_model(artifact, config, lambda _report: None)
     session.prefill(0, (artifact.manifest.bos_token_id or 0,), 0)
     where = session.placement
     return describe_shares(where.shares) or f"{where.node_share:.1%} of nodes on {where.provider or CPU}"

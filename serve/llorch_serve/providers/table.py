@@ -89,7 +89,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         wheel="onnxruntime",
         extra="cpu",
         options={"use_arena": FLAG},
-        targets=("cpu", "portable", "cuda", "directml", "openvino", "webgpu"),
+        targets=("cpu", "portable", "cuda", "coreml", "directml", "openvino", "webgpu"),
         arithmetic={"float32": Arithmetic.NATIVE, "float16": Arithmetic.WIDENED},
         device="the CPU",
         in_place=True,
@@ -244,8 +244,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
 _BY_NAME: Final = {name: row for row in PROVIDERS for name in (row.name, row.runtime_name, *row.aliases)}
 
 RUNS: Final[Mapping[str, tuple[Target, ...]]] = {row.runtime_name: row.targets for row in PROVIDERS}
-"""Targets whose graphs a provider is given. The CPU's has kernels for all but those of coreml's, whose graphs of fixed
-shapes this worker does not drive."""
+"""Targets whose graphs a provider is given. The CPU's has kernels for all."""
 
 ARITHMETIC: Final[Mapping[str, Mapping[ComputeType, Arithmetic]]] = {
     row.runtime_name: row.arithmetic for row in PROVIDERS
