@@ -128,9 +128,10 @@ class Tokenizer:
         start = self.start_ids
         if not start:
             return ids
-        while ids[: 2 * len(start)] == start * 2:
-            ids = ids[len(start) :]
-        return ids if ids[: len(start)] == start else start + ids
+        found = 0  # counted before anything is cut: a text may hold nothing else, a million times
+        while ids[found : found + len(start)] == start:
+            found += len(start)
+        return start + ids[found:]
 
     def decode(self, ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Return the text of ids. Raises InvalidRequestError for ids outside the vocabulary."""
