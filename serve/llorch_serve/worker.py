@@ -47,7 +47,7 @@ from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenE
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
 from llorch_serve.structured.compiler import GrammarCompiler
-from llorch_serve.structured.constraint import Constraint
+from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.spec import Structured
 from llorch_serve.text import Tokenizer
 
@@ -189,19 +189,18 @@ class Worker:
             if answers.request_id in self._by_id:
                 found = f"found {answers.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
-            constraint = None
+            grammar = None
             if form is not None:
-                constraint = self._grammars.begin(
+                grammar = self._grammars.begin(
                     form,
-                    answers.sequences[0].stop_ids,
                     ticket=answers,
                     done=lambda found: self._on_grammar(answers, rows, found),
                 )
             self._live.update((answer.sequence, (answers, answer)) for answer in answers.members)
             self._by_id[answers.request_id] = answers
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
-            if form is None or constraint is not None:
-                self._hand_over(answers, rows, constraint)
+            if form is None or grammar is not None:
+                self._hand_over(answers, rows, grammar)
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
@@ -263,7 +262,7 @@ class Worker:
         if self._closed:
             raise UnavailableError("the worker is shutting down")
 
-    def _on_grammar(self, answers: Answers, rows: list[SamplingRow], found: Constraint | Exception) -> None:
+    def _on_grammar(self, answers: Answers, rows: list[SamplingRow], found: Program | Exception) -> None:
         """Queue a request whose grammar is compiled, or end it. The compiling thread."""
         if isinstance(found, Exception):
             self._end_unseen(answers, found)
@@ -276,11 +275,11 @@ class Worker:
         if not wanted:
             self._end_unseen(answers, None)
 
-    def _hand_over(self, answers: Answers, rows: list[SamplingRow], constraint: Constraint | None) -> None:
+    def _hand_over(self, answers: Answers, rows: list[SamplingRow], grammar: Program | None) -> None:
         """Give a request's sequences to the loop, each with the grammar from its beginning."""
-        if constraint is not None:
-            for row in rows:
-                row.constraint = constraint.afresh()
+        if grammar is not None:
+            for sequence, row in zip(answers.sequences, rows, strict=True):
+                row.constraint = grammar.begin(sequence.stop_ids)
         self._loop.add(*zip(answers.sequences, rows, strict=True))
 
     def _end_unseen(self, answers: Answers, error: Exception | None) -> None:
