@@ -1,7 +1,7 @@
 """The answers to one request: from token events to updates, their seeds, and with best_of which of them are returned.
 
-The worker makes an :class:`Answers` for each request, with one :class:`Answer` for each of its sequences, and puts every event
-of theirs through :meth:`Answers.take` on the engine's thread. What comes back goes to the request's sink.
+The intake makes an :class:`Answers` for each request, with one :class:`Answer` for each of its sequences; ``live_requests.py`` puts
+every event of theirs through :meth:`Answers.take` on the engine's thread. What comes back goes to the request's sink.
 """
 
 from __future__ import annotations

@@ -367,7 +367,7 @@ def test_a_close_or_an_abort_cannot_get_to_the_engine_before_what_it_ends(
 ) -> None:
     # The answer is too long to end by itself.
     worker = make_worker(tmp_path, make_session(context=20_000, slots=1))
-    add = worker._loop.add
+    add = worker._requests._loop.add
     other = threading.Thread(target=worker.close if closing else lambda: worker.abort("r"))
 
     def interrupted(*args: object) -> None:
@@ -375,7 +375,7 @@ def test_a_close_or_an_abort_cannot_get_to_the_engine_before_what_it_ends(
         other.join(0.3)  # ends in this time if it is let in
         add(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(worker._loop, "add", interrupted)
+    monkeypatch.setattr(worker._requests._loop, "add", interrupted)
     sink = Sink()
     try:
         worker.submit(request("r", PROMPT, max_tokens=None, ignore_eos=True), sink)
