@@ -115,6 +115,16 @@ def test_too_many_forms_are_turned_away(compiler, held_up, monkeypatch):
     compiler.begin(Regex("a"), ticket="more of the same", done=lambda _: None)
 
 
+def test_requests_that_wait_for_a_grammar_are_bounded(compiler, held_up, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_REQUESTS", 3)
+    for ticket, pattern in enumerate("aab"):
+        compiler.begin(Regex(pattern), ticket=ticket, done=lambda _: None)
+    with pytest.raises(QueueFullError, match="3 requests wait for their grammars"):
+        compiler.begin(Regex("a"), ticket=3, done=lambda _: None)
+    assert compiler.cancel(0)
+    compiler.begin(Regex("a"), ticket=3, done=lambda _: None)
+
+
 def test_without_the_library_the_pip_line_is_told(compiler, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     compiler.prepare()

@@ -23,7 +23,7 @@ from llorch_serve.errors import (
 )
 from llorch_serve.structured.constraint import Program, compute_mask, explain, one_line
 from llorch_serve.structured.examiner import Examiner
-from llorch_serve.structured.limits import MAX_KEPT, MAX_WAITING, parser_limits
+from llorch_serve.structured.limits import MAX_KEPT, MAX_REQUESTS, MAX_WAITING, parser_limits
 from llorch_serve.structured.spec import Structured
 from llorch_serve.structured.translate import translate
 from llorch_serve.structured.vocabulary import Vocabulary, build
@@ -73,7 +73,7 @@ class GrammarCompiler:
         """Return the program if the grammar is compiled already; else None, and ``done`` is called once.
 
         ticket: names the caller in :meth:`cancel`. ``done`` is called on the compiling thread and must not block.
-        Raises UnsupportedError without llguidance, QueueFullError if too many grammars wait.
+        Raises UnsupportedError without llguidance, QueueFullError if too many grammars, or requests for them, wait.
         """
         if importlib.util.find_spec("llguidance") is None:
             raise UnsupportedError(
@@ -85,6 +85,11 @@ class GrammarCompiler:
             if program is not None and not program.broken:
                 self._kept.move_to_end(form)
                 return program
+            if sum(map(len, self._waiting.values())) >= MAX_REQUESTS:
+                raise QueueFullError(
+                    f"{MAX_REQUESTS} requests wait for their grammars, the most this worker holds; try again",
+                    retry_after_s=1.0,
+                )
             waiter = _Waiter(ticket, done)
             if form in self._waiting:
                 self._waiting[form].append(waiter)
