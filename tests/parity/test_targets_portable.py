@@ -17,7 +17,8 @@ from fixed_shapes import FixedShapes
 from llorch_export.formats import Formats
 from llorch_export.graph import dequantize
 from llorch_export.graph.blocks import quantised
-from llorch_export.options import BITS, Rule
+from llorch_export.options import Rule
+from llorch_export.precisions import BITS
 from llorch_serve.artifact import Artifact
 from llorch_serve.fidelity import DivergenceSum
 from llorch_serve.manifest import Recipe
