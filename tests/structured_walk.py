@@ -8,27 +8,25 @@ import random
 import numpy as np
 
 from llorch_serve.structured.compiler import GrammarCompiler
-from llorch_serve.structured.constraint import Constraint
+from llorch_serve.structured.constraint import Constraint, Program
 from llorch_serve.structured.spec import Structured
 
 PATIENCE_S = 60.0
 
 
-def compiled(
-    compiler: GrammarCompiler, form: Structured, stop_ids: frozenset[int] = frozenset()
-) -> Constraint | Exception:
+def compiled(compiler: GrammarCompiler, form: Structured) -> Program | Exception:
     """Return what the compiler makes of a form, waiting for it if need be."""
-    found: queue.SimpleQueue[Constraint | Exception] = queue.SimpleQueue()
-    at_once = compiler.begin(form, stop_ids, ticket=object(), done=found.put)
+    found: queue.SimpleQueue[Program | Exception] = queue.SimpleQueue()
+    at_once = compiler.begin(form, ticket=object(), done=found.put)
     return found.get(timeout=PATIENCE_S) if at_once is None else at_once
 
 
 def constrained(
     compiler: GrammarCompiler, form: Structured, stop_ids: frozenset[int] = frozenset()
 ) -> Constraint:
-    found = compiled(compiler, form, stop_ids)
-    assert isinstance(found, Constraint), found
-    return found
+    found = compiled(compiler, form)
+    assert isinstance(found, Program), found
+    return found.begin(stop_ids)
 
 
 def allowed(constraint: Constraint) -> list[int]:

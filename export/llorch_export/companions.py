@@ -18,7 +18,8 @@ from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
 from llorch_export.graph.targets import MIN_ONNXRUNTIME_INT8_CACHE
 from llorch_export.graph.weights import WeightJob, WeightPlan
-from llorch_export.options import ExportOptions, refuse_beyond
+from llorch_export.options import ExportOptions
+from llorch_export.precisions import refuse_beyond
 from llorch_export.recipes.resolve import Peaks, with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import CalibrationIds

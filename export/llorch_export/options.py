@@ -9,8 +9,16 @@ from typing import Final, Literal
 import msgspec
 
 from llorch_export.byte_layers import byte_layers, recipe_activations, refuse_target, refuse_type
-from llorch_export.formats import EMBEDDING, HEAD, uses_static
-from llorch_export.graph.targets import TARGETS, BlockForm, Capabilities
+from llorch_export.formats import uses_static
+from llorch_export.graph.targets import TARGETS, BlockForm
+from llorch_export.precisions import (
+    BITS,
+    HALF_TYPES,
+    UNQUANTISED,
+    half_precisions,
+    refuse_beyond,
+    unquantised,
+)
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
 from llorch_serve.errors import UsageError
@@ -26,11 +34,6 @@ from llorch_serve.manifest import (
     Target,
     TransformName,
 )
-
-BITS: Final[dict[Precision, int]] = {"int8": 8, "int4": 4}
-HALF_TYPES: Final[dict[Precision, ComputeType]] = {"fp16": "float16", "bf16": "bfloat16"}
-UNQUANTISED: Final[tuple[Precision, ...]] = ("fp32", *HALF_TYPES)
-"""Precisions whose weights are stored one by one, in the type that the graph computes in."""
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 
@@ -233,7 +236,7 @@ class ExportOptions:
         refuse_type(in_bytes, compute_type)
         fine_block_size = self._fine_block_size(precision)
         quantised = [p for p in (precision, head) if p in BITS]
-        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *_half_precisions(compute_type)))
+        kl_limit = max(KL_LIMIT[p] for p in (precision, head, *ruled, *half_precisions(compute_type)))
         if in_bytes:
             kl_limit = max(kl_limit, BYTES_KL_LIMIT)
         if head == "int4":
@@ -343,7 +346,7 @@ class ExportOptions:
         """Return the head of ``precision``; unquantised where the target has no such codes for it."""
         head, target = DEFAULT_HEAD[precision], TARGETS[self.target]
         if head in BITS and BITS[head] not in target.table_bits:
-            return _unquantised(self.compute_type or target.compute_types[0])
+            return unquantised(self.compute_type or target.compute_types[0])
         return head
 
     def _accuracy_level(self) -> Literal[0, 4] | None:
@@ -412,46 +415,3 @@ class ExportOptions:
             accuracy_level=4 if self.accuracy_level is None else self.accuracy_level,
             kl_limit=KL_LIMIT["source"],
         )
-
-
-def _half_precisions(compute_type: ComputeType) -> list[Precision]:
-    """Return the precision that rounds all activations to a type, if it is one of half precision."""
-    return [precision for precision, kind in HALF_TYPES.items() if kind == compute_type]
-
-
-def _unquantised(compute_type: ComputeType) -> Precision:
-    """Return the precision whose weights are stored in a type."""
-    return next((p for p, kind in HALF_TYPES.items() if kind == compute_type), "fp32")
-
-
-def refuse_beyond(target: Target, recipe: Recipe) -> None:
-    """Raise UsageError if the target cannot have the recipe and its rules; the message lists what it can have."""
-    row = TARGETS[target]
-    for flag, precision, widths in (
-        ("--precision", recipe.precision, row.linear_bits),
-        ("--head-precision", recipe.head_precision, row.table_bits),
-    ):
-        choices = target_precisions(row, widths)
-        if precision not in choices:
-            raise UsageError(f"{flag} is {precision}; --target {target} takes {', '.join(choices)}")
-    for rule in recipe.rules:
-        for module in rule.modules:
-            choices = target_precisions(
-                row, row.table_bits if module in (EMBEDDING, HEAD) else row.linear_bits
-            )
-            if rule.precision not in choices:
-                raise UsageError(
-                    f"a rule stores {module} at {rule.precision}; --target {target} takes {', '.join(choices)} there"
-                )
-    if recipe.compute_type not in row.compute_types:
-        raise UsageError(
-            f"--compute-type is {recipe.compute_type}; --target {target} computes in {' or '.join(row.compute_types)}"
-        )
-
-
-def target_precisions(row: Capabilities, widths: tuple[int, ...]) -> list[Precision]:
-    """Return the precisions that a target with these code widths takes."""
-    plain = [_unquantised(kind) for kind in row.compute_types]
-    blocks = [precision for precision, bits in BITS.items() if bits in widths]
-    carried: list[Precision] = ["source"] if row.carries_blocks else []
-    return [*plain, *blocks, *carried]

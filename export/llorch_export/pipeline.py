@@ -32,7 +32,8 @@ from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.front import Interface
 from llorch_export.graph.targets import TARGETS
 from llorch_export.graph.weights import DATA_FILE, WeightPlan
-from llorch_export.options import ExportOptions, refuse_beyond
+from llorch_export.options import ExportOptions
+from llorch_export.precisions import refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import ErrorFactors, error_factor
 from llorch_export.recipes.default import with_quantizer

@@ -16,8 +16,9 @@ from llorch_export.checkpoint.source import open_checkpoint, open_config
 from llorch_export.companions import prompt_plan, prompt_recipe
 from llorch_export.formats import uses_static
 from llorch_export.graph.decoder import build_decoder
-from llorch_export.options import ExportOptions, refuse_beyond
+from llorch_export.options import ExportOptions
 from llorch_export.pipeline import check_source, resolve_context
+from llorch_export.precisions import refuse_beyond
 from llorch_export.recipes.default import with_quantizer
 from llorch_export.recipes.resolve import with_rules
 from llorch_export.static_scales import check_static

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from llorch_serve.sampling import ResolvedSampling
-from llorch_serve.selection import FloatArray, IdArray
+from llorch_serve.selection import FloatArray, IdArray, Values
 from llorch_serve.token_counts import TokenCounts
-
-Values = npt.NDArray[np.float64]
 
 _LIMIT: Final = float(np.finfo(np.float32).max)
 

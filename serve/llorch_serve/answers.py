@@ -1,7 +1,7 @@
 """The answers to one request: from token events to updates, their seeds, and with best_of which of them are returned.
 
-The worker makes an :class:`Answers` for each request, with one :class:`Answer` for each of its sequences, and puts every event
-of theirs through :meth:`Answers.take` on the engine's thread. What comes back goes to the request's sink.
+The intake makes an :class:`Answers` for each request, with one :class:`Answer` for each of its sequences; ``live_requests.py`` puts
+every event of theirs through :meth:`Answers.take` on the engine's thread. What comes back goes to the request's sink.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Answer:
     tells_logprobs: whether its tokens' log-probabilities are told, where they are known.
     report: what the prompt's scores are for; None: there are none.
     parser: tells calls and thoughts from its text; None: it is text and nothing else.
+    generated: its tokens so far. A sequence may have more: guesses that were right go beyond a stop string.
     drawn, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of those.
     """
 
@@ -52,6 +53,7 @@ class Answer:
     tells_logprobs: bool = False
     report: PromptReport | None = None
     parser: AnswerParser | None = None
+    generated: int = 0
     drawn: int = 0
     logprob: float = 0.0
 
@@ -68,6 +70,7 @@ class Answer:
         if event.token_id is not None and not event.is_stop_token:
             text, matched = self.stream.push(event.token_id)
             ids = (event.token_id,)
+            self.generated += 1
             if event.scores is not None and self.tells_logprobs:
                 told = (name_tokens(event.scores, tokenizer),)
         completion = None
@@ -94,7 +97,7 @@ class Answer:
             reason=reason,
             stop_matched=stop_matched,
             prompt_tokens=s.prompt_length if self.index == 0 else 0,
-            generated_tokens=s.generated,
+            generated_tokens=self.generated,
             cached_tokens=s.cached_tokens if self.index == 0 else 0,
             drafted_tokens=s.drafted,
             accepted_tokens=s.accepted,

@@ -13,7 +13,7 @@ from typing import Final
 class Capabilities:
     """Everything is possible in a graph of llorch's own.
 
-    batched_decode: one model call advances all running sequences; else each takes a call of its own.
+    batched_decode: one model call advances all running sequences; else ``decode`` makes a call for each.
     batch_invariant: what else is running changes no bit of a sequence's logits.
     chunked_prefill: a prompt may be cut into several calls; else it is one, however long.
     chosen_logits: only the wanted rows of logits are computed; else those of every prompt token are.

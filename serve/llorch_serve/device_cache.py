@@ -50,13 +50,21 @@ class DeviceCache:
                 io.bind_ortvalue_output(self.kv.present_name.format(layer=layer, kind=kind), value)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a slot to another, on the device; ``tokens`` does not matter, as whole buffers are copied."""
+        """Copy a slot to another, on the device; ``tokens`` does not matter, as whole buffers are copied.
+
+        Raises ResourceError if the device has no memory left, ProviderError if the runtime fails.
+        """
         pairs = (self._of(self._number[source]), self._of(self._number[target]))
-        if self._provider.devices:
-            self._runtime.copy_tensors(*pairs)
-            return
-        for value, over in zip(*pairs, strict=True):
-            over.update_inplace(value)
+        try:
+            if self._provider.devices:
+                self._runtime.copy_tensors(*pairs)
+                return
+            for value, over in zip(*pairs, strict=True):
+                over.update_inplace(value)
+        except Exception as error:  # the runtime's own classes of errors share no narrower base
+            raise ProviderError(
+                f"the runtime failed to copy a sequence's cache: {' '.join(str(error).split())[:200]}"
+            ) from error
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         """Exchange two slots, which exchanges their buffers, however many ``tokens`` they hold."""

@@ -6,16 +6,20 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Final
 
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, ResourceError
 from llorch_serve.load import Load, TokenRate
 from llorch_serve.logprobs import TokenScores, score_token
 from llorch_serve.plan import StepPlan
-from llorch_serve.runner import Logits, Session, apply_edits, run
+from llorch_serve.runner import Logits, Session, apply_edit, run
 from llorch_serve.sampler import SamplingRow, sample_batch, sample_draft
 from llorch_serve.scheduler import Sampled, Scheduler
 from llorch_serve.sequence import Sequence, SequenceStatus, TokenEvent
 from llorch_serve.structured.constraint import MaskThread
+
+_FAILED_CALLS: Final = (ProviderError, ResourceError, NonFiniteLogitsError, MemoryError)
+"""What a session raises where a call of it, not the engine, has failed."""
 
 
 class Engine:
@@ -45,17 +49,22 @@ class Engine:
         """Run one model call and return its tokens; an empty list if nothing was due or no token resulted.
 
         A model call that fails, for want of memory too, or a prompt that cannot be scored ends the sequences of this step
-        with that error, and no others; a failure while one sequence's token is chosen or scored ends that one.
+        with that error, and no others; a failure while one sequence's token is chosen or scored ends that one. Where slots
+        cannot be edited, the sequences whose slots were to change end, and the model is not called.
         """
         plan = self._scheduler.schedule()
         if plan is None:
             return []
         self._stamp_start(plan)
-        apply_edits(self._session, plan)
+        for place, edit in enumerate(plan.edits):
+            try:
+                apply_edit(self._session, edit)
+            except _FAILED_CALLS as error:
+                return self._fail(self._scheduler.lose(plan.edits[place:]), error)
         try:
             logits = run(self._session, plan)
-        except (ProviderError, ResourceError, NonFiniteLogitsError, MemoryError) as error:
-            return self._fail(plan, error)
+        except _FAILED_CALLS as error:
+            return self._fail(plan.computed(), error)
         results = self._sample(plan, logits)
         scores = _score(plan, results, logits)
         events = self._with_scores(self._scheduler.update(plan, results), scores)
@@ -119,8 +128,7 @@ class Engine:
         if begun is not None and begun.sequence.started_at is None:
             begun.sequence.started_at = self._clock()
 
-    def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
-        failed = plan.computed()
+    def _fail(self, failed: list[Sequence], error: Exception) -> list[TokenEvent]:
         for sequence in failed:
             del self._rows[sequence]
             self._scheduler.remove(sequence, keep_cache=False)

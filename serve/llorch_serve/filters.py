@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from llorch_serve.candidates import Candidates, weights_of
 from llorch_serve.sampling import ResolvedSampling
@@ -21,14 +20,12 @@ from llorch_serve.selection import FloatArray, IdArray, Values, fewest_reaching
 FEW: Final = 1024
 """Candidates up to which a row is sorted."""
 
-IdTable = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """What may be drawn of several rows: ids and float64 weights [rows, width]; what may not be drawn weighs 0."""
 
-    ids: IdTable
+    ids: IdArray
     weights: Values
 
 

@@ -19,6 +19,7 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
+from llorch_serve.graph_loading import check_signature, load_graph
 from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
 from llorch_serve.manifest import cache_names
 from llorch_serve.providers import (
@@ -31,7 +32,7 @@ from llorch_serve.providers import (
     require_arithmetic,
     usable_cpus,
 )
-from llorch_serve.session import LoadReport, check_signature, load_graph, loaded_bytes
+from llorch_serve.session import LoadReport, loaded_bytes
 
 Logits = npt.NDArray[np.float32]
 

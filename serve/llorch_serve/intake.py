@@ -1,6 +1,6 @@
 """From a request to what the engine runs: checked, tokenised, defaults filled in. Nothing is queued here.
 
-``worker.py`` asks on the caller's thread and hands what comes back to the loop.
+``worker.py`` asks on the caller's thread and hands what comes back to ``live_requests.py``.
 """
 
 from __future__ import annotations

@@ -207,7 +207,8 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
         error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
-        other's errors on a calibration text), ``hqq`` (scales of the range, zero points by half-quadratic splitting). 8-bit blocks are ``nearest``.
+        other's errors on a calibration text), ``hqq`` (scales of the range, zero points by half-quadratic splitting). 8-bit blocks are ``nearest``;
+        an embedding that is no head too has no such inputs, and is ``affine`` where the rest is ``gptq``.
     scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.

@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's own tokens, taken chunk by chunk while the prompt is computed.
 
-The worker gives a sequence a :class:`PromptScores` where a request wants them; the scheduler plans for which positions of a
-chunk logits are computed, the runner brings them here, and when the prompt is done the worker reads what was found.
+The intake gives a sequence a :class:`PromptScores` where a request wants them; the scheduler plans for which positions of a
+chunk logits are computed, the runner brings them here, and when the prompt is done its answer reads what was found.
 """
 
 from __future__ import annotations

@@ -54,9 +54,8 @@ class PromptEncoder:
             return prompt.token_ids, self._text_of(prompt.token_ids)
         if isinstance(prompt, TextPrompt):
             ids = self.tokenizer.encode(prompt.text, add_special_tokens=True)
-            return self.tokenizer.started(
-                ids
-            ), prompt.text  # a text may bring the BOS that the tokenizer adds
+            # A text may bring the BOS that the tokenizer adds.
+            return self.tokenizer.started(ids), prompt.text
         return encode_chat(self.tokenizer, self._templates[self.template_name(prompt)], prompt)
 
     def template_name(self, prompt: ChatPrompt) -> str:

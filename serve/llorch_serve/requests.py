@@ -244,10 +244,14 @@ def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
 
 
 class UpdateSink(Protocol):
-    """Receives updates. Called on the engine's thread, once per step with all updates for this sink; must not block."""
+    """Receives updates: once per step with all updates for this sink, on the engine's thread.
+
+    The end of a request that has not got to the engine may come on another one, of whoever submits or aborts it, or of the
+    compiler of grammars. Must not block.
+    """
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
-        """Take the updates of one engine step."""
+        """Take updates of one request or several, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +291,8 @@ class TextGenerator(Protocol):
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
         """Check, tokenise and queue a request.
 
-        Raises InvalidRequestError (every bad field), QueueFullError or UnavailableError; after a normal return
-        the sink gets updates until one with ``is_last``.
+        Raises InvalidRequestError (every bad field), UnsupportedError, QueueFullError (of grammars) or UnavailableError; after
+        a normal return the sink gets updates until one with ``is_last``, whose error is a QueueFullError where too many wait.
         """
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import numpy as np
+
 from llorch_serve.bound_graph import BoundGraph, Logits
 from llorch_serve.errors import UsageError
 from llorch_serve.kv_cache import KvCache
@@ -65,12 +67,21 @@ class PairedGraph:
             return self._graph.run(first, token_ids, lengths, rows)[: len(wanted)]
         if len(token_ids) == len(lengths):
             return self._beside(first, token_ids, lengths, rows)[: len(wanted)]
-        # The position after the part is written again before it is read. At the very end of the context there is none, and
-        # nothing follows from the odd row there: it samples no token, and a prefix that is reused ends before it.
         (length,) = lengths
-        if length < self._cache.capacity.context:
-            token_ids, lengths = (*token_ids, token_ids[-1]), (length + 1,)
-        return self._graph.run(first, token_ids, lengths, rows)[: len(wanted)]
+        if length == self._cache.capacity.context:
+            return self._to_the_end(first, token_ids, length, wanted)
+        # The position after the part is written again before it is read.
+        return self._graph.run(first, (*token_ids, token_ids[-1]), (length + 1,), rows)[: len(wanted)]
+
+    def _to_the_end(self, first: int, token_ids: Sequence[int], length: int, wanted: Sequence[int]) -> Logits:
+        """Run an odd part, of three tokens or more, that fills the context: no position is left for one of padding.
+
+        All but the last token are run, and then the last two.
+        """
+        before = [row for row in wanted if row < len(token_ids) - 1]
+        found = self.run(first, token_ids[:-1], (length - 1,), before).copy()
+        last = self.run(first, token_ids[-2:], (length,), (1,) * (len(wanted) - len(before)))
+        return np.concatenate([found, last])
 
     def _beside(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.capabilities import Capabilities
-from llorch_serve.plan import SlotCopy, SlotSwap, StepPlan
+from llorch_serve.plan import SlotCopy, SlotEdit, SlotSwap, StepPlan
 
 Logits = npt.NDArray[np.float32]
 
@@ -40,15 +40,14 @@ class Session(Protocol):
         """Give the memory of a slot's positions from ``keep`` on back to the system."""
 
 
-def apply_edits(session: Session, plan: StepPlan) -> None:
-    """Move what the KV cache's slots hold, as ``plan`` says, before its model call."""
-    for edit in plan.edits:
-        if isinstance(edit, SlotCopy):
-            session.copy_slot(edit.source, edit.target, edit.tokens)
-        elif isinstance(edit, SlotSwap):
-            session.swap_slots(edit.first, edit.second, edit.tokens)
-        else:
-            session.release_slot(edit.slot, edit.keep)
+def apply_edit(session: Session, edit: SlotEdit) -> None:
+    """Move what the KV cache's slots hold. Raises ProviderError, ResourceError or MemoryError."""
+    if isinstance(edit, SlotCopy):
+        session.copy_slot(edit.source, edit.target, edit.tokens)
+    elif isinstance(edit, SlotSwap):
+        session.swap_slots(edit.first, edit.second, edit.tokens)
+    else:
+        session.release_slot(edit.slot, edit.keep)
 
 
 def run(session: Session, plan: StepPlan) -> Logits:
@@ -79,10 +78,4 @@ def run(session: Session, plan: StepPlan) -> Logits:
         return shared.logits[None]
     if plan.verify is not None:
         return session.verify(plan.verify.slot, plan.verify.token_ids, plan.verify.start)
-    if not session.capabilities.batched_decode:  # a call for each row
-        calls = [
-            session.prefill(slot, (row.token_id,), row.length - 1).copy()
-            for slot, row in enumerate(plan.decode)
-        ]
-        return np.concatenate(calls)
     return session.decode([row.token_id for row in plan.decode], [row.length for row in plan.decode])

@@ -82,13 +82,12 @@ class SamplingParams:
     best_of: int | None = None
     prompt_logprobs: int | None = None
     echo: bool = False
+    structured: Structured | None = None
 
     @property
     def answers(self) -> int:
         """How many answers are generated."""
         return self.n if self.best_of is None else self.best_of
-
-    structured: Structured | None = None
 
     def violations(self, *, vocab_size: int, prefix: str = "sampling") -> list[FieldViolation]:
         """Return every field that is out of range; empty if all is well."""

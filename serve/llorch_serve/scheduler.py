@@ -94,6 +94,13 @@ class Scheduler:
         self._waiting.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
 
+    def lose(self, edits: Seq[SlotEdit]) -> list[Sequence]:
+        """Take note that a plan's edits from one on were not carried out, and nothing of the plan after them.
+
+        Returns the sequences whose slots they were to change, which the caller removes.
+        """
+        return self._table.lose(edits)
+
     @property
     def waiting(self) -> int:
         """Sequences without a slot."""

@@ -63,6 +63,9 @@ def encode_pairs(
         raise InvalidRequestError(bad)
     pairs = []
     before = _caught(bad, lambda: _encode_context(request.context, prompts, context), "context")
+    if before is not None and len(before) > context:  # else it would be encoded again with each continuation
+        found = f"found {len(before)} tokens; the context holds {context}, continuation included, and one more is scored"
+        raise InvalidRequestError([FieldViolation("context", found)])
     for index, continuation in enumerate(request.continuations):
         path = f"continuations[{index}]"
         after = _caught(bad, partial(_encode, request.context, continuation, prompts, context), path)

@@ -54,7 +54,9 @@ def fewest_reaching(keys: Values, weights: FloatArray, target: float, *, with_ti
     A sort of a whole vocabulary would take milliseconds. The upper half of a non-negative float32's bits orders it as
     the number does, so sums over these bins find the bin at the edge, and only that one is sorted.
     """
-    bins = keys.astype(np.float32).view(np.int32) >> 16
+    rounded = keys.astype(np.float32)
+    np.abs(rounded, out=rounded)  # a difference of zeros may be a negative one, whose bits would come first
+    bins = rounded.view(np.int32) >> 16
     reached = np.bincount(bins, weights=weights).cumsum()
     edge = min(int(reached.searchsorted(target)), len(reached) - 1)
     below = float(reached[edge - 1]) if edge > 0 else 0.0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -20,19 +18,18 @@ from llorch_serve.chunking import doubling_position
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK, SessionConfig
 from llorch_serve.device_cache import DeviceCache
 from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.graph_loading import check_signature, load_graph
 from llorch_serve.handoff import Handoff, read_scales
 from llorch_serve.kv_cache import KvCache, KvCapacity, SlotCache, plan_capacity
 from llorch_serve.manifest import KvDtype, Manifest, PromptGraph, Recipe, cache_names
 from llorch_serve.providers import (
     ARITHMETIC,
     CPU,
-    ActiveProvider,
     Arithmetic,
     Memory,
     Placement,
     ProviderChoice,
     activate,
-    byte_settings,
     check_target,
     import_runtime,
     placement,
@@ -40,6 +37,9 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.row_pairs import PAIRED, PairedGraph, even, require_effect
+
+_MOST_SCORES: Final = 2**28
+"""Bytes of attention scores that the plain kernel may hold at once; in longer contexts prompts take the one in tiles."""
 
 
 class DecoderSession:
@@ -296,93 +296,3 @@ def loaded_bytes(
 
 def _bytes(manifest: Manifest, name: str) -> int:
     return next(entry.bytes for entry in manifest.files if entry.path == name)
-
-
-def runtime_options(runtime: Any, threads: int) -> Any:
-    """Return onnxruntime's options for a session that runs on so many threads."""
-    runtime.set_default_logger_severity(3)
-    options = runtime.SessionOptions()
-    # An explicit count also keeps the runtime from pinning threads to CPUs outside the process's cpuset.
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return options
-
-
-_PLAIN_ATTENTION: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
-
-_MOST_SCORES: Final = 2**28
-"""Bytes of attention scores that the plain kernel may hold at once; in longer contexts prompts take the one in tiles."""
-
-
-@contextlib.contextmanager
-def _attention_kernel(*, plain: bool) -> Iterator[None]:
-    """Choose the CPU's attention kernel for sessions that are made inside: plain, or in tiles.
-
-    Over int8 and for whole chunks of prompts the plain one is the faster. The runtime reads the choice from the
-    environment when a session is made.
-    """
-    before = os.environ.get(_PLAIN_ATTENTION)
-    if plain:
-        os.environ[_PLAIN_ATTENTION] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_PLAIN_ATTENTION, None)
-        else:
-            os.environ[_PLAIN_ATTENTION] = before
-
-
-def load_graph(
-    path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
-) -> Any:
-    """Load one graph on a provider. plain: see :func:`_attention_kernel`. Raises ArtifactError if the runtime does not take it."""
-    options = runtime_options(runtime, threads)
-    if recipe.multiplies_bytes:
-        for setting in byte_settings().items():
-            options.add_session_config_entry(*setting)
-    try:
-        with _attention_kernel(plain=plain):
-            return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
-    except Exception as error:
-        text = " ".join(str(error).split())[:500]
-        raise ArtifactError(f"{path} cannot be loaded: {text}. Export the model again.") from error
-
-
-_ONNX_TYPES: Final = {
-    "float32": "tensor(float)",
-    "float16": "tensor(float16)",
-    "bfloat16": "tensor(bfloat16)",
-    "int32": "tensor(int32)",
-    "int64": "tensor(int64)",
-    "int8": "tensor(int8)",
-}
-
-
-def check_signature(artifact: Artifact, path: Path, session: Any, kv_dtype: KvDtype) -> None:
-    """Compare a graph's inputs and outputs with the manifest's: names, types, and sizes where they are fixed.
-
-    kv_dtype: what its cache holds, where the manifest lists those of a graph with another.
-    """
-    manifest = artifact.manifest
-    cache = cache_names(manifest.kv)
-    for what, specs, nodes in (
-        ("inputs", manifest.inputs, session.get_inputs()),
-        ("outputs", manifest.outputs, session.get_outputs()),
-    ):
-        expected = {
-            spec.name: (_ONNX_TYPES[kv_dtype if spec.name in cache else spec.dtype], _fixed(spec.shape))
-            for spec in specs
-        }
-        found = {node.name: (node.type, _fixed(node.shape)) for node in nodes}
-        odd = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
-        if odd:
-            raise ArtifactError(
-                f"{path}: {what} differ from the manifest ({', '.join(odd[:5])}); export the model again"
-            )
-
-
-def _fixed(shape: Sequence[int | str | None]) -> tuple[int | None, ...]:
-    return tuple(size if isinstance(size, int) else None for size in shape)

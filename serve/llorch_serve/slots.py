@@ -9,7 +9,7 @@ Decoding sequences are kept in the lowest slots, because a decode call runs over
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -130,6 +130,29 @@ class SlotTable:
             slot.tokens = sequence.token_ids[: sequence.computed]
             slot.prefilled = min(sequence.prefilled, len(slot.tokens))
         self._touch(slot)
+
+    def lose(self, edits: Iterable[SlotEdit]) -> list[Sequence]:
+        """Forget what idle slots hold that these edits, which were not carried out, were to change.
+
+        Returns the sequences that have such a slot and something in it: it is not theirs.
+        """
+        changed: set[int] = set()
+        for edit in edits:
+            if isinstance(edit, SlotCopy):
+                changed.add(edit.target)
+            elif isinstance(edit, SlotSwap):
+                changed |= {edit.first, edit.second}
+            else:
+                self._slots[
+                    edit.slot
+                ].committed = self._budget  # the next time that memory is short it is released
+        lost = []
+        for index in sorted(changed):
+            slot = self._slots[index]
+            if slot.sequence is not None and slot.sequence.computed:
+                lost.append(slot.sequence)
+            slot.tokens, slot.prefilled = [], 0
+        return lost
 
     def compact(self) -> list[SlotEdit]:
         """Bring the decoding sequences, n of them, to the slots 0 to n-1."""

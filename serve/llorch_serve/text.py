@@ -22,7 +22,7 @@ import tokenizers
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
 from llorch_serve.guard import GuardedEncoder
 from llorch_serve.stops import StopMatcher
-from llorch_serve.token_bytes import TokenBytes
+from llorch_serve.token_bytes import TokenBytes, decoder_rules
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
 REPLACEMENT = "\ufffd"
@@ -128,9 +128,10 @@ class Tokenizer:
         start = self.start_ids
         if not start:
             return ids
-        while ids[: 2 * len(start)] == start * 2:
-            ids = ids[len(start) :]
-        return ids if ids[: len(start)] == start else start + ids
+        found = 0  # counted before anything is cut: a text may hold nothing else, a million times
+        while ids[found : found + len(start)] == start:
+            found += len(start)
+        return start + ids[found:]
 
     def decode(self, ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Return the text of ids. Raises InvalidRequestError for ids outside the vocabulary."""
@@ -172,19 +173,10 @@ def check_text(text: str, field: str) -> None:
 
 
 def _byte_ids(inner: tokenizers.Tokenizer) -> frozenset[int]:
-    if inner.decoder is None or not _has_byte_fallback(msgspec.json.decode(inner.decoder.__getstate__())):
+    if all(rule.get("type") != "ByteFallback" for rule in decoder_rules(inner)):
         return frozenset()
     ids = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     return frozenset(id_ for id_ in ids if id_ is not None)
-
-
-def _has_byte_fallback(decoder: object) -> bool:
-    if not isinstance(decoder, dict):
-        return False
-    parts = decoder.get("decoders")
-    if isinstance(parts, list):
-        return any(_has_byte_fallback(part) for part in parts)
-    return decoder.get("type") == "ByteFallback"
 
 
 class TextStream:

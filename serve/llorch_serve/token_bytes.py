@@ -16,8 +16,7 @@ class TokenBytes:
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
-        parts = () if inner.decoder is None else msgspec.json.decode(inner.decoder.__getstate__())
-        rules = list(_flat(parts))
+        rules = decoder_rules(inner)
         kinds = {rule.get("type") for rule in rules}
         self._byte_level = _byte_level_alphabet() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
@@ -46,8 +45,12 @@ class TokenBytes:
         return token.encode()
 
 
+def decoder_rules(inner: tokenizers.Tokenizer) -> list[dict[str, object]]:
+    """Return the rules of a tokenizer's decoder in their order, those inside sequences too."""
+    return [] if inner.decoder is None else list(_flat(msgspec.json.decode(inner.decoder.__getstate__())))
+
+
 def _flat(rule: object) -> Iterator[dict[str, object]]:
-    """Yield a decoder's rules, those inside sequences too."""
     if not isinstance(rule, dict):
         return
     yield rule

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-IdArray = npt.NDArray[np.int64]
+from llorch_serve.selection import IdArray
 
 
 class TokenCounts:

@@ -1,57 +1,44 @@
 """A loaded artifact that answers requests: text in, text out, around the engine's token ids.
 
-The command line and the gRPC servicer both use it. Requests are checked and tokenised on the caller's thread;
-detokenising and stop strings run on the engine's thread between steps, so an answer ends at its stop string
-exactly.
+The command line and the gRPC servicer both use it. Requests are checked and tokenised on the caller's thread; what becomes of
+them then is in ``live_requests.py``.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import logging
-import secrets
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from llorch_serve.answers import Answer, Answers
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine import Engine
 from llorch_serve.errors import (
     EngineStoppedError,
     FieldViolation,
-    InvalidRequestError,
-    UnavailableError,
     UsageError,
 )
 from llorch_serve.intake import Intake
+from llorch_serve.live_requests import LiveRequests
 from llorch_serve.load import Load
 from llorch_serve.local import stream
-from llorch_serve.loop import EngineLoop
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
     GenerationRequest,
-    GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
     TokenPrompt,
     UpdateSink,
 )
-from llorch_serve.sampler import SamplingRow
 from llorch_serve.sampling import SamplingParams, check_defaults
 from llorch_serve.scheduler import Scheduler
-from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+from llorch_serve.sequence import FinishReason, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
 from llorch_serve.session import LoadReport
 from llorch_serve.structured.compiler import GrammarCompiler
-from llorch_serve.structured.constraint import Constraint
-from llorch_serve.structured.spec import Structured
 from llorch_serve.text import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -68,12 +55,6 @@ class Worker:
         self._session = session
         self._prompts = prompts
         self._tokenizer = prompts.tokenizer
-        self._live: dict[Sequence, tuple[Answers, Answer]] = {}
-        self._by_id: dict[str, Answers] = {}
-        self._lock = threading.Lock()
-        self._failure: EngineStoppedError | None = None
-        self._mourners: list[Callable[[EngineStoppedError], None]] = []
-        self._closed = False
         able = session.capabilities
         scheduler = Scheduler(
             slots=session.capacity.slots,
@@ -95,8 +76,7 @@ class Worker:
             self._tokenizer, manifest.model.vocab_size, frozenset(manifest.stop_token_ids)
         )
         self._engine = Engine(session, scheduler)
-        self._loop = EngineLoop(self._engine, self._on_events, self._on_death)
-        self._loop.start()
+        self._requests = LiveRequests(self._engine, self._grammars, self._tokenizer)
 
     @classmethod
     def open(
@@ -126,24 +106,13 @@ class Worker:
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            waiting = [answers for answers in self._by_id.values() if self._grammars.cancel(answers)]
-        for answers in waiting:
-            self._end_unseen(answers, None)
-        self._loop.stop()
-        self._engine.close()
-        self._grammars.close()
+        if self._requests.close():
+            self._engine.close()
+            self._grammars.close()
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
         """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it has."""
-        with self._lock:
-            self._mourners.append(tell)
-            failure = self._failure
-        if failure is not None:
-            tell(failure)
+        self._requests.when_dead(tell)
 
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready.
@@ -164,9 +133,9 @@ class Worker:
         """
         answers, rows = self._intake.generation(request, sink)
         if rows:
-            self._enter(answers, rows, request.sampling.structured)
+            self._requests.enter(answers, rows, request.sampling.structured)
             return
-        self._check_open()
+        self._requests.check_open()
         # Nothing for the engine to do: the one update comes on the caller's own thread.
         answer = answers.members[0]
         end = TokenEvent(answer.sequence, None, FinishReason.LENGTH)
@@ -177,31 +146,7 @@ class Worker:
 
         Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or UnavailableError.
         """
-        self._enter(*self._intake.score(request, sink))
-
-    def _enter(self, answers: Answers, rows: list[SamplingRow], form: Structured | None = None) -> None:
-        """Make a request live and hand its sequences to the loop, once its form's grammar is compiled.
-
-        Raises InvalidRequestError, UnsupportedError or UnavailableError.
-        """
-        with self._lock:
-            self._check_open()
-            if answers.request_id in self._by_id:
-                found = f"found {answers.request_id!r}, which a live request already has; expected a new one"
-                raise InvalidRequestError([FieldViolation("request_id", found)])
-            constraint = None
-            if form is not None:
-                constraint = self._grammars.begin(
-                    form,
-                    answers.sequences[0].stop_ids,
-                    ticket=answers,
-                    done=lambda found: self._on_grammar(answers, rows, found),
-                )
-            self._live.update((answer.sequence, (answers, answer)) for answer in answers.members)
-            self._by_id[answers.request_id] = answers
-            # Inside the lock, so that no close or abort gets to the engine before what it is to end.
-            if form is None or constraint is not None:
-                self._hand_over(answers, rows, constraint)
+        self._requests.enter(*self._intake.score(request, sink))
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
@@ -209,17 +154,7 @@ class Worker:
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
-        with self._lock:
-            answers = self._by_id.get(request_id)
-            if answers is None:
-                return
-            answers.aborted = True
-            waiting = self._grammars.cancel(answers)
-        if waiting:
-            self._end_unseen(answers, None)
-            return
-        for sequence in answers.sequences:
-            self._loop.abort(sequence)
+        self._requests.abort(request_id)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
@@ -256,108 +191,6 @@ class Worker:
     def load(self) -> Load:
         """Return how busy the engine is, as of its last step."""
         return self._engine.load()
-
-    def _check_open(self) -> None:
-        if self._failure is not None:
-            raise UnavailableError(f"the engine has stopped; {self._failure}")
-        if self._closed:
-            raise UnavailableError("the worker is shutting down")
-
-    def _on_grammar(self, answers: Answers, rows: list[SamplingRow], found: Constraint | Exception) -> None:
-        """Queue a request whose grammar is compiled, or end it. The compiling thread."""
-        if isinstance(found, Exception):
-            self._end_unseen(answers, found)
-            return
-        with self._lock:
-            live = self._by_id.get(answers.request_id) is answers
-            wanted = live and not (self._closed or answers.aborted)
-            if wanted:
-                self._hand_over(answers, rows, found)
-        if not wanted:
-            self._end_unseen(answers, None)
-
-    def _hand_over(self, answers: Answers, rows: list[SamplingRow], constraint: Constraint | None) -> None:
-        """Give a request's sequences to the loop, each with the grammar from its beginning."""
-        if constraint is not None:
-            for row in rows:
-                row.constraint = constraint.afresh()
-        self._loop.add(*zip(answers.sequences, rows, strict=True))
-
-    def _end_unseen(self, answers: Answers, error: Exception | None) -> None:
-        """End a request that has not got to the engine: with an error, or cancelled. Idempotent; any thread."""
-        with self._lock:  # at once, since the engine may die meanwhile and end every request itself
-            if self._by_id.get(answers.request_id) is not answers:
-                return
-            self._forget(answers)
-        if error is not None:
-            answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=error)])
-            return
-        updates: list[GenerationUpdate] = []
-        for answer in answers.members:
-            event = TokenEvent(answer.sequence, None, FinishReason.CANCELLED)
-            update, _ = self._translate_alone(answer, event)
-            updates += answers.take(update)
-            if update.error is not None:
-                break
-        answers.sink.deliver(updates)
-
-    def _on_events(self, events: list[TokenEvent]) -> list[Sequence]:
-        """Turn a step's events into updates, one delivery a sink; return what a stop string has ended."""
-        by_sink: dict[int, tuple[UpdateSink, list[GenerationUpdate]]] = {}
-        ended_early = []
-        for event in events:
-            live = self._live.get(event.sequence)
-            if live is None:
-                continue
-            answers, answer = live
-            update, stopped = self._translate_alone(answer, event)
-            if stopped and event.finish is None:
-                ended_early.append(event.sequence)
-            told = answers.take(update)
-            if answers.open == 0 or update.error is not None:
-                ended_early += self._end(answers)
-            elif update.completion is not None:
-                with self._lock:
-                    del self._live[event.sequence]
-            if told:
-                by_sink.setdefault(id(answers.sink), (answers.sink, []))[1].extend(told)
-        for sink, updates in by_sink.values():
-            sink.deliver(updates)
-        return ended_early
-
-    def _end(self, answers: Answers) -> list[Sequence]:
-        """Forget a request; return those of its sequences that have not ended, since another one's error ends all."""
-        with self._lock:
-            self._forget(answers)
-        return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
-
-    def _forget(self, answers: Answers) -> None:
-        """Forget a request; the lock is held."""
-        del self._by_id[answers.request_id]
-        for sequence in answers.sequences:
-            self._live.pop(sequence, None)
-
-    def _translate_alone(self, answer: Answer, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
-        """Return what :meth:`Answer.translate` does; what fails there ends this request and no other."""
-        try:
-            return answer.translate(event, self._tokenizer)
-        except Exception as error:  # noqa: BLE001 - tokenizer or memory: told to the caller, and logged there
-            return GenerationUpdate(answer.request_id, "", (), error=error, index=answer.index), False
-
-    def _on_death(self, error: BaseException) -> None:
-        """Log the error, tell every caller and who watches that the engine is gone; nothing is answered after this."""
-        failure = EngineStoppedError(secrets.token_hex(4))
-        logger.error("the engine stopped, error id %s", failure.error_id, exc_info=error)
-        with self._lock:
-            self._failure = failure
-            live, self._live, self._by_id = list(self._by_id.values()), {}, {}
-            for answers in live:
-                self._grammars.cancel(answers)  # one that is still compiled has nobody left to be handed to
-            mourners = list(self._mourners)
-        for tell in mourners:
-            tell(failure)
-        for answers in live:
-            answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=failure)])
 
 
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:

@@ -158,7 +158,7 @@ def test_priority_orders_what_waits(tmp_path):
             for index, priority in enumerate((0, -1, 5, 5, 10)):
                 request = wire(str(index), ids=(20 + index,), tokens=1, client_id="one", priority=priority)
                 calls.append(stub.Generate.future(request, timeout=PATIENCE_S))
-                while len(worker._live) <= index:
+                while len(worker._requests._live) <= index:
                     pass
             held.set()
             for call in calls:
@@ -220,7 +220,7 @@ def test_an_abort_ends_all_answers_of_a_call(tmp_path):
             form.sampling.choice.options.append("yes")
             calls = [stub.Generate.future(message, timeout=PATIENCE_S) for message in (several, form)]
             assert reached.wait(PATIENCE_S)
-            while len(worker._by_id) < 2:
+            while len(worker._requests._by_id) < 2:
                 pass
             ids = ["several", "form"]
             assert stub.Abort(pb.AbortRequest(request_ids=ids), timeout=PATIENCE_S).request_ids == ids
@@ -282,9 +282,9 @@ def test_a_queue_is_bounded_by_tokens_too(tmp_path):
             ask("slot", 20)
             assert reached.wait(PATIENCE_S)
             for name, length in (("alone", 12), ("more", 1)):
-                before_count = len(worker._live)
+                before_count = len(worker._requests._live)
                 ask(name, length)
-                while len(worker._live) == before_count:
+                while len(worker._requests._live) == before_count:
                     pass
             held.set()
 
@@ -327,7 +327,7 @@ def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, monkeypatch, phase
             other = None
             if phase == "queued":
                 other = stub.Generate.future(wire("other", ids=(7,), tokens=2), timeout=PATIENCE_S)
-                while not worker._live:
+                while not worker._requests._live:
                     pass
             call = stub.Generate.future(wire("late", ids=[9] * 9, tokens=30), timeout=0.5)
             assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -121,7 +121,7 @@ def test_a_dead_engine_ends_calls_health_and_worker(tmp_path, caplog):
                 stub.GenerateStream(pb.GenerateStreamRequest(request=greedy(ids)), timeout=PATIENCE_S)
                 for ids in GOOD
             ]
-            while len(worker._live) < 6:  # all are submitted, and the first is in its prefill
+            while len(worker._requests._live) < 6:  # all are submitted, and the first is in its prefill
                 pass
             released.set()
             statuses.append(next(watch).status)

@@ -184,6 +184,16 @@ def test_a_prompt_is_the_same_bits_however_it_is_cut(worker: Worker) -> None:
         np.testing.assert_array_equal(last, whole)
 
 
+@pytest.mark.parametrize("rest", [2, 3, 37])
+def test_so_is_one_that_fills_the_context(worker: Worker, rest: int) -> None:
+    session = worker._session
+    full = random_ids(session.capacity.context, seed=8)
+    start = len(full) - rest
+    whole = session.prefill(0, full, 0, range(start, len(full))).copy()  # a score asks for the last one too
+    session.prefill(1, full[:start], 0, ())
+    np.testing.assert_array_equal(session.prefill(1, full[start:], start, range(rest)), whole)
+
+
 def test_cached_and_cold_agree_where_only_prefilled_tokens_are_reused(artifact: Artifact, row: Row) -> None:
     with working(artifact, row, slots=3) as worker:
         cold = alone(worker, **SEEDED)

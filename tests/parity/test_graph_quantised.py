@@ -14,7 +14,8 @@ import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.formats import ModuleFormat
 from llorch_export.graph.blocks import quantised
-from llorch_export.options import BITS, ExportOptions
+from llorch_export.options import ExportOptions
+from llorch_export.precisions import BITS
 from llorch_serve.artifact import Artifact
 from llorch_serve.fidelity import DivergenceSum
 from llorch_serve.manifest import Precision, Recipe

@@ -116,3 +116,12 @@ def test_a_full_device_is_named() -> None:
 
     with pytest.raises(ResourceError, match=r"one more sequence of 8 tokens \(Failed to allocate memory"):
         cuda(make).bind(Binding(), 0, 1)
+
+
+def test_a_copy_that_the_runtime_refuses_is_a_providers_error() -> None:
+    class Stubborn(Value):
+        def update_inplace(self, value: Value) -> None:
+            raise RuntimeError("no such\n copy")
+
+    with pytest.raises(ProviderError, match=r"failed to copy a sequence's cache: no such copy"):
+        cuda(lambda *_arguments: Stubborn("cuda")).copy(0, 1, 3)

@@ -17,7 +17,8 @@ from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, w
 from llorch_export.contents import contents
 from llorch_export.formats import ModuleFormat
 from llorch_export.graph.blocks import quantised
-from llorch_export.options import BITS, ExportOptions, Rule
+from llorch_export.options import ExportOptions, Rule
+from llorch_export.precisions import BITS
 from llorch_export.preview import preview
 from llorch_serve.artifact import Artifact
 from llorch_serve.manifest import Precision, Quantizer

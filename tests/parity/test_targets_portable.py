@@ -17,7 +17,8 @@ from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, w
 from llorch_export.formats import Formats
 from llorch_export.graph import dequantize
 from llorch_export.graph.blocks import quantised
-from llorch_export.options import BITS, Rule
+from llorch_export.options import Rule
+from llorch_export.precisions import BITS
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity import DivergenceSum

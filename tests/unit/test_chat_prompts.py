@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 from typing import Any
 
@@ -240,6 +241,14 @@ def test_a_raw_prompt_has_exactly_one_bos(text: str) -> None:
     assert ids[0] == 1
     assert ids.count(1) == 1
     assert kept == text
+
+
+def test_many_of_them_are_cut_in_one_go() -> None:
+    tokenizer = Tokenizer(byte_fallback())
+    tokenizer.started((1,))
+    begun = time.thread_time()
+    assert tokenizer.started((1,) * 300_000 + (5, 1)) == (1, 5, 1)
+    assert time.thread_time() - begun < 3, "a copy for each would take half a minute"
 
 
 @pytest.mark.parametrize("kind", list(BUILDERS))

@@ -60,7 +60,6 @@ def cache() -> KvCache:
         ((1, (5, 6), (6,), (1,)), (1, (5, 6), (6,), (1, 1))),
         ((1, (5, 6, 7), (7,), (2,)), (1, (5, 6, 7, 7), (8,), (2, 2))),
         ((1, (5, 6, 7), (7,), ()), (1, (5, 6, 7, 7), (8,), ())),
-        ((1, (5, 6, 7), (8,), (0, 1)), (1, (5, 6, 7), (8,), (0, 1))),  # there is none
     ],
 )
 def test_rows_are_even_and_padding_does_not_come_back(
@@ -70,6 +69,20 @@ def test_rows_are_even_and_padding_does_not_come_back(
     logits = PairedGraph(cast("BoundGraph", graph), cache).run(*call)
     assert graph.calls == [given]
     assert logits[:, 0].tolist() == [call[1][row] for row in call[3]]
+
+
+@pytest.mark.parametrize("wanted", [(), (0,), (4,), (0, 2, 3, 4), (2, 3)])
+def test_where_no_position_is_left_for_padding_the_last_two_tokens_go_once_more(
+    cache: KvCache, wanted: tuple[int, ...]
+) -> None:
+    graph = Recorded(cache)
+    logits = PairedGraph(cast("BoundGraph", graph), cache).run(1, (1, 2, 3, 4, 5), (8,), wanted)
+    assert [(tokens, lengths) for _, tokens, lengths, _ in graph.calls] == [
+        ((1, 2, 3, 4), (7,)),
+        ((4, 5), (8,)),
+    ]
+    assert all(len(rows) % 2 == 0 for *_, rows in graph.calls)
+    assert logits[:, 0].tolist() == [row + 1 for row in wanted]
 
 
 @pytest.mark.parametrize("slot", [0, 3])

@@ -11,7 +11,7 @@ import pytest
 
 from fake_session import GREEDY, Call, FakeSession, continuation, greedy_row, sequence_of
 from llorch_serve.engine import Engine
-from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError
+from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError, ResourceError
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.sampling import ResolvedSampling
 from llorch_serve.scheduler import Scheduler
@@ -153,6 +153,65 @@ def test_logits_that_are_no_numbers_end_their_row_only(value: float, params: dic
     assert isinstance(bench.events[bad][-1].error, NonFiniteLogitsError)
     assert bench.tokens(before) == continuation((1, 2), 8, VOCAB)
     assert bench.tokens(after) == continuation((3,), 8, VOCAB)
+
+
+class Cramped(FakeSession):
+    """Has no memory for the ``failing``-th copy or exchange of slots; the fake's cache is left as it was."""
+
+    def __init__(self, failing: int = 1, **options: int) -> None:
+        super().__init__(**options)
+        self.edits, self.failing = 0, failing
+
+    def _refuse(self) -> None:
+        self.edits += 1
+        if self.edits == self.failing:
+            raise ResourceError("no memory")
+
+    def copy_slot(self, source: int, target: int, tokens: int) -> None:
+        self._refuse()
+        super().copy_slot(source, target, tokens)
+
+    def swap_slots(self, first: int, second: int, tokens: int) -> None:
+        self._refuse()
+        super().swap_slots(first, second, tokens)
+
+
+def test_a_prefix_that_cannot_be_copied_ends_the_request_that_needs_it_and_no_other() -> None:
+    bench = Bench(Cramped(context=128), chunk=64)
+    shared = tuple(range(20))
+    first = bench.add("first", shared, 12)
+    bench.step()
+    second = bench.add("second", (*shared, 30, 31, 30), 3)
+    bench.drain()
+    assert [type(event.error) for event in bench.events[second]] == [ResourceError]
+    assert bench.tokens(first) == continuation(shared, 12, VOCAB)
+    third = bench.add("third", (*shared, 30, 31, 30), 3)
+    bench.drain()
+    assert bench.tokens(third) == continuation((*shared, 30, 31, 30), 3, VOCAB)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_running_sequence_that_cannot_be_moved_ends_and_its_neighbours_and_who_waits_go_on(
+    waiting: bool,
+) -> None:
+    bench = Bench(Cramped(), slots=3)
+    prompts = {"short": tuple(range(20)), "long": (4, 5, 6), "longest": (7, 8, 9)}
+    short = bench.add("short", prompts["short"], 4)
+    while not short.generated:
+        bench.step()
+    long, longest = bench.add("long", prompts["long"], 12), bench.add("longest", prompts["longest"], 12)
+    while short.status is not SequenceStatus.FINISHED:
+        bench.step()
+    late = bench.add("late", (9, 9, 9), 5) if waiting else None
+    bench.drain()
+    assert isinstance(bench.events[longest][-1].error, ResourceError), "it was to move to the free slot"
+    assert bench.tokens(long) == continuation(prompts["long"], 12, VOCAB)
+    if late is not None:
+        assert bench.tokens(late) == continuation((9, 9, 9), 5, VOCAB)
+    # Neither of the two slots is taken for what the exchange would have put there.
+    again = bench.add("again", prompts["short"], 4)
+    bench.drain()
+    assert bench.tokens(again) == continuation(prompts["short"], 4, VOCAB)
 
 
 def test_an_unexpected_error_is_not_hidden() -> None:

@@ -16,12 +16,13 @@ from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, TURN_END_ID, tiny_weights
 from foreign_folders import HEADS, LAYERS, SHAPE, write_genai_folder, write_optimum_folder
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError, ResourceError, UsageError
+from llorch_serve.errors import ArtifactError, ProviderError, ResourceError, UsageError
 from llorch_serve.foreign import files
 from llorch_serve.foreign.detect import ModelKind, foreign_kind
 from llorch_serve.foreign.growing import plan_growing
 from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.manifest import GenerationDefaults
+from llorch_serve.providers import ProviderChoice
 from llorch_serve.sampling import check_defaults
 from llorch_serve.served import load_model, open_model
 from tiny_artifact import write_tiny_artifact
@@ -80,6 +81,28 @@ def test_an_artifact_that_another_tool_reads_too_is_an_artifact(tmp_path: Path) 
     model = load_model(folder)
     assert isinstance(model, Artifact)
     assert model.kind is ModelKind.LLORCH
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"kv_dtype": "float32"}, "--kv-dtype"),
+        ({"single_graph": True}, "--single-graph"),
+        ({"batch_invariant": True}, "--batch-invariant"),
+        ({"provider": ProviderChoice(library=Path("lib.so"))}, "--ep-library"),
+        ({"provider": ProviderChoice(options=("use_arena=0",))}, "--provider-option"),
+        ({"provider": ProviderChoice(allow_cpu_nodes=True)}, "--allow-cpu-nodes"),
+    ],
+)
+def test_settings_of_our_own_graphs_are_refused(genai: Path, settings: dict[str, Any], flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag} has no effect on .*leave it out"):
+        open_model(load_model(genai), SessionConfig(**settings), lambda _report: None)
+
+
+def test_it_runs_on_no_other_provider(genai: Path) -> None:
+    chosen = SessionConfig(provider=ProviderChoice("ov"))
+    with pytest.raises(ProviderError, match="--provider openvino is for llorch's own artifacts"):
+        open_model(load_model(genai), chosen, lambda _report: None)
 
 
 # What is read.

@@ -1,4 +1,4 @@
-"""A worker plans within what its session can do: whole prompts, and a call of its own for each running sequence."""
+"""A worker plans within what its session can do: prompts that are not cut. How sessions step is theirs to know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPTS = {
 ALONE = Capabilities(batched_decode=False, chunked_prefill=False)
 
 
-def test_without_batching_and_chunks_every_call_is_one_sequences(tmp_path: Path) -> None:
+def test_without_chunks_every_prompt_is_one_call(tmp_path: Path) -> None:
     session = make_session(slots=3, capabilities=ALONE)
     worker = make_worker(tmp_path, session, config=EngineConfig(prefill_chunk=4))
     sink = Sink()
@@ -29,11 +29,8 @@ def test_without_batching_and_chunks_every_call_is_one_sequences(tmp_path: Path)
     worker.close()
     for name, prompt in PROMPTS.items():
         assert answers[name].ids == continuation(prompt, 5, VOCAB), name
-    assert {call.kind for call in session.calls} == {"prefill"}
-    prompts = sorted(list(call.token_ids) for call in session.calls if len(call.token_ids) > 1)
-    assert prompts == sorted(prompt for prompt in PROMPTS.values() if len(prompt) > 1)
-    # Nothing is computed for a slot that has no running sequence: one call a token, no more.
-    assert len(session.calls) == 5 * len(PROMPTS)
+    prompts = sorted(list(call.token_ids) for call in session.calls if call.kind == "prefill")
+    assert prompts == sorted(PROMPTS.values())
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fake_runtime import FakeRuntime
 from llorch_export.graph.targets import TARGETS
-from llorch_serve.errors import ProviderError
+from llorch_serve.errors import ProviderError, UsageError
 from llorch_serve.providers import CPU, PROVIDERS, Memory, Provider, ProviderChoice, activate, check_target
 from llorch_serve.providers.table import find_provider, names
 
@@ -156,6 +156,11 @@ def test_a_wrong_option_is_named_before_anything_is_looked_for(provider: str, op
 def test_an_option_twice_is_refused() -> None:
     with pytest.raises(ProviderError, match="use_arena is given twice"):
         activate(ProviderChoice("cpu", ("use_arena=0", "use_arena=1")), FakeRuntime())
+
+
+def test_what_the_cpu_alone_cannot_leave_to_the_cpu_is_refused() -> None:
+    with pytest.raises(UsageError, match="--allow-cpu-nodes has no effect on the cpu provider"):
+        activate(ProviderChoice(allow_cpu_nodes=True), FakeRuntime())
 
 
 def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch) -> None:

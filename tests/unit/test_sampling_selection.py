@@ -128,6 +128,15 @@ def test_candidates_lose_nothing_that_the_filters_keep(params: dict[str, Any]) -
         np.testing.assert_array_equal(weights, all_weights)
 
 
+@pytest.mark.parametrize("first", [0.0, -0.0])
+@pytest.mark.parametrize("params", [{"top_p": 0.5}, {"typical_p": 0.5}], ids=str)
+def test_zeros_of_either_sign_are_equal(params: dict[str, Any], first: float) -> None:
+    scores = np.tile(np.array([first, -first, -1.0], np.float32), 700)
+    ids, _ = filter_many(find_candidates(scores, params_of(**params)), params_of(**params))
+    expected, _ = filter_many(Candidates(None, scores + 1), params_of(**params))
+    np.testing.assert_array_equal(ids, expected)
+
+
 def test_a_row_of_a_table_has_the_same_bits_alone_and_beside_wider_ones() -> None:
     rng = np.random.default_rng(5)
     rows, params = [], []

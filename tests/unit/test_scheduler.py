@@ -19,7 +19,7 @@ from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.plan import SlotRelease, StepPlan
 from llorch_serve.prompt_scores import PromptScores
-from llorch_serve.runner import apply_edits, run
+from llorch_serve.runner import apply_edit, run
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.shared_prompt import SharedPrompt
@@ -126,7 +126,8 @@ class Simulation:
             return False
         self.steps += 1
         self._check(plan, before)
-        apply_edits(self.session, plan)
+        for edit in plan.edits:
+            apply_edit(self.session, edit)
         tokens = [int(row.argmax()) for row in run(self.session, plan)]
         if self.strict_reuse and plan.prefill is not None:
             reused = self.session.kinds[plan.prefill.slot][: plan.prefill.sequence.cached_tokens]
@@ -526,7 +527,8 @@ def test_an_error_ends_its_row_and_no_other() -> None:
         simulation.step()
     plan = simulation.scheduler.schedule()
     assert plan is not None
-    apply_edits(simulation.session, plan)
+    for edit in plan.edits:
+        apply_edit(simulation.session, edit)
     run(simulation.session, plan)
     failure = NonFiniteLogitsError("nan")
     events = simulation.scheduler.update(plan, [failure, (3,)])

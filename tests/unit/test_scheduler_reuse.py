@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fake_session import FakeSession, sequence_of
 from llorch_serve.plan import SlotCopy, SlotRelease
-from llorch_serve.runner import apply_edits, run
+from llorch_serve.runner import apply_edit, run
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import Sequence
 from llorch_serve.slots import common_prefix
@@ -38,7 +38,8 @@ class Bench:
     def step(self) -> list[object]:
         plan = self.scheduler.schedule()
         assert plan is not None
-        apply_edits(self.session, plan)
+        for edit in plan.edits:
+            apply_edit(self.session, edit)
         tokens = [(int(row.argmax()),) for row in run(self.session, plan)]
         self.scheduler.update(plan, tokens)
         return list(plan.edits)

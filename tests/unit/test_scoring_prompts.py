@@ -17,6 +17,7 @@ from llorch_serve.local import score
 from llorch_serve.prompt_scores import PromptScores, most_rows
 from llorch_serve.requests import ContinuationScore, Prompt, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.sequence import FinishReason
+from llorch_serve.text import Tokenizer
 from llorch_serve.worker import Worker
 from worker_harness import (
     CONTEXT,
@@ -312,6 +313,25 @@ def test_the_context_holds_all_but_the_last_token(tmp_path: Path) -> None:
     [violation] = caught.value.violations
     assert violation.field == "continuations[0]"
     assert f"{CONTEXT + 2} together; the context holds {CONTEXT}" in violation.description
+
+
+def test_a_context_that_is_too_long_alone_is_encoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker(tmp_path)
+    encoded: list[str] = []
+    encode = Tokenizer.encode
+
+    def count(self: Tokenizer, text: str, add_special_tokens: bool, *, field: str = "input.text") -> object:
+        encoded.append(text)
+        return encode(self, text, add_special_tokens, field=field)
+
+    monkeypatch.setattr(Tokenizer, "encode", count)
+    long = TextPrompt("hello " * CONTEXT + "there, who")
+    with pytest.raises(InvalidRequestError, match=rf"context: found \d+ tokens; the context holds {CONTEXT}"):
+        ask_scores(worker, long, [TextPrompt(" is it")] * 256)
+    worker.close()
+    assert encoded == [long.text]
 
 
 @pytest.mark.parametrize(

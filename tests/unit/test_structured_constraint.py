@@ -174,7 +174,7 @@ def test_a_failed_grammar_is_compiled_anew(compiler):
     held.advance(0)
     with pytest.raises(InvalidRequestError):
         held.forbidden()
-    assert compiler.begin(Regex("abab"), STOPS, ticket=1, done=lambda _: None) is None
+    assert compiler.begin(Regex("abab"), ticket=1, done=lambda _: None) is None
     assert len(allowed(constrained(compiler, Regex("abab")))) >= 1
 
 

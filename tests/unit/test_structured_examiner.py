@@ -71,6 +71,13 @@ def test_what_takes_too_much_memory_is_refused():
         patient.close()
 
 
+def test_a_process_that_was_ended_from_outside_is_no_grammars_fault(examiner):
+    assert examiner.refusal(translate(Regex("a"))) is None
+    examiner._process.kill()
+    examiner._process.wait()
+    assert examiner.refusal(translate(Regex("b"))) is None
+
+
 def test_an_ended_examiner_starts_again(examiner):
     examiner.close()
     assert examiner.refusal(translate(Regex("a"))) is None

@@ -13,6 +13,7 @@ from checkpoints import EOS_ID
 from fake_session import continuation
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import InvalidRequestError, UnavailableError, UnsupportedError
+from llorch_serve.live_requests import LiveRequests
 from llorch_serve.sequence import FinishReason
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
@@ -281,14 +282,14 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted(worker, held_up):
 def test_a_grammar_that_comes_too_late_starts_nothing(tmp_path, monkeypatch, ending):
     """The compiler no longer knows who waits, and the engine does not know it yet."""
     go_on, come = threading.Event(), threading.Event()
-    on_grammar = Worker._on_grammar
+    on_grammar = LiveRequests._on_grammar
 
     def slowly(*arguments):
         come.set()
         assert go_on.wait(PATIENCE_S)
         on_grammar(*arguments)
 
-    monkeypatch.setattr(Worker, "_on_grammar", slowly)
+    monkeypatch.setattr(LiveRequests, "_on_grammar", slowly)
     session = make_session()
     worker = make_worker(tmp_path, session)
     sink = Sink()

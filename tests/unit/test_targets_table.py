@@ -17,7 +17,8 @@ from llorch_export.graph import check, targets
 from llorch_export.graph.check import check_operators
 from llorch_export.graph.targets import TARGETS, AttentionForm, BlockForm
 from llorch_export.modules import StoredModule, stored_modules
-from llorch_export.options import ExportOptions, Rule, target_precisions
+from llorch_export.options import ExportOptions, Rule
+from llorch_export.precisions import target_precisions
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.manifest import Interop, Precision, Target
 from llorch_serve.providers import CPU, check_target

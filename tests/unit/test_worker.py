@@ -42,6 +42,7 @@ from worker_harness import (
     make_session,
     make_worker,
     request,
+    script,
 )
 
 PROMPT = (40, 41, 42, 43, 44, 45)
@@ -366,7 +367,7 @@ def test_a_close_or_an_abort_cannot_get_to_the_engine_before_what_it_ends(
 ) -> None:
     # The answer is too long to end by itself.
     worker = make_worker(tmp_path, make_session(context=20_000, slots=1))
-    add = worker._loop.add
+    add = worker._requests._loop.add
     other = threading.Thread(target=worker.close if closing else lambda: worker.abort("r"))
 
     def interrupted(*args: object) -> None:
@@ -374,7 +375,7 @@ def test_a_close_or_an_abort_cannot_get_to_the_engine_before_what_it_ends(
         other.join(0.3)  # ends in this time if it is let in
         add(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(worker._loop, "add", interrupted)
+    monkeypatch.setattr(worker._requests._loop, "add", interrupted)
     sink = Sink()
     try:
         worker.submit(request("r", PROMPT, max_tokens=None, ignore_eos=True), sink)
@@ -539,6 +540,22 @@ def test_what_the_session_promises_holds_unless_there_are_guesses(
     worker = make_worker(tmp_path, fake, config=EngineConfig(prefill_chunk=4, lookup=lookup))
     worker.close()
     assert worker.model_info().batch_invariant is invariant
+
+
+def test_tokens_guessed_beyond_a_stop_string_are_not_counted(tmp_path: Path) -> None:
+    ids = TOKENIZER.encode("hello there who is it", add_special_tokens=False)
+    prompt = ids * 2
+    stop = TOKENIZER.decode(ids[1:2], keep_special_tokens=True)
+    for lookup in (0, 8):
+        session = make_session(rule=script(prompt, ids))
+        worker = make_worker(tmp_path, session, config=EngineConfig(lookup=lookup))
+        answer = ask(worker, prompt, stop=(stop,), max_tokens=len(ids))
+        worker.close()
+        assert any(call.kind == "verify" and len(call.token_ids) > 3 for call in session.calls) is bool(
+            lookup
+        )
+        assert answer.completion.stop_matched == stop
+        assert answer.completion.generated_tokens == len(answer.ids) == 2
 
 
 def test_the_oracle_itself_is_not_constant() -> None:

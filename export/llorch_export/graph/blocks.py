@@ -16,7 +16,7 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.weights import Arrays
-from llorch_export.options import BITS, UNQUANTISED
+from llorch_export.precisions import BITS, UNQUANTISED
 from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.half_quadratic import half_quadratic
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes

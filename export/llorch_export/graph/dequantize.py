@@ -19,7 +19,7 @@ from llorch_export.graph.blocks import SCALE_TYPES, input_error_factor, quantise
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.targets import BlockForm
 from llorch_export.graph.weights import Arrays
-from llorch_export.options import BITS
+from llorch_export.precisions import BITS
 from llorch_export.quantize.layout import SCALE_DTYPES, Bytes, Matrix, block_count
 from llorch_serve.errors import ArtifactError
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import (
     Activations,
@@ -25,6 +24,7 @@ from llorch_serve.manifest import (
     TransformName,
 )
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
+from llorch_serve.terminal.requirements import required
 
 if TYPE_CHECKING:
     from llorch_export.pipeline import ExportResult

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from llorch_export.terminal.requirements import required
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say, step_progress, write, write_json
+from llorch_serve.terminal.requirements import required
 
 _MAX_TEXT_BYTES = 2**22
 

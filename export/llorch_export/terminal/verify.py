@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_export.terminal.requirements import required
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
+from llorch_serve.terminal.requirements import required
 
 if TYPE_CHECKING:
     from llorch_export.verify import Verification

@@ -15,7 +15,15 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.doctor.machine import Machine, look_at_machine
 from llorch_serve.doctor.self_test import OperatorResult, run_operators
 from llorch_serve.errors import LlorchError
-from llorch_serve.providers import CPU, PROVIDERS, ActiveProvider, ProviderChoice, activate, import_runtime
+from llorch_serve.providers import (
+    CPU,
+    PROVIDERS,
+    ActiveProvider,
+    Provider,
+    ProviderChoice,
+    activate,
+    import_runtime,
+)
 from llorch_serve.providers.choose import absent
 from llorch_serve.providers.libraries import available, missing_libraries
 from llorch_serve.providers.placement import describe_shares
@@ -72,7 +80,7 @@ def examine(choice: ProviderChoice, folder: Path | None) -> Examination:
     placed: str | None = None
     try:
         runtime = import_runtime(MIN_ONNXRUNTIME)
-        states = [_state(row.name, runtime) for row in PROVIDERS]
+        states = [_state(row, runtime) for row in PROVIDERS]
         active = activate(choice, runtime)
         operators = run_operators(runtime, active, machine.cpus_allowed)
         problems += _wrong(operators, active.runtime_name, allow_cpu_nodes=choice.allow_cpu_nodes)
@@ -95,8 +103,7 @@ def examine(choice: ProviderChoice, folder: Path | None) -> Examination:
     )
 
 
-def _state(name: str, runtime: Any) -> ProviderState:
-    row = next(row for row in PROVIDERS if row.name == name)
+def _state(row: Provider, runtime: Any) -> ProviderState:
     version = version_of(row.wheel)
     here = row.runtime_name in available(runtime)
     missing = tuple(map(str, missing_libraries(row, runtime)))
@@ -108,7 +115,7 @@ def _state(name: str, runtime: Any) -> ProviderState:
     else:
         detail = str(absent(row, runtime)).partition(": ")[2].partition("; available here")[0]
     return ProviderState(
-        name, here and not missing, f"{row.wheel} {version}" if version else row.wheel, missing, detail
+        row.name, here and not missing, f"{row.wheel} {version}" if version else row.wheel, missing, detail
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from llorch_serve.doctor.operator_graphs import OperatorCase, cases
+from llorch_serve.graph_loading import runtime_options
 from llorch_serve.providers import CPU, ActiveProvider
-from llorch_serve.session import runtime_options
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,21 +24,22 @@ def open_foreign(
 ) -> SharedSession | GrowingSession:
     """Load a folder's graph and make its cache.
 
-    Raises ProviderError if the runtime is missing, ArtifactError if the graph is not what its folder says,
-    ResourceError or UsageError if slots and context do not fit.
+    Raises ProviderError if the runtime is missing or another provider than the CPU's is asked for, ArtifactError if the graph is
+    not what its folder says, UsageError for settings without effect, ResourceError or UsageError if slots and context do not fit.
     """
     chosen = config.provider
-    for flag, value in (
-        ("--kv-dtype", config.kv_dtype),
-        ("--single-graph", config.single_graph or None),
-        ("--batch-invariant", config.batch_invariant or None),
-        ("--ep-library", chosen.library),
-        ("--provider-option", chosen.options or None),
+    of_graph = "which is one graph over a cache of its own type"
+    of_provider = "which runs on the cpu provider as it is"
+    for flag, given, why in (
+        ("--kv-dtype", config.kv_dtype is not None, of_graph),
+        ("--single-graph", config.single_graph, of_graph),
+        ("--batch-invariant", config.batch_invariant, of_graph),
+        ("--ep-library", chosen.library is not None, of_provider),
+        ("--provider-option", bool(chosen.options), of_provider),
+        ("--allow-cpu-nodes", chosen.allow_cpu_nodes, of_provider),
     ):
-        if value is not None:
-            raise UsageError(
-                f"{flag} has no effect on {model.graph_path}, which is one graph over a cache of its own type; leave it out"
-            )
+        if given:
+            raise UsageError(f"{flag} has no effect on {model.graph_path}, {why}; leave it out")
     if chosen.name is not None and (row := find_provider(chosen.name)).name != "cpu":
         raise ProviderError(
             f"--provider {row.name} is for llorch's own artifacts; {model.graph_path} runs on the cpu provider"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from llorch_serve.errors import ProviderError
+from llorch_serve.errors import ProviderError, UsageError
 from llorch_serve.providers.libraries import available, missing_libraries, preload
 from llorch_serve.providers.options import read_options
 from llorch_serve.providers.plugins import register, wheel_library
@@ -86,13 +86,18 @@ class ActiveProvider:
 def activate(choice: ProviderChoice, runtime: Any) -> ActiveProvider:
     """Make a provider ready. runtime: onnxruntime, of which nothing else is kept.
 
-    Raises ProviderError for a name or an option that does not exist, and for a provider that is not here, with what brings it.
+    Raises ProviderError for a name or an option that does not exist, and for a provider that is not here, with what brings it;
+    UsageError for a choice without effect.
     """
     if choice.library is not None:
         return _from_library(choice, choice.library, runtime)
     row = find_provider(choice.name or "cpu")
     options = read_options(row.name, row.options, choice.options)
     if row.runtime_name == CPU:
+        if choice.allow_cpu_nodes:
+            raise UsageError(
+                "--allow-cpu-nodes has no effect on the cpu provider, where all nodes are; leave it out, or name a --provider"
+            )
         return ActiveProvider(CPU, row, options)
     if row.plugin is None:
         if row.name == "cuda" and row.runtime_name in available(runtime):

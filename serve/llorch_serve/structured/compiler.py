@@ -1,6 +1,6 @@
-"""From the form that a request asks for to the constraint of its answer: compiled once, beside everything else.
+"""From the form that a request asks for to the program that its answers' constraints are made of: compiled once, beside everything else.
 
-Requests come from the worker on any thread. A grammar that is known gives its constraint at once; another is
+Requests come from the worker on any thread. A grammar that is known gives its program at once; another is
 examined in a process of its own and then compiled on this module's thread, and the caller hears of it later.
 """
 
@@ -21,22 +21,21 @@ from llorch_serve.errors import (
     QueueFullError,
     UnsupportedError,
 )
-from llorch_serve.structured.constraint import Constraint, Program, compute_mask, explain, one_line
+from llorch_serve.structured.constraint import Program, compute_mask, explain, one_line
 from llorch_serve.structured.examiner import Examiner
-from llorch_serve.structured.limits import MAX_KEPT, MAX_WAITING, parser_limits
+from llorch_serve.structured.limits import MAX_KEPT, MAX_REQUESTS, MAX_WAITING, parser_limits
 from llorch_serve.structured.spec import Structured
 from llorch_serve.structured.translate import translate
 from llorch_serve.structured.vocabulary import Vocabulary, build
 from llorch_serve.text import Tokenizer
 
-Done = Callable[[Constraint | Exception], None]
-"""Takes the constraint, or why there is none."""
+Done = Callable[[Program | Exception], None]
+"""Takes the program, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
     ticket: Hashable
-    stop_ids: frozenset[int]
     done: Done
 
 
@@ -70,14 +69,11 @@ class GrammarCompiler:
             except UnsupportedError:
                 return
 
-    def begin(
-        self, form: Structured, stop_ids: frozenset[int], *, ticket: Hashable, done: Done
-    ) -> Constraint | None:
-        """Return the constraint if the grammar is compiled already; else None, and ``done`` is called once.
+    def begin(self, form: Structured, *, ticket: Hashable, done: Done) -> Program | None:
+        """Return the program if the grammar is compiled already; else None, and ``done`` is called once.
 
-        stop_ids: tokens that end this answer.
         ticket: names the caller in :meth:`cancel`. ``done`` is called on the compiling thread and must not block.
-        Raises UnsupportedError without llguidance, QueueFullError if too many grammars wait.
+        Raises UnsupportedError without llguidance, QueueFullError if too many grammars, or requests for them, wait.
         """
         if importlib.util.find_spec("llguidance") is None:
             raise UnsupportedError(
@@ -88,8 +84,13 @@ class GrammarCompiler:
             program = self._kept.get(form)
             if program is not None and not program.broken:
                 self._kept.move_to_end(form)
-                return program.begin(stop_ids)
-            waiter = _Waiter(ticket, stop_ids, done)
+                return program
+            if sum(map(len, self._waiting.values())) >= MAX_REQUESTS:
+                raise QueueFullError(
+                    f"{MAX_REQUESTS} requests wait for their grammars, the most this worker holds; try again",
+                    retry_after_s=1.0,
+                )
+            waiter = _Waiter(ticket, done)
             if form in self._waiting:
                 self._waiting[form].append(waiter)
                 return None
@@ -168,7 +169,7 @@ class GrammarCompiler:
             if error is not None:
                 waiter.done(error)
             elif program is not None:
-                waiter.done(program.begin(waiter.stop_ids))
+                waiter.done(program)
 
     def _prepared(self) -> Vocabulary:
         with self._preparing:

@@ -97,10 +97,6 @@ class Constraint:
         self.complete = False
         """Whether the grammar is known to let nothing follow, without a look at the mask."""
 
-    def afresh(self) -> Constraint:
-        """Return another answer's constraint, before its first token."""
-        return self._program.begin(self._stop_ids)
-
     def advance(self, token_id: int) -> None:
         """Take note of the token that was chosen."""
         self._mask = self._forbidden = None

@@ -46,6 +46,8 @@ class Examiner:
 
     def refusal(self, grammar: str) -> str | None:
         """Return why a grammar cannot be compiled, in the library's words or ours; None if it can."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # it ended without a grammar; whatever ended it, this one is not to blame
         if self._process is None:
             self._process = subprocess.Popen(
                 # -P: nothing is imported from the folder that the worker happens to run in.

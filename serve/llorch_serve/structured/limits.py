@@ -22,6 +22,9 @@ SLOW_MASKS: Final = 3
 MAX_WAITING: Final = 64
 """Grammars that may wait to be compiled."""
 
+MAX_REQUESTS: Final = 1024
+"""Requests that may wait for those grammars, before the worker's queue has them."""
+
 MAX_KEPT: Final = 64
 """Compiled grammars that are kept."""
 
