@@ -22,7 +22,8 @@ import numpy as np
 import typer
 
 from llorch_serve.artifact import load_artifact
-from llorch_serve.bench.measure import LocalBackend
+from llorch_serve.bench.measure import LocalBackend, RemoteBackend
+from llorch_serve.client import WorkerClient
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.terminal.opening import open_worker
 from processes import WorkerProcess, serving
@@ -181,8 +182,12 @@ def soak(folder: Path, minutes: float) -> Soaked:
     cycles = max(1, min(4, round(2 * minutes)))
     first = alone(folder, work, slots=SLOTS, cycles=cycles)
     with serving(folder, "--slots", SLOTS, "--max-queued-requests", QUEUE) as worker:
+        with WorkerClient(worker.address) as client:  # every slot as full as it will ever be
+            RemoteBackend(client.generate).run([work.longest(-1 - slot) for slot in range(SLOTS)])
         since, until, seen, watched, before, after = load(worker, work, seconds=60 * minutes)
     return Soaked(
+        with WorkerClient(worker.address) as client:  # every slot as full as it will ever be
+            RemoteBackend(client.generate).run([work.longest(-1 - slot) for slot in range(SLOTS)])
         since, until, seen, watched, before, after, (first, alone(folder, work, slots=SLOTS, cycles=cycles))
     )
 

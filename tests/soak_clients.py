@@ -43,8 +43,15 @@ class Work:
     def request(self, index: int) -> GenerationRequest:
         """Return request ``index``: lengths log-uniform over a cycle, every other one greedy, prompts like no other's."""
         place = index % CYCLE
-        length = _between(self.longest_prompt, place)
-        wanted = _between(self.longest_answer, 37 * place % CYCLE)
+        return self._sized(
+            index, _between(self.longest_prompt, place), _between(self.longest_answer, 37 * place % CYCLE)
+        )
+
+    def longest(self, index: int) -> GenerationRequest:
+        """Return a request as long as any."""
+        return self._sized(index, self.longest_prompt, self.longest_answer)
+
+    def _sized(self, index: int, length: int, wanted: int) -> GenerationRequest:
         prompt = tuple(random.Random(index).choices(range(self.vocabulary), k=length))
         sampling = SamplingParams(
             temperature=0.7 * (index % 2), seed=index, max_tokens=wanted, ignore_eos=True
