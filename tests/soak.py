@@ -183,13 +183,10 @@ def soak(folder: Path, minutes: float) -> Soaked:
     first = alone(folder, work, slots=SLOTS, cycles=cycles)
     with serving(folder, "--slots", SLOTS, "--max-queued-requests", QUEUE) as worker:
         with WorkerClient(worker.address) as client:  # every slot as full as it will ever be
-            RemoteBackend(client.generate).run([work.longest(-1 - slot) for slot in range(SLOTS)])
+            RemoteBackend(client.generate).run([work.longest(10**9 + slot) for slot in range(SLOTS)])
         since, until, seen, watched, before, after = load(worker, work, seconds=60 * minutes)
-    return Soaked(
-        with WorkerClient(worker.address) as client:  # every slot as full as it will ever be
-            RemoteBackend(client.generate).run([work.longest(-1 - slot) for slot in range(SLOTS)])
-        since, until, seen, watched, before, after, (first, alone(folder, work, slots=SLOTS, cycles=cycles))
-    )
+    last = alone(folder, work, slots=SLOTS, cycles=cycles)
+    return Soaked(since, until, seen, watched, before, after, (first, last))
 
 
 def table(checks: list[Check]) -> str:
