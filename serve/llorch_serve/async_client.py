@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llorch_serve.channel import OPTIONS, PLAIN, Access, check_size
+from llorch_serve.correlation import write_ids
 from llorch_serve.errors import UnavailableError, WorkerError
 from llorch_serve.load import Load
 from llorch_serve.requests import (
@@ -104,7 +105,8 @@ class AsyncWorkerClient:
         """
         message = pb.GenerateStreamRequest(request=convert.write_generation_request(request))
         check_size(message.ByteSize())
-        stream = self._service.GenerateStream(message, timeout=timeout_s, metadata=self._metadata)
+        ids = write_ids(request.correlation_id, request.traceparent)
+        stream = self._service.GenerateStream(message, timeout=timeout_s, metadata=(*self._metadata, *ids))
         open_answers = request.sampling.n
         try:
             async for response in stream:
@@ -124,7 +126,8 @@ class AsyncWorkerClient:
         ``timeout_s`` bounds all of them together, in seconds.
         """
         message = convert.write_generation_request(request)
-        return convert_answers.read_answers(await self._call(self._service.Generate, message, timeout_s))
+        ids = write_ids(request.correlation_id, request.traceparent)
+        return convert_answers.read_answers(await self._call(self._service.Generate, message, timeout_s, ids))
 
     async def score(
         self, request: ScoreRequest, *, timeout_s: float | None = None
@@ -165,10 +168,14 @@ class AsyncWorkerClient:
         return tuple(response.request_ids)
 
     async def _call(
-        self, method: Callable[..., Awaitable[R]], message: Message, timeout_s: float | None = None
+        self,
+        method: Callable[..., Awaitable[R]],
+        message: Message,
+        timeout_s: float | None = None,
+        ids: tuple[tuple[str, str], ...] = (),
     ) -> R:
         check_size(message.ByteSize())
         try:
-            return await method(message, timeout=timeout_s, metadata=self._metadata)
+            return await method(message, timeout=timeout_s, metadata=(*self._metadata, *ids))
         except grpc.aio.AioRpcError as error:
             raise read_status(error, address=self.address) from error

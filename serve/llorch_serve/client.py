@@ -18,6 +18,7 @@ from grpc.experimental import ChannelOptions
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llorch_serve.channel import OPTIONS, PLAIN, Access, check_size
+from llorch_serve.correlation import write_ids
 from llorch_serve.errors import UnavailableError, WorkerError
 from llorch_serve.load import Load
 from llorch_serve.requests import (
@@ -108,7 +109,9 @@ class WorkerClient:
         """
         message = pb.GenerateStreamRequest(request=convert.write_generation_request(request))
         check_size(message.ByteSize())
-        return self._updates(request, message, timeout_s)
+        return self._updates(
+            request, message, timeout_s, write_ids(request.correlation_id, request.traceparent)
+        )
 
     def complete(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -118,12 +121,23 @@ class WorkerClient:
         ``timeout_s`` bounds all of them together, in seconds.
         """
         message = convert.write_generation_request(request)
-        return convert_answers.read_answers(self._call(self._service.Generate, message, timeout_s))
+        return convert_answers.read_answers(
+            self._call(
+                self._service.Generate,
+                message,
+                timeout_s,
+                write_ids(request.correlation_id, request.traceparent),
+            )
+        )
 
     def _updates(
-        self, request: GenerationRequest, message: pb.GenerateStreamRequest, timeout_s: float | None
+        self,
+        request: GenerationRequest,
+        message: pb.GenerateStreamRequest,
+        timeout_s: float | None,
+        ids: tuple[tuple[str, str], ...],
     ) -> Iterator[GenerationUpdate]:
-        stream = self._service.GenerateStream(message, timeout=timeout_s, metadata=self._metadata)
+        stream = self._service.GenerateStream(message, timeout=timeout_s, metadata=(*self._metadata, *ids))
         open_answers = request.sampling.n
         try:
             for response in stream:
@@ -169,9 +183,15 @@ class WorkerClient:
         response: pb.AbortResponse = self._call(self._service.Abort, message)
         return tuple(response.request_ids)
 
-    def _call(self, method: Callable[..., R], message: Message, timeout_s: float | None = None) -> R:
+    def _call(
+        self,
+        method: Callable[..., R],
+        message: Message,
+        timeout_s: float | None = None,
+        ids: tuple[tuple[str, str], ...] = (),
+    ) -> R:
         check_size(message.ByteSize())
         try:
-            return method(message, timeout=timeout_s, metadata=self._metadata)
+            return method(message, timeout=timeout_s, metadata=(*self._metadata, *ids))
         except grpc.RpcError as error:
             raise read_status(error, address=self.address) from error

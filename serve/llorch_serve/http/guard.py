@@ -17,11 +17,11 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llorch_serve.correlation import plain_id
 from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.observe.tap import Answered
 
-_CORRELATION_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _PORT: Final = re.compile(r":\d*$")
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -114,5 +114,5 @@ class Guard:
 
 
 def _correlation_id(given: str | None) -> str:
-    """Return the caller's id, or one of our own where there is none or one that logs and headers should not carry."""
-    return given if given is not None and _CORRELATION_ID.fullmatch(given) else secrets.token_hex(8)
+    """Return the caller's id, in place of one that logs and headers should not carry its digest, or where there is none one of our own."""
+    return plain_id(given) if given else secrets.token_hex(8)

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from llorch_serve.correlation import echo, read_ids
 from llorch_serve.errors import (
     CancelledError,
     FieldViolation,
@@ -151,6 +152,8 @@ class GenerationServicer:
             self._active += 1
             self._idle.clear()
             try:
+                if told := echo(read_ids(context.invocation_metadata())):
+                    await context.send_initial_metadata(told)
                 if self._refusal is not None and name not in _ALWAYS:
                     raise UnavailableError(self._refusal)
                 return await body(raw, context)
@@ -177,7 +180,9 @@ class GenerationServicer:
             return convert_answers.write_answers(call.request_id, answers)
 
         parse = functools.partial(_parse, pb.GenerateRequest, raw)
-        return await self._run(functools.partial(self._generation, parse), raw, context, collect, whole=True)
+        return await self._run(
+            functools.partial(self._generation, parse, context), raw, context, collect, whole=True
+        )
 
     async def _score(self, raw: bytes, context: Context) -> pb.ScoreResponse:
         async def collect(call: LiveCall) -> pb.ScoreResponse:
@@ -213,9 +218,13 @@ class GenerationServicer:
                 raise InvalidRequestError([FieldViolation("sampling.best_of", found)])
             return message.request
 
-        await self._run(functools.partial(self._generation, parse), raw, context, forward, whole=False)
+        await self._run(
+            functools.partial(self._generation, parse, context), raw, context, forward, whole=False
+        )
 
-    def _generation(self, parse: Callable[[], pb.GenerateRequest], connection: str) -> _Submission:
+    def _generation(
+        self, parse: Callable[[], pb.GenerateRequest], context: Context, connection: str
+    ) -> _Submission:
         """Read a request for generated text. A pool thread."""
         assert self._generator is not None
         message = parse()
@@ -223,6 +232,8 @@ class GenerationServicer:
         request = convert.read_generation_request(
             message, connection=connection, check=self._generator.violations
         )
+        ids = read_ids(context.invocation_metadata())
+        request = replace(request, correlation_id=ids.correlation_id, traceparent=ids.traceparent)
         return request.request_id, functools.partial(self._generator.submit, request)
 
     def _check_model(self, message: pb.GenerateRequest | pb.ScoreRequest) -> None:

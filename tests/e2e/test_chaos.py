@@ -1,0 +1,36 @@
+"""Every attack of ``ci/soak --chaos`` in short, on a tiny model: nothing is lost, and a loss would be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos import table
+from chaos_attacks import ATTACKS
+from chaos_ends import ENDS
+from chaos_field import Row, Sizes, field_of
+
+SMALL = Sizes(long_prompt=8_000, answer=400, endless=150_000)
+
+
+def test_clients_that_die_stall_or_send_anything_leave_nothing_behind(long):
+    with field_of(long, SMALL) as ground:
+        rows = [attack(ground, 2) for attack in ATTACKS]
+        assert ground.answers > len(rows)
+    assert [row.lost for row in rows] == [[]] * len(rows), table(rows)
+    assert all(row.times >= 2 for row in rows)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_end_under_load_keeps_what_was_promised(long, end):
+    row = end(long, SMALL)
+    assert row.lost == [], row.saw
+
+
+def test_what_is_lost_is_told(long):
+    with field_of(long, SMALL) as ground:
+        ground.alone[3] += 1
+        row = Row("none")
+        with ground.attack(row):
+            pass
+        assert row.lost == ["a neighbour's answer was another one", "the answer afterwards was another one"]
+        assert "another one; the answer" in table([row])
