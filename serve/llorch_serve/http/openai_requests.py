@@ -58,7 +58,9 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     """Return what a body of /v1/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
     body = read_struct(raw, CompletionBody)
     bad: list[FieldViolation] = []
-    best_of = None if body.best_of == body.n else body.best_of  # of as many as are asked for, all are the best
+    best_of = (
+        None if body.best_of == body.n else body.best_of
+    )  # of as many as are asked for, all are the best
     if body.stream and best_of is not None:
         found = "a stream cannot know yet which answers are best; leave it out, or leave stream out"
         bad.append(FieldViolation("best_of", found))
