@@ -16,9 +16,9 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Caller, Plan, check_completed
+from llorch_serve.http.service import Caller, Plan
 from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextPrompt
-from llorch_serve.rpc.calls import LiveCall
+from llorch_serve.rpc.calls import LiveCall, check_completed
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 

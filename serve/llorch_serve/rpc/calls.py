@@ -14,8 +14,9 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
-from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.errors import CancelledError, FieldViolation, InvalidRequestError, QueueFullError
 from llorch_serve.requests import GenerationUpdate, joined
+from llorch_serve.sequence import FinishReason
 
 MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tokenisation
 
@@ -148,3 +149,10 @@ class LiveCalls:
                 call.ended = call.ended or update.is_last
             else:
                 call.add(update)
+
+
+def check_completed(update: GenerationUpdate) -> None:
+    """Raise CancelledError where an answer ends with this update without having run to its end."""
+    completion = update.completion
+    if completion is not None and completion.reason is FinishReason.CANCELLED:
+        raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")

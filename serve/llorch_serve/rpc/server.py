@@ -86,7 +86,6 @@ class WorkerServer:
             await asyncio.Event().wait()
         else:
             await self._servicer.wait_unused(self._config.idle_timeout_s)
-            logger.info("no call for %g s; stopping", self._config.idle_timeout_s)
 
     async def bind(self) -> str:
         """Listen, answer health checks with NOT_SERVING and calls with UNAVAILABLE; return HOST:PORT.
