@@ -49,9 +49,10 @@ def read_tools(path: Path) -> tuple[str, ...]:
     try:
         if path.stat().st_size > MAX_TOOLS_BYTES:
             raise UsageError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_TOOLS_BYTES}")
-        tools = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
+        data = path.read_bytes()
+        tools = [str(memoryview(tool), "utf-8") for tool in msgspec.json.decode(data, type=list[msgspec.Raw])]
     except OSError as error:
         raise UsageError(f"--tools: {path} cannot be read ({error.strerror}); name a file") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"--tools: {path} holds no JSON list of tools ({error})") from error
-    return tuple(bytes(tool).decode() for tool in tools)
+    return tuple(tools)
