@@ -23,7 +23,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismat
 from llorch_serve.load import NOTHING, Load, WorkerState
 from llorch_serve.loading import LoadProgress
 from llorch_serve.requests import ModelInfo, TextGenerator, UpdateSink
-from llorch_serve.rpc import convert, convert_answers, convert_info
+from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.admission import Activity, ReadingThreads
 from llorch_serve.rpc.callers import caller_of
@@ -268,7 +268,7 @@ class GenerationServicer:
     async def _tokenize(self, raw: bytes, _context: Context) -> pb.TokenizeResponse:
         def work() -> pb.TokenizeResponse:
             assert self._generator is not None
-            prompt = convert.read_prompt(_parse(pb.TokenizeRequest, raw).input)
+            prompt = convert_prompt.read_prompt(_parse(pb.TokenizeRequest, raw).input)
             token_ids, text = self._generator.tokenize(prompt)
             return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
@@ -278,7 +278,7 @@ class GenerationServicer:
         def work() -> pb.DetokenizeResponse:
             assert self._generator is not None
             message = _parse(pb.DetokenizeRequest, raw)
-            token_ids = convert.read_token_ids(
+            token_ids = convert_prompt.read_token_ids(
                 message.token_ids, count=len(message.token_ids), field="token_ids"
             )
             text = self._generator.detokenize(token_ids, keep_special_tokens=message.keep_special_tokens)
