@@ -10,7 +10,7 @@ from llorch_serve.errors import UsageError
 from llorch_serve.requests import Completion, GenerationUpdate, Timings, ToolCallDelta
 from llorch_serve.sequence import FinishReason
 from llorch_serve.terminal.answers import show_answers
-from llorch_serve.terminal.chat_prompt import read_tools
+from llorch_serve.terminal.prompt_flags import read_tools
 
 DONE = Completion(FinishReason.STOP, None, 1, 2, 3, Timings(0, 0, 0))
 
