@@ -21,6 +21,7 @@ from llorch_serve.http import connection, exchange
 from llorch_serve.http.server import HttpConfig, HttpFront, read_address
 from llorch_serve.requests import TextPrompt
 from llorch_serve.terminal.beside import read_tls
+from rpc_harness import held_up
 
 BODY = {"prompt": "Hi", "max_tokens": 2}
 
@@ -258,6 +259,18 @@ def test_loading_serving_draining():
                 text += client.recv(10_000)
             assert b"w1" in text
         generator.close()
+
+
+def test_a_request_that_is_still_to_be_read_when_all_are_ended_is_told_too(monkeypatch):
+    forced = asyncio.Event()
+    forced.set()
+    with fake_front(free_running=False) as (front, generator):
+        service = front.ways._fronts[0]._service
+        with held_up(service, monkeypatch) as queued, connect(front.port, "/v1/completions", BODY) as client:
+            assert queued.wait(PATIENCE_S)
+            front.on_loop(front.ways.drain(forced))
+            assert client.recv(10_000).startswith(b"HTTP/1.1 503")
+        generator.wait_for(lambda g: g.submitted and not g.live_ids)
 
 
 def test_a_drain_that_is_forced_ends_answers_with_an_error():

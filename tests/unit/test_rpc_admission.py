@@ -1,4 +1,4 @@
-"""Threads that read requests, and when a worker counts as unused, whatever way in its calls take."""
+"""Threads that read requests, when a worker counts as unused, and what it waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fake_generator import PATIENCE_S
 from llorch_serve.errors import QueueFullError
 from llorch_serve.load import Load
 from llorch_serve.rpc.admission import Activity, ReadingThreads
-from llorch_serve.rpc.server import WorkerServer
+from llorch_serve.rpc.server import WorkerServer, first_of
 from llorch_serve.rpc.ways import Front, FrontMaker, Ways
 
 
@@ -92,3 +92,21 @@ def test_a_worker_used_over_http_alone_does_not_say_that_it_stops(caplog: pytest
     asyncio.run(Ways(cast("WorkerServer", _UnusedServer()), makers).wait_unused())
     assert said == [0, 0, 0]
     assert [record.getMessage() for record in caplog.records] == ["no call for 0.001 s; stopping"]
+
+
+def test_an_event_that_fails_is_not_taken_for_one_that_came() -> None:
+    async def fail() -> None:
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        asyncio.run(first_of(fail(), asyncio.Event().wait()))
+
+
+def test_the_first_event_or_the_timeout_ends_the_wait() -> None:
+    async def waits() -> tuple[bool, bool]:
+        there = asyncio.Event()
+        there.set()
+        never = asyncio.Event()
+        return await first_of(there.wait(), never.wait()), await first_of(never.wait(), timeout_s=0)
+
+    assert asyncio.run(waits()) == (True, False)

@@ -129,8 +129,7 @@ class HttpService:
 
     def end_all(self, error: Exception) -> None:
         """End every running request with an error."""
-        for call in self._calls:
-            call.fail(error)
+        self._calls.end_all(error)
 
     def close(self) -> None:
         """Drop what waits for the thread pool and end its threads, without waiting for them."""
@@ -175,6 +174,7 @@ class HttpService:
         try:
             plan = await asyncio.shield(admitted)
             for call in admission.calls:
+                self._calls.admitted(call)
                 if call.unwanted:  # cancelled before it was submitted
                     self._abort(call)
             if plan is not None:

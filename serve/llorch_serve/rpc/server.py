@@ -216,9 +216,11 @@ def _port_error(host: str, port: int, reason: str) -> PortError:
 
 
 async def first_of(*events: Awaitable[object], timeout_s: float | None = None) -> bool:
-    """Wait for the first of several events; tell whether one came before the timeout."""
+    """Wait for the first of several events; tell whether one came before the timeout. Raises what an event ended with."""
     tasks = [asyncio.ensure_future(event) for event in events]
     done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
+    for task in done:
+        task.result()
     return bool(done)

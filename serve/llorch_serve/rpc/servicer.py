@@ -100,8 +100,7 @@ class GenerationServicer:
 
     def end_all(self, error: Exception) -> None:
         """End every running generation with an error and abort its request."""
-        for call in self._calls:
-            call.fail(error)
+        self._calls.end_all(error)
 
     def close(self) -> None:
         """Drop what waits for the thread pool and end its threads, without waiting for them."""
@@ -226,6 +225,7 @@ class GenerationServicer:
         )
         try:
             await asyncio.shield(admission)
+            self._calls.admitted(call)
             if call.unwanted:
                 self._abort(call)
             return await consume(call)
