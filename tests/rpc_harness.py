@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc import worker_pb2_grpc
+from llorch_serve.rpc.admission import POOL_THREADS
 from llorch_serve.rpc.server import ServerConfig, WorkerServer
 
 
@@ -70,3 +72,27 @@ def open_stub(address: str, **options: int) -> Iterator[worker_pb2_grpc.Generati
     """A plain generated stub, as any other client would use it."""
     with grpc.insecure_channel(address, options=[(f"grpc.{k}", v) for k, v in options.items()]) as channel:
         yield worker_pb2_grpc.GenerationServiceStub(channel)
+
+
+@contextmanager
+def held_up(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Keep what reads requests busy until all of them have been ended; yields what is set once one waits to be read."""
+    gate, queued = threading.Event(), threading.Event()
+    threads, end_all, run = service._threads, service.end_all, service._threads.run
+    for _ in range(POOL_THREADS):
+        threads._pool.submit(gate.wait, PATIENCE_S)
+
+    async def watched(size: int, work: Any) -> Any:
+        queued.set()
+        return await run(size, work)
+
+    def ended(error: Exception) -> None:
+        end_all(error)
+        gate.set()
+
+    monkeypatch.setattr(threads, "run", watched)
+    monkeypatch.setattr(service, "end_all", ended)
+    try:
+        yield queued
+    finally:
+        gate.set()

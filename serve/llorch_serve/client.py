@@ -29,7 +29,14 @@ from llorch_serve.requests import (
     Prompt,
     ScoreRequest,
 )
-from llorch_serve.rpc import SERVICE_NAME, convert, convert_answers, convert_info, worker_pb2_grpc
+from llorch_serve.rpc import (
+    SERVICE_NAME,
+    convert,
+    convert_answers,
+    convert_info,
+    convert_prompt,
+    worker_pb2_grpc,
+)
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_score import read_scores, write_score_request
 from llorch_serve.rpc.status import read_status
@@ -159,7 +166,7 @@ class WorkerClient:
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""
-        message = pb.TokenizeRequest(input=convert.write_prompt(prompt))
+        message = pb.TokenizeRequest(input=convert_prompt.write_prompt(prompt))
         response: pb.TokenizeResponse = self._call(self._service.Tokenize, message)
         return tuple(response.token_ids), response.text
 

@@ -96,6 +96,24 @@ def test_an_answer_is_stopped(browser, tmp_path):
         page.locator(".turn.assistant .note", has_text="stopped").wait_for()
 
 
+@pytest.mark.parametrize("words", [0, 1])
+def test_what_is_cleared_while_it_is_answered_is_forgotten(browser, tmp_path, words):
+    with fake_front(free_running=False) as (front, generator), browser(front.base, tmp_path) as page:
+        say(page, "Secret")
+        generator.wait_for(lambda g: g.live_ids)
+        for count in range(words):
+            generator.step()
+            page.locator(".turn.assistant .text", has_text=f"w{count}").wait_for()
+        page.get_by_role("button", name="Clear").click()
+        generator.wait_for(lambda g: not g.live_ids)
+        page.locator("#stop").wait_for(state="hidden")
+        assert page.get_by_label("Message", exact=True).input_value() == ""
+        generator.run_freely()
+        say(page, "Hello")
+        page.locator(".turn.assistant .note", has_text="tokens").wait_for()
+        assert [message.content for message in generator.submitted[1].prompt.messages] == ["Hello"]
+
+
 def test_markup_stays_text(browser, tmp_path):
     with fake_front() as (front, _), browser(front.base, tmp_path) as page:
         say(page, "<img src=x onerror=alert(1)>")

@@ -17,10 +17,11 @@ from certificates import make_certificates
 from fake_generator import INFO, LOAD, PATIENCE_S, FakeGenerator
 from http_harness import fake_front, running_front, send
 from llorch_serve.errors import EngineStoppedError, PortError
-from llorch_serve.http import exchange
+from llorch_serve.http import connection, exchange
 from llorch_serve.http.server import HttpConfig, HttpFront, read_address
 from llorch_serve.requests import TextPrompt
 from llorch_serve.terminal.beside import read_tls
+from rpc_harness import held_up
 
 BODY = {"prompt": "Hi", "max_tokens": 2}
 
@@ -260,6 +261,18 @@ def test_loading_serving_draining():
         generator.close()
 
 
+def test_a_request_that_is_still_to_be_read_when_all_are_ended_is_told_too(monkeypatch):
+    forced = asyncio.Event()
+    forced.set()
+    with fake_front(free_running=False) as (front, generator):
+        service = front.ways._fronts[0]._service
+        with held_up(service, monkeypatch) as queued, connect(front.port, "/v1/completions", BODY) as client:
+            assert queued.wait(PATIENCE_S)
+            front.on_loop(front.ways.drain(forced))
+            assert client.recv(10_000).startswith(b"HTTP/1.1 503")
+        generator.wait_for(lambda g: g.submitted and not g.live_ids)
+
+
 def test_a_drain_that_is_forced_ends_answers_with_an_error():
     with fake_front(free_running=False, drain_timeout_s=0) as (front, generator):
         with connect(front.port, "/v1/completions", {"prompt": "a", "stream": True}) as client:
@@ -326,6 +339,64 @@ def test_a_job_is_cancelled_by_its_own_caller_alone():
             assert send(front.port, "POST", "/cancel", {"job_id": "j"}, key).status == 202
             generator.wait_for(lambda g: not g.live_ids)
             assert b'"CANCELLED"' in client.getresponse().read()
+
+
+def test_a_job_is_cancelled_by_the_holder_of_its_own_certificate_alone(tmp_path):
+    certificates = make_certificates(tmp_path)
+    tls = read_tls(certificates.server_cert, certificates.server_key, certificates.ca)
+
+    def connected(port, cert, key):
+        trusted = ssl.create_default_context(cafile=certificates.ca)
+        trusted.load_cert_chain(cert, key)
+        client = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=PATIENCE_S)
+        return contextlib.closing(client)
+
+    def post(client, path, body):
+        client.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+
+    own = certificates.client_cert, certificates.client_key
+    other = certificates.server_cert, certificates.server_key
+    with (
+        fake_front(free_running=False, tls=tls) as (front, generator),
+        connected(front.port, *own) as client,
+    ):
+        post(client, "/v1/inference", {"job_id": "j", "prompt": "Hi"})
+        generator.wait_for(lambda g: g.live_ids)
+        assert generator.submitted[0].client_id.startswith("certificate:")
+        for files, ended in ((other, []), (own, ["j"])):
+            with connected(front.port, *files) as canceller:
+                post(canceller, "/cancel", {"job_id": "j"})
+                assert canceller.getresponse().status == 202
+            assert generator.aborted == ended
+        assert b'"CANCELLED"' in client.getresponse().read()
+
+
+def test_a_head_that_does_not_come_in_time_ends_the_connection(monkeypatch):
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+    with fake_front() as (front, _):
+        there = ("127.0.0.1", front.port)
+        with socket.create_connection(there, PATIENCE_S) as used, used.makefile("rb") as answers:
+            used.sendall(head + b"\r\n")
+            assert answers.readline().startswith(b"HTTP/1.1 200")
+            monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.05)
+            used.sendall(head)
+            assert b"HTTP/1.1" not in answers.read()  # which ends with the connection
+        with socket.create_connection(there, PATIENCE_S) as silent:
+            assert silent.recv(1) == b""
+
+
+def test_an_answer_may_take_longer_than_a_head(monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.5)
+    with (
+        fake_front(free_running=False) as (front, generator),
+        connect(front.port, "/v1/completions", BODY) as client,
+    ):
+        generator.wait_for(lambda g: g.live_ids)
+        with socket.create_connection(("127.0.0.1", front.port), PATIENCE_S) as silent:
+            assert silent.recv(1) == b""  # by then the answer's time would be over too
+        generator.run_freely()
+        assert client.recv(10_000).startswith(b"HTTP/1.1 200")
 
 
 def test_use_over_http_counts_against_idleness():

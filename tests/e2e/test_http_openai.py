@@ -11,6 +11,7 @@ import pytest
 from fake_generator import INFO, PATIENCE_S, FakeGenerator
 from http_harness import fake_front, running_front, send
 from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.http.fields import MAX_LISTED
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, ToolCall, ToolCallDelta
 from llorch_serve.sequence import FinishReason
 
@@ -185,6 +186,33 @@ def test_pictures_are_refused_by_their_place(served):
             model=INFO.model_id, messages=[{"role": "user", "content": [picture]}]
         )
     assert caught.value.param == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": [{"type": "sound"}] * 2000}],
+        [{"role": "user", "content": "a", "refusal": "no"}] * 2000,
+    ],
+    ids=("parts", "messages"),
+)
+def test_a_flood_of_bad_messages_is_not_listed_whole(served, messages):
+    with pytest.raises(openai.BadRequestError) as caught:
+        served[2].chat.completions.create(model=INFO.model_id, messages=messages)
+    *listed, more = caught.value.body["errors"]
+    assert len(listed) == MAX_LISTED
+    assert more["field"] == "body"
+    assert "more fields are bad" in more["message"]
+
+
+@pytest.mark.parametrize(("n", "best_of"), [(3, 1), (1, 0), (1, -5)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_fewer_best_answers_than_are_asked_for_are_refused(served, n, best_of, stream):
+    with pytest.raises(openai.BadRequestError) as caught:
+        served[2].completions.create(
+            model=INFO.model_id, prompt="Hi", n=n, best_of=best_of, stream=stream, max_tokens=1
+        )
+    assert caught.value.param == "best_of"
 
 
 def test_another_model_is_not_found(served):

@@ -8,6 +8,7 @@ import signal
 import ssl
 import threading
 import time
+from dataclasses import replace
 from datetime import datetime
 
 import psutil
@@ -17,6 +18,7 @@ from certificates import make_certificates
 from fake_generator import INFO, FakeGenerator
 from llorch_serve.errors import ArtifactError, UsageError, WorkerError
 from llorch_serve.pool import post
+from llorch_serve.pool.messages import ready
 from llorch_serve.pool.reporter import PoolConfig, PoolReporter
 from llorch_serve.rpc.lifecycle import serve
 from llorch_serve.rpc.server import ServerConfig
@@ -245,9 +247,25 @@ def test_flags_that_do_not_go_together(tiny, flags, says):
         "http://a/ b",
         "http://[a/",
         "http://a/ü",
+        "http://a..b/",
+        f"http://{64 * 'a'}/",
     ],
 )
 def test_urls_that_nothing_can_be_posted_to(url):
     with pytest.raises(UsageError) as caught:
         post.read_url(url)
     assert "u:p" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("provider", "backend", "device", "architecture"),
+    [
+        ("CPUExecutionProvider", "cpu", "cpu", "system"),
+        ("DmlExecutionProvider", "directml", "gpu:0", "discrete"),
+        ("NvTensorRTRTXExecutionProvider", "tensorrt", "tensorrt", "unknown"),
+        ("OtherExecutionProvider", "other", "other", "unknown"),
+    ],
+)
+def test_a_backend_has_the_name_that_the_provider_flag_takes(provider, backend, device, architecture):
+    told = ready(replace(INFO, provider=provider), worker_id="w", model_ref=None, uri="grpc://a:1")
+    assert (told.backend, told.device, told.memory_architecture) == (backend, device, architecture)

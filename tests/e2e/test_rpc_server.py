@@ -26,7 +26,7 @@ from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.lifecycle import serve
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.rpc.status import read_status
-from rpc_harness import RunningServer, open_stub, running_server
+from rpc_harness import RunningServer, held_up, open_stub, running_server
 
 STATUS = health_pb2.HealthCheckResponse
 REQUEST = pb.GenerateRequest(input=pb.Input(text="Hi"), sampling=pb.Sampling(max_tokens=2))
@@ -277,6 +277,19 @@ def test_what_does_not_finish_in_time_ends_unavailable():
             assert isinstance(error, UnavailableError)
             assert "shut" in str(error)
         assert ended_cleanly(process)
+
+
+def test_a_call_that_is_still_to_be_read_when_all_are_ended_is_told_too(monkeypatch):
+    generator, forced = FakeGenerator(free_running=False), asyncio.Event()
+    forced.set()
+    with running_server(generator) as running, open_stub(running.address) as stub:
+        servicer = running.server._servicer
+        with held_up(servicer, monkeypatch) as queued:
+            answer = stub.Generate.future(REQUEST, timeout=PATIENCE_S)
+            assert queued.wait(PATIENCE_S)
+            running.call(running.server.drain(forced))
+            assert isinstance(refusal(answer.result), UnavailableError)
+        generator.wait_for(lambda g: g.submitted and not g.live_ids)
 
 
 def test_a_second_signal_forces_the_end():

@@ -74,7 +74,8 @@ def test_scores_are_lines_or_a_document(where):
         (("generate", *PROMPT, "--n", "3", "--best-of", "2"), "sampling.best_of: found 2"),
         (("generate", *PROMPT, "--prompt-logprobs", "3"), "--prompt-logprobs shows in the JSON"),
         (("score", "--continuation", ""), "continuations[0]: found no tokens"),
-        (("score", "--continuation", "a", "--logprobs", "21"), "logprobs: found 21"),
+        (("score", "--continuation", "a", "--logprobs", "21", "--json"), "logprobs: found 21"),
+        (("score", "--continuation", "a", "--logprobs", "2"), "--logprobs shows in the JSON"),
     ],
 )
 def test_what_cannot_be_is_a_usage_error(where, arguments, says):

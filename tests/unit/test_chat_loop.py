@@ -24,7 +24,8 @@ from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 from llorch_serve.terminal.chat_history import history_file, private_file
 from llorch_serve.terminal.chat_loop import ChatLoop
-from llorch_serve.terminal.chat_screen import TerminalReader, show_answer, show_aside
+from llorch_serve.terminal.chat_screen import TerminalReader
+from llorch_serve.terminal.console import fail, show_aside, write
 from llorch_serve.terminal.conversation import Conversation
 
 DONE = Completion(FinishReason.STOP, "</s>", 7, 5, 1, Timings(0, 1, 2))
@@ -160,6 +161,24 @@ def test_a_conversation_is_saved_for_its_user_alone_and_never_over_a_file(
     assert "/regenerate" in words
 
 
+@pytest.mark.parametrize("name", ["n 2", "best_of 2", "logprobs 1", "prompt_logprobs 1", "echo true"])
+def test_what_a_conversation_does_not_show_cannot_be_set(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = chat(Model(), f"/set {name}")
+    assert f"there is no setting {name.split()[0]!r}" in capsys.readouterr().err
+    assert loop.conversation.sampling == SamplingParams()
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/chat", "a\0b"])
+def test_a_file_that_cannot_be_does_not_end_the_chat(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model(["still there"])
+    chat(model, f"/save {name}", "Hi")
+    shown = capsys.readouterr()
+    assert f"{name} cannot be written" in shown.err
+    assert shown.out == "still there\n"
+
+
 def test_two_slashes_begin_a_message() -> None:
     model = Model(["ok"])
     chat(model, "//etc/hosts?", "/etc")
@@ -170,18 +189,20 @@ def test_a_terminal_is_sent_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attack = "a\x1b]0;title\x07\x9b2J\r\b\tb\n"
-    show_answer(attack)
+    write(attack)
     assert capsys.readouterr().out == attack  # a pipe gets the text as it is
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
-    show_answer(attack)
+    write(attack)
     show_aside(attack, end="")
     shown = capsys.readouterr()
     assert shown.out == shown.err == "a]0;title2J\tb\n"
     monkeypatch.setenv("NO_COLOR", "")
     show_aside("x")
     assert capsys.readouterr().err == "\x1b[2mx\x1b[0m\n"
+    fail(attack, 1)
+    assert capsys.readouterr().err == "\x1b[1;31merror:\x1b[0m a]0;title2J b\n"
 
 
 def test_the_history_file_is_private_and_where_xdg_says(

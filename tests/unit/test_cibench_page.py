@@ -14,7 +14,6 @@ from bench_peers.markdown import BEGIN, END, replace_section, section, show_rati
 from bench_peers.models import PeersFolder
 from bench_peers.ours import DEFAULT, SMALLEST, all_recipes
 from bench_peers.peers import GENAI, LLAMA_CPP, OPENVINO, all_peers, compare
-from bench_peers.picture import draw
 from bench_peers.protocol import Measurement
 from bench_peers.results import (
     DECODE,
@@ -188,6 +187,9 @@ def test_a_run_survives_its_file():
 
 
 def test_the_picture_is_a_png_and_the_same_each_time(tmp_path):
+    pytest.importorskip("matplotlib")
+    from bench_peers.picture import draw
+
     for name in ("a.png", "b.png"):
         draw(run(), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

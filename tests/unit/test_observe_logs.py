@@ -106,6 +106,18 @@ def test_a_message_stays_on_its_line():
     assert json.loads(JsonFormatter().format(forged))["human"] == forged.msg
 
 
+def test_no_line_ends_or_controls_of_other_alphabets_stay_in_text():
+    shown = TextFormatter().format(record("a\x9b2J\x85b\u2028c\u2029d"))
+    assert shown.endswith("a\\x9b2J\\x85b\\u2028c\\u2029d")
+
+
+@pytest.mark.parametrize("secret", ['quo"ted', "back\\slash", 'both\\"'])
+@pytest.mark.parametrize("formatter", [JsonFormatter, TextFormatter])
+def test_a_secret_is_taken_out_however_it_is_written(formatter, secret):
+    line = formatter((secret,)).format(record(f"found {secret} here"))
+    assert "found [redacted] here" in line
+
+
 def test_a_traceback_is_kept():
     try:
         raise ValueError("inside")

@@ -11,12 +11,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from fake_generator import FakeGenerator
-from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.errors import NonFiniteLogitsError, UsageError
 from llorch_serve.local import stream
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.observe.traces import Tracer, otlp_provider
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
+from llorch_serve.terminal.beside import open_beside
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CANARY = "xylophone-canary"
@@ -86,3 +87,11 @@ def test_spans_go_to_the_endpoint_that_is_named():
     exporter = provider._active_span_processor._span_processors[0].span_exporter
     assert exporter._endpoint == "http://127.0.0.1:9/v1/traces"
     provider.shutdown()
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:4318", "collector", "grpc://a:4317", "http://", "http://a:x", "http://a?key=b"]
+)
+def test_an_endpoint_that_is_no_url_is_refused_at_start(endpoint):
+    with pytest.raises(UsageError, match=r"--otlp-endpoint is .* expected a URL"):
+        open_beside(None, endpoint)

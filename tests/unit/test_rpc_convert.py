@@ -23,8 +23,9 @@ from llorch_serve.requests import (
     ToolCall,
     ToolCallDelta,
 )
-from llorch_serve.rpc import convert, convert_answers, convert_info
+from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.convert_fields import MAX_ITEMS
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 from llorch_serve.structured.spec import MAX_CHOICES, Choice, Grammar, JsonObject, JsonSchema, Regex
@@ -153,9 +154,9 @@ def test_every_bad_field_is_named_at_once():
             chat=pb.ChatInput(messages=[pb.ChatMessage(role="user"), pb.ChatMessage(content="x")])
         ),
         sampling=pb.Sampling(
-            stop=["x"] * (convert.MAX_ITEMS + 1),
-            stop_token_ids=[1] * (convert.MAX_ITEMS + 1),
-            logit_bias=dict.fromkeys(range(convert.MAX_ITEMS + 1), 1.0),
+            stop=["x"] * (MAX_ITEMS + 1),
+            stop_token_ids=[1] * (MAX_ITEMS + 1),
+            logit_bias=dict.fromkeys(range(MAX_ITEMS + 1), 1.0),
         ),
         request_id="é" * 65,
         client_id="x" * 129,
@@ -180,15 +181,15 @@ def test_every_bad_field_is_named_at_once():
         (pb.Input(), "input"),
         (pb.Input(chat=pb.ChatInput()), "input.chat.messages"),
         (
-            pb.Input(chat=pb.ChatInput(messages=[pb.ChatMessage(role="u")] * (convert.MAX_ITEMS + 1))),
+            pb.Input(chat=pb.ChatInput(messages=[pb.ChatMessage(role="u")] * (MAX_ITEMS + 1))),
             "input.chat.messages",
         ),
-        (pb.Input(tokens=pb.TokenInput(ids=range(convert.MAX_TOKEN_IDS + 1))), "input.tokens.ids"),
+        (pb.Input(tokens=pb.TokenInput(ids=range(convert_prompt.MAX_TOKEN_IDS + 1))), "input.tokens.ids"),
     ],
 )
 def test_an_input_without_a_plain_form_is_refused(message, field):
     with pytest.raises(InvalidRequestError) as caught:
-        convert.read_prompt(message)
+        convert_prompt.read_prompt(message)
     assert [v.field for v in caught.value.violations] == [field]
 
 
@@ -217,7 +218,7 @@ def test_values_no_message_can_carry_are_named():
         "sampling.logit_bias",
     ]
     with pytest.raises(InvalidRequestError, match=r"input\.text"):
-        convert.write_prompt(TextPrompt("\ud800"))
+        convert_prompt.write_prompt(TextPrompt("\ud800"))
     with pytest.raises(InvalidRequestError, match="token_ids"):
         convert.write_detokenize_request((-1,), keep_special_tokens=False)
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from llorch_serve.http.connection import HOLDER
 from llorch_serve.http.problems import CLIENT_CLOSED, HttpError, Problem
 
 MAX_BODY_BYTES: Final = 4 * 2**20
@@ -44,6 +45,11 @@ class Exchange:
     def owner(self) -> str:
         """Who asks, where the worker knows its callers; else empty."""
         return str(self._scope.get(CALLER, ""))
+
+    @property
+    def holder(self) -> str:
+        """Whose client certificate the connection shows; empty if it shows none."""
+        return str(self._scope.get("state", {}).get(HOLDER, ""))
 
     @property
     def client(self) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import typing
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -28,10 +29,10 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
     """
     values = _split(raw)
     known = _fields(kind)
+    unknown = [name for name in values if name not in known]
     bad = [
         FieldViolation(name[:_MAX_NAME_CHARS], f"unknown field; known are {', '.join(known)}")
-        for name in values
-        if name not in known
+        for name in unknown[:MAX_LISTED]  # a body has room for hundreds of thousands
     ]
     read: dict[str, Any] = {}
     for name, (type_, required) in known.items():
@@ -46,10 +47,15 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             bad.append(_violation(name, error))
     if bad:
-        left = len(bad) - MAX_LISTED
-        more = [FieldViolation(BODY, f"{left} more fields are bad")] if left > 0 else []
-        raise InvalidRequestError(bad[:MAX_LISTED] + more)
+        refuse_fields(bad, unlisted=max(0, len(unknown) - MAX_LISTED))
     return kind(**read)
+
+
+def refuse_fields(bad: Sequence[FieldViolation], *, unlisted: int = 0) -> NoReturn:
+    """Raise InvalidRequestError with the first bad fields, and a count of the others, ``unlisted`` ones among them."""
+    left = len(bad) + unlisted - MAX_LISTED
+    more = [FieldViolation(BODY, f"at least {left} more fields are bad")] if left > 0 else []
+    raise InvalidRequestError([*bad[:MAX_LISTED], *more])
 
 
 def _split(raw: bytes) -> dict[str, msgspec.Raw]:

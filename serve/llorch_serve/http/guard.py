@@ -69,12 +69,12 @@ class Access:
             known = ", ".join(sorted(self.hosts))
             raise HttpError(403, "unknown_host", f"Host is {host[:100]!r}, expected one of {known}")
         if self.bearer is None:
-            return ""
+            return exchange.holder
         caller = self.bearer.caller(exchange.header("authorization"))
         if caller is None and path not in self.open_paths:
             found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
             raise HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
-        return caller or ""
+        return exchange.holder or caller or ""
 
 
 class Guard:

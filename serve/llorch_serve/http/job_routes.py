@@ -1,7 +1,7 @@
 """The API of the worker that this one descends from: POST /v1/inference (also /execute) and POST /cancel.
 
 Input: a job with its id, prompt and sampling. Output: the events ``started``, ``token``, ``metrics``, then exactly one of
-``end`` and ``error``, then ``[DONE]``. The job's id is the request's, so ``Abort`` over gRPC knows it too.
+``end`` and ``error``, then ``[DONE]``. The job's id is the request's id.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Caller, Plan, check_completed
+from llorch_serve.http.service import Caller, Plan
 from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextPrompt
-from llorch_serve.rpc.calls import LiveCall
+from llorch_serve.rpc.calls import LiveCall, check_completed
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 

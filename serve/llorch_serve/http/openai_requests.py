@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError
-from llorch_serve.http.fields import read_struct
+from llorch_serve.errors import FieldViolation, ModelMismatchError
+from llorch_serve.http.fields import MAX_LISTED, read_struct, refuse_fields
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, ResponseFormat, Shared
 from llorch_serve.http.service import Caller, Plan
 from llorch_serve.requests import (
@@ -58,7 +58,10 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     """Return what a body of /v1/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
     body = read_struct(raw, CompletionBody)
     bad: list[FieldViolation] = []
-    if body.stream and body.best_of is not None and body.best_of > body.n:
+    best_of = (
+        None if body.best_of == body.n else body.best_of
+    )  # of as many as are asked for, all are the best
+    if body.stream and best_of is not None:
         found = "a stream cannot know yet which answers are best; leave it out, or leave stream out"
         bad.append(FieldViolation("best_of", found))
     _refuse(bad, "suffix", body.suffix, (None, ""))
@@ -70,7 +73,7 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         logprobs=body.logprobs,
         echo=body.echo,
         prompt_logprobs=body.logprobs if body.echo else None,
-        best_of=body.best_of if body.best_of is not None and body.best_of > body.n else None,
+        best_of=best_of,
     )
     return _plan(
         "cmpl", prompts, sampling, body, bad, info, caller, {"input": "prompt", "prompt_logprobs": "logprobs"}
@@ -128,7 +131,7 @@ def _plan(
     names: dict[str, str],
 ) -> Plan:
     if bad:
-        raise InvalidRequestError(bad)
+        refuse_fields(bad)
     check_model(body.model, info)
     answer_id = f"{kind}-{secrets.token_hex(12)}"
     several = len(prompts) > 1
@@ -260,7 +263,17 @@ def _read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViol
 def _read_messages(messages: list[Message], bad: list[FieldViolation]) -> tuple[ChatMessage, ...]:
     if not 0 < len(messages) <= MAX_MESSAGES:
         bad.append(FieldViolation("messages", f"found {len(messages)}, expected 1 to {MAX_MESSAGES}"))
-    return tuple(_read_message(message, index, bad) for index, message in enumerate(messages[:MAX_MESSAGES]))
+    read = []
+    for index, message in enumerate(messages[:MAX_MESSAGES]):
+        read.append(_read_message(message, index, bad))
+        if _is_full(bad):
+            break
+    return tuple(read)
+
+
+def _is_full(bad: list[FieldViolation]) -> bool:
+    """Tell whether there are more than will be listed: a body has room for hundreds of thousands."""
+    return len(bad) > MAX_LISTED
 
 
 def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> ChatMessage:
@@ -281,6 +294,8 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
         return replace(read, content=message.content)
     texts = []
     for place, part in enumerate(message.content):
+        if _is_full(bad):
+            break
         if part.type != "text" or part.text is None:
             found = f"found a part of type {part.type[:32]!r}, expected type text with a text"
             bad.append(FieldViolation(f"{path}.content[{place}]", found))

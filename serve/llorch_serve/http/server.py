@@ -21,6 +21,7 @@ import uvicorn
 
 from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
 from llorch_serve.http.app import OPEN_PATHS, make_app
+from llorch_serve.http.connection import Connection
 from llorch_serve.http.guard import Access, Bearer
 from llorch_serve.http.service import CUT, STOPPING, HttpService
 from llorch_serve.http.status_routes import Exposition
@@ -77,7 +78,7 @@ class HttpFront:
             uvicorn.Config(
                 make_app(self._service, exposition, access, on_answered),
                 ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
-                http="h11",  # bounds the size of a request's head
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -10,27 +10,19 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from llorch_serve.errors import (
-    CancelledError,
-    FieldViolation,
-    InvalidRequestError,
-    QueueFullError,
-    UnavailableError,
-)
+from llorch_serve.errors import FieldViolation, InvalidRequestError, UnavailableError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.problems import Problem, describe
 from llorch_serve.load import Load
-from llorch_serve.requests import GenerationRequest, GenerationUpdate, ModelInfo, TextGenerator
+from llorch_serve.requests import GenerationRequest, ModelInfo, TextGenerator
+from llorch_serve.rpc.admission import Activity, ReadingThreads
 from llorch_serve.rpc.calls import LiveCall, LiveCalls
-from llorch_serve.sequence import FinishReason
 
-POOL_THREADS: Final = 2  # tokenising is the work; more threads would only take cores from the model
 MAX_PENDING_BYTES: Final = 64 * 2**20  # of bodies that wait for the pool
 LOADING: Final = "the worker is loading its model; try again when GET /health says 200"
 STOPPING: Final = "the worker is shutting down; send the request to another"
@@ -97,17 +89,12 @@ class HttpService:
 
     def __init__(self, load: Callable[[], Load]) -> None:
         self._load = load
-        self._loop = asyncio.get_running_loop()
-        self._calls = LiveCalls(self._loop)
-        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="llorch-http")
-        self._pending_bytes = 0
+        self._calls = LiveCalls(asyncio.get_running_loop())
+        self._threads = ReadingThreads("llorch-http", MAX_PENDING_BYTES)
+        self._activity = Activity()
         self._generator: TextGenerator | None = None
         self._info: ModelInfo | None = None
         self._refusal: str | None = LOADING
-        self._active = 0
-        self._used_at = self._loop.time()  # when the last request ended
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def refusal(self) -> str | None:
@@ -120,7 +107,7 @@ class HttpService:
 
     def idle_s(self) -> float:
         """Return for how long no request has run, in seconds."""
-        return 0.0 if self._active else self._loop.time() - self._used_at
+        return self._activity.idle_s()
 
     @property
     def info(self) -> ModelInfo | None:
@@ -130,7 +117,7 @@ class HttpService:
     def start(self, generator: TextGenerator) -> None:
         """Take requests from now on."""
         self._generator, self._info, self._refusal = generator, generator.model_info(), None
-        self._used_at = self._loop.time()
+        self._activity.begin()
 
     def refuse(self, reason: str) -> None:
         """Take no further requests; those that run go on."""
@@ -138,16 +125,15 @@ class HttpService:
 
     async def wait_idle(self) -> None:
         """Return once no request is running."""
-        await self._idle.wait()
+        await self._activity.wait_idle()
 
     def end_all(self, error: Exception) -> None:
         """End every running request with an error."""
-        for call in self._calls:
-            call.fail(error)
+        self._calls.end_all(error)
 
     def close(self) -> None:
         """Drop what waits for the thread pool and end its threads, without waiting for them."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def cancel(self, request_id: str, owner: str) -> None:
         """End a request that came over HTTP from the same caller, if it is live. Idempotent."""
@@ -163,24 +149,18 @@ class HttpService:
 
     async def handle(self, exchange: Exchange, dialect: Dialect, route: str) -> None:
         """Answer one request from its body to its last byte."""
-        self._active += 1
-        self._idle.clear()
-        try:
-            if self._refusal is not None:
-                raise UnavailableError(self._refusal)
-            raw = await exchange.read_body()
-            await exchange.while_connected(self._generate(raw, exchange, dialect))
-        except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
-            problem = describe(error, route=route)
-            if exchange.started:
-                await dialect.send_failure(problem, exchange)
-            else:
-                await exchange.send_problem(problem, dialect.refusal(problem))
-        finally:
-            self._active -= 1
-            self._used_at = self._loop.time()
-            if self._active == 0:
-                self._idle.set()
+        with self._activity.call():
+            try:
+                if self._refusal is not None:
+                    raise UnavailableError(self._refusal)
+                raw = await exchange.read_body()
+                await exchange.while_connected(self._generate(raw, exchange, dialect))
+            except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
+                problem = describe(error, route=route)
+                if exchange.started:
+                    await dialect.send_failure(problem, exchange)
+                else:
+                    await exchange.send_problem(problem, dialect.refusal(problem))
 
     async def _generate(self, raw: bytes, exchange: Exchange, dialect: Dialect) -> None:
         caller = Caller(
@@ -189,11 +169,12 @@ class HttpService:
         admission = _Admission()
         # Shielded, since a thread cannot be interrupted: what it admits after the client left is aborted then.
         admitted = asyncio.ensure_future(
-            self._in_pool(len(raw), functools.partial(self._admit, raw, caller, dialect, admission))
+            self._threads.run(len(raw), functools.partial(self._admit, raw, caller, dialect, admission))
         )
         try:
             plan = await asyncio.shield(admitted)
             for call in admission.calls:
+                self._calls.admitted(call)
                 if call.unwanted:  # cancelled before it was submitted
                     self._abort(call)
             if plan is not None:
@@ -241,18 +222,6 @@ class HttpService:
             call.abandoned = True
             self._abort(call)
 
-    async def _in_pool(self, size: int, work: Callable[[], Plan | None]) -> Plan | None:
-        if self._pending_bytes + size > MAX_PENDING_BYTES:
-            raise QueueFullError(
-                f"{self._pending_bytes} bytes of requests wait to be read, the most is {MAX_PENDING_BYTES}; try again",
-                retry_after_s=1.0,
-            )
-        self._pending_bytes += size
-        try:
-            return await self._loop.run_in_executor(self._pool, work)
-        finally:
-            self._pending_bytes -= size
-
 
 def _renamed(error: InvalidRequestError, plan: Plan) -> InvalidRequestError:
     """Return the same refusal with the fields' names as the body has them."""
@@ -270,10 +239,3 @@ class GenerationRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         await self._service.handle(Exchange(scope, receive, send), self._dialect, self._route)
-
-
-def check_completed(update: GenerationUpdate) -> None:
-    """Raise CancelledError where an answer ends with this update without having run to its end."""
-    completion = update.completion
-    if completion is not None and completion.reason is FinishReason.CANCELLED:
-        raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")

@@ -19,7 +19,14 @@ import msgspec
 FIELDS: Final = "llorch_fields"  # the record's attribute that narration leaves its fields in
 HANDLER: Final = "llorch-json"  # the name of the handler that writes JSON
 _BEARER: Final = re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]+")
-_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {9: " ", 10: "\\n", 13: "\\r"}
+# Those of eight bits too, which some terminals obey, and Unicode's own line ends.
+_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    9: " ",
+    10: "\\n",
+    13: "\\r",
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
 _REDACTED: Final = "[redacted]"
 
 
@@ -77,7 +84,8 @@ class JsonFormatter(logging.Formatter):
 
     def __init__(self, secrets: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self._secrets = secrets
+        # As they stand inside a JSON string, where a quotation mark or a backslash is written as two characters.
+        self._secrets = tuple(msgspec.json.encode(secret).decode()[1:-1] for secret in secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""

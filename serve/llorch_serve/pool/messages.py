@@ -10,16 +10,18 @@ import msgspec
 import psutil
 
 from llorch_serve.load import Load, WorkerState
+from llorch_serve.providers.table import PROVIDERS
 from llorch_serve.requests import ModelInfo
 
-# Provider -> backend, device, memory architecture. "system": the host's RAM; "discrete": the device's own; "unified": both.
+# Backend -> device, memory architecture. "system": the host's RAM; "discrete": the device's own; "unified": both.
 _DEVICES: Final = {
-    "CPUExecutionProvider": ("cpu", "cpu", "system"),
-    "OpenVINOExecutionProvider": ("openvino", "cpu", "system"),
-    "CUDAExecutionProvider": ("cuda", "cuda:0", "discrete"),
-    "DmlExecutionProvider": ("directml", "gpu:0", "discrete"),
-    "CoreMLExecutionProvider": ("coreml", "coreml", "unified"),
+    "cpu": ("cpu", "system"),
+    "openvino": ("cpu", "system"),
+    "cuda": ("cuda:0", "discrete"),
+    "directml": ("gpu:0", "discrete"),
+    "coreml": ("coreml", "unified"),
 }
+_BACKENDS: Final = {row.runtime_name: row.name for row in PROVIDERS}
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -53,8 +55,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 def ready(info: ModelInfo, *, worker_id: str, model_ref: str | None, uri: str) -> Ready:
     """Return the message of a worker that serves ``info`` at ``uri``."""
-    name = info.provider.removesuffix("ExecutionProvider").lower()
-    backend, device, architecture = _DEVICES.get(info.provider, (name, name, "unknown"))
+    backend = _BACKENDS.get(info.provider) or info.provider.removesuffix("ExecutionProvider").lower()
+    device, architecture = _DEVICES.get(backend, (backend, "unknown"))
     return Ready(
         worker_id=worker_id,
         model_ref=model_ref or info.model_id,

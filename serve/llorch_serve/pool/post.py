@@ -42,6 +42,10 @@ def read_url(value: str) -> CallbackUrl:
         raise UsageError(f"--callback-url cannot be read ({error}); {expected}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise UsageError(f"--callback-url is {value!r}; {expected}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise UsageError(f"--callback-url names a host that cannot be ({error}); {expected}") from error
     if parts.username is not None:
         raise UsageError("--callback-url holds a user name, which this worker does not send; leave it out")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")

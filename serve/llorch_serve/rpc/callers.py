@@ -19,6 +19,11 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | No
     return None
 
 
+def holder_of(certificate: bytes) -> str:
+    """Return a name for the holder of a client certificate, given as PEM."""
+    return "certificate:" + hashlib.sha256(certificate).hexdigest()[:16]
+
+
 def caller_of(context: grpc.aio.ServicerContext[Any, Any], *, by_token: bool) -> str:
     """Return a name for the caller, the same for every call of its own; empty if the worker cannot tell callers apart.
 
@@ -27,6 +32,6 @@ def caller_of(context: grpc.aio.ServicerContext[Any, Any], *, by_token: bool) ->
     """
     certificate = context.auth_context().get("x509_pem_cert", ())
     if certificate:
-        return "certificate:" + hashlib.sha256(b"".join(certificate)).hexdigest()[:16]
+        return holder_of(b"".join(certificate))
     token = bearer_token(context.invocation_metadata()) if by_token else None
     return "" if token is None else "token:" + hashlib.sha256(token.encode()).hexdigest()[:16]

@@ -11,11 +11,11 @@ most a call can hold is the rest of its own answer (max_tokens, at most the cont
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Final
 
-from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.errors import CancelledError, FieldViolation, InvalidRequestError, QueueFullError
 from llorch_serve.requests import GenerationUpdate, joined
+from llorch_serve.sequence import FinishReason
 
 MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tokenisation
 
@@ -99,9 +99,18 @@ class LiveCalls:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: dict[str, LiveCall] = {}
+        self._end: Exception | None = None
 
-    def __iter__(self) -> Iterator[LiveCall]:
-        return iter(tuple(self._calls.values()))
+    def end_all(self, error: Exception) -> None:
+        """End every call with an error, those too that are still being admitted. On the loop."""
+        self._end = error
+        for call in tuple(self._calls.values()):
+            call.fail(error)
+
+    def admitted(self, call: LiveCall) -> None:
+        """Take a call that has just been submitted: it ends at once if all calls have been ended. On the loop."""
+        if self._end is not None:
+            call.fail(self._end)
 
     def find(self, request_id: str, owner: str) -> LiveCall | None:
         """Return the live call of that id if it is that caller's, else None."""
@@ -148,3 +157,10 @@ class LiveCalls:
                 call.ended = call.ended or update.is_last
             else:
                 call.add(update)
+
+
+def check_completed(update: GenerationUpdate) -> None:
+    """Raise CancelledError where an answer ends with this update without having run to its end."""
+    completion = update.completion
+    if completion is not None and completion.reason is FinishReason.CANCELLED:
+        raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")

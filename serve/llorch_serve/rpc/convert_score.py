@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.requests import ContinuationScore, GenerationUpdate, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.convert import fill_input, read_ids, read_input, read_tokens, set_field
+from llorch_serve.rpc.convert import read_ids
+from llorch_serve.rpc.convert_fields import set_field
 from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
+from llorch_serve.rpc.convert_prompt import fill_input, read_input, read_tokens
 from llorch_serve.scoring import MAX_CONTINUATIONS
 
 

@@ -86,7 +86,6 @@ class WorkerServer:
             await asyncio.Event().wait()
         else:
             await self._servicer.wait_unused(self._config.idle_timeout_s)
-            logger.info("no call for %g s; stopping", self._config.idle_timeout_s)
 
     async def bind(self) -> str:
         """Listen, answer health checks with NOT_SERVING and calls with UNAVAILABLE; return HOST:PORT.
@@ -217,9 +216,11 @@ def _port_error(host: str, port: int, reason: str) -> PortError:
 
 
 async def first_of(*events: Awaitable[object], timeout_s: float | None = None) -> bool:
-    """Wait for the first of several events; tell whether one came before the timeout."""
+    """Wait for the first of several events; tell whether one came before the timeout. Raises what an event ended with."""
     tasks = [asyncio.ensure_future(event) for event in events]
     done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
+    for task in done:
+        task.result()
     return bool(done)

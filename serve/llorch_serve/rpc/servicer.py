@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -21,26 +20,18 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from llorch_serve.correlation import echo, read_ids
-from llorch_serve.errors import (
-    CancelledError,
-    FieldViolation,
-    InvalidRequestError,
-    ModelMismatchError,
-    QueueFullError,
-    UnavailableError,
-)
+from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError, UnavailableError
 from llorch_serve.load import NOTHING, Load, WorkerState
 from llorch_serve.loading import LoadProgress
-from llorch_serve.requests import GenerationUpdate, ModelInfo, TextGenerator, UpdateSink
-from llorch_serve.rpc import convert, convert_answers, convert_info
+from llorch_serve.requests import ModelInfo, TextGenerator, UpdateSink
+from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.admission import Activity, ReadingThreads
 from llorch_serve.rpc.callers import caller_of
-from llorch_serve.rpc.calls import LiveCall, LiveCalls
+from llorch_serve.rpc.calls import LiveCall, LiveCalls, check_completed
 from llorch_serve.rpc.convert_score import read_score_request, write_scores
 from llorch_serve.rpc.status import write_status
-from llorch_serve.sequence import FinishReason
 
-POOL_THREADS: Final = 2  # tokenising is the work; more threads would only take cores from the model
 MAX_PENDING_BYTES: Final = 256 * 2**20  # of messages that wait for the pool
 _ALWAYS: Final = frozenset({"GetLoad", "Abort"})  # answered while loading and draining too
 _WORK: Final = frozenset(
@@ -67,25 +58,20 @@ class GenerationServicer:
         self._progress = progress
         self._by_token = by_token
         self._state = WorkerState.STARTING
-        self._loop = asyncio.get_running_loop()
-        self._calls = LiveCalls(self._loop)
-        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="llorch-request")
-        self._pending_bytes = 0
+        self._calls = LiveCalls(asyncio.get_running_loop())
+        self._threads = ReadingThreads("llorch-request", MAX_PENDING_BYTES)
+        self._activity = Activity()
         self._generator: TextGenerator | None = None
         self._info: ModelInfo | None = None
         self._refusal: str | None = (
             "the worker is loading its model; try again when its health service says SERVING"
         )
-        self._active = 0
-        self._used_at = self._loop.time()  # when the last call ended
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def start(self, generator: TextGenerator, info: ModelInfo) -> None:
         """Take calls from now on."""
         self._generator, self._info, self._refusal = generator, info, None
         self._state = WorkerState.READY
-        self._used_at = self._loop.time()
+        self._activity.begin()
 
     def refuse(self, reason: str, state: WorkerState) -> None:
         """Take no further calls, for a state that says why; those that run go on."""
@@ -107,25 +93,19 @@ class GenerationServicer:
 
     async def wait_unused(self, seconds: float) -> None:
         """Return once no call of a client has run for so long."""
-        while True:
-            await self._idle.wait()
-            left = self._used_at + seconds - self._loop.time()
-            if left <= 0:
-                return
-            await asyncio.sleep(left)
+        await self._activity.wait_unused(seconds)
 
     async def wait_idle(self) -> None:
         """Return once no call is running."""
-        await self._idle.wait()
+        await self._activity.wait_idle()
 
     def end_all(self, error: Exception) -> None:
         """End every running generation with an error and abort its request."""
-        for call in self._calls:
-            call.fail(error)
+        self._calls.end_all(error)
 
     def close(self) -> None:
         """Drop what waits for the thread pool and end its threads, without waiting for them."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def method_handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the service's methods by name, for registration with a server."""
@@ -149,26 +129,19 @@ class GenerationServicer:
         """Wrap a method: counted while it runs, refused where the worker is not serving, errors made statuses."""
 
         async def handle(raw: bytes, context: Context) -> Any:
-            self._active += 1
-            self._idle.clear()
-            try:
-                if told := echo(read_ids(context.invocation_metadata())):
-                    await context.send_initial_metadata(told)
-                if self._refusal is not None and name not in _ALWAYS:
-                    raise UnavailableError(self._refusal)
-                return await body(raw, context)
-            except grpc.aio.InternalError:
-                # A write that met a connection just closed. No status can reach the client, the cancellation is due.
-                raise asyncio.CancelledError from None
-            except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
-                code, text, trailers = write_status(error, method=name)
-                await context.abort(code, text, trailers)
-            finally:
-                self._active -= 1
-                if name in _WORK:
-                    self._used_at = self._loop.time()
-                if self._active == 0:
-                    self._idle.set()
+            with self._activity.call(is_use=name in _WORK):
+                try:
+                    if told := echo(read_ids(context.invocation_metadata())):
+                        await context.send_initial_metadata(told)
+                    if self._refusal is not None and name not in _ALWAYS:
+                        raise UnavailableError(self._refusal)
+                    return await body(raw, context)
+                except grpc.aio.InternalError:
+                    # A write that met a connection just closed. No status can reach the client, the cancellation is due.
+                    raise asyncio.CancelledError from None
+                except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
+                    code, text, trailers = write_status(error, method=name)
+                    await context.abort(code, text, trailers)
 
         return handle
 
@@ -176,7 +149,7 @@ class GenerationServicer:
         async def collect(call: LiveCall) -> pb.GenerateResponse:
             answers = await call.take()
             for answer in answers:
-                _check_completed(answer)
+                check_completed(answer)
             return convert_answers.write_answers(call.request_id, answers)
 
         parse = functools.partial(_parse, pb.GenerateRequest, raw)
@@ -188,7 +161,7 @@ class GenerationServicer:
         async def collect(call: LiveCall) -> pb.ScoreResponse:
             scores = await call.take()
             for score in scores:
-                _check_completed(score)
+                check_completed(score)
             return write_scores(call.request_id, scores)
 
         def read(connection: str) -> _Submission:
@@ -205,7 +178,7 @@ class GenerationServicer:
             first, ended = True, False
             while not ended:
                 for update in await call.take():
-                    _check_completed(update)
+                    check_completed(update)
                     await context.write(convert_answers.write_update(update, first=first))
                     first, ended = False, update.is_last
 
@@ -259,10 +232,11 @@ class GenerationServicer:
         call = LiveCall(whole=whole, owner=caller_of(context, by_token=self._by_token))
         # Shielded, since a thread cannot be interrupted: what it admits after the caller left is aborted then.
         admission = asyncio.ensure_future(
-            self._in_pool(len(raw), functools.partial(self._admit, read, context.peer(), call))
+            self._threads.run(len(raw), functools.partial(self._admit, read, context.peer(), call))
         )
         try:
             await asyncio.shield(admission)
+            self._calls.admitted(call)
             if call.unwanted:
                 self._abort(call)
             return await consume(call)
@@ -305,23 +279,23 @@ class GenerationServicer:
     async def _tokenize(self, raw: bytes, _context: Context) -> pb.TokenizeResponse:
         def work() -> pb.TokenizeResponse:
             assert self._generator is not None
-            prompt = convert.read_prompt(_parse(pb.TokenizeRequest, raw).input)
+            prompt = convert_prompt.read_prompt(_parse(pb.TokenizeRequest, raw).input)
             token_ids, text = self._generator.tokenize(prompt)
             return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
-        return await self._in_pool(len(raw), work)
+        return await self._threads.run(len(raw), work)
 
     async def _detokenize(self, raw: bytes, _context: Context) -> pb.DetokenizeResponse:
         def work() -> pb.DetokenizeResponse:
             assert self._generator is not None
             message = _parse(pb.DetokenizeRequest, raw)
-            token_ids = convert.read_token_ids(
+            token_ids = convert_prompt.read_token_ids(
                 message.token_ids, count=len(message.token_ids), field="token_ids"
             )
             text = self._generator.detokenize(token_ids, keep_special_tokens=message.keep_special_tokens)
             return pb.DetokenizeResponse(text=text)
 
-        return await self._in_pool(len(raw), work)
+        return await self._threads.run(len(raw), work)
 
     async def _get_model_info(self, _raw: bytes, _context: Context) -> pb.GetModelInfoResponse:
         assert self._info is not None
@@ -330,19 +304,6 @@ class GenerationServicer:
     async def _get_load(self, _raw: bytes, _context: Context) -> pb.GetLoadResponse:
         return convert_info.write_load(self.load())
 
-    async def _in_pool(self, size: int, work: Callable[[], R]) -> R:
-        """Run ``work``, which holds a message of ``size`` bytes, on the pool."""
-        if self._pending_bytes + size > MAX_PENDING_BYTES:
-            raise QueueFullError(
-                f"{self._pending_bytes} bytes of requests wait to be read, the most is {MAX_PENDING_BYTES}; try again",
-                retry_after_s=1.0,
-            )
-        self._pending_bytes += size
-        try:
-            return await self._loop.run_in_executor(self._pool, work)
-        finally:
-            self._pending_bytes -= size
-
 
 def _parse(kind: type[M], raw: bytes) -> M:
     try:
@@ -350,10 +311,3 @@ def _parse(kind: type[M], raw: bytes) -> M:
     except DecodeError as error:
         found = f"not a valid {kind.DESCRIPTOR.name} ({error}); check the client's worker.proto, and that all text is UTF-8"
         raise InvalidRequestError([FieldViolation("request", found)]) from error
-
-
-def _check_completed(update: GenerationUpdate) -> None:
-    """Raise CancelledError where an answer ends with this update without having run to its end."""
-    completion = update.completion
-    if completion is not None and completion.reason is FinishReason.CANCELLED:
-        raise CancelledError(f"the request was aborted after {completion.generated_tokens} tokens")

@@ -7,6 +7,7 @@ how many there are.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from llorch_serve.errors import EngineStoppedError
 from llorch_serve.load import Load
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc.server import WorkerServer
+
+logger = logging.getLogger(__name__)
 
 
 class Front(Protocol):
@@ -63,8 +66,10 @@ class Ways:
         while True:
             await self._server.wait_unused()
             limit = self._server.idle_timeout_s
-            left = 0.0 if limit is None else limit - min((f.idle_s() for f in self._fronts), default=limit)
+            assert limit is not None
+            left = limit - min((front.idle_s() for front in self._fronts), default=limit)
             if left <= 0:
+                logger.info("no call for %g s; stopping", limit)
                 return
             await asyncio.sleep(left)
 

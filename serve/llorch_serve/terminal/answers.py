@@ -7,17 +7,22 @@ from collections.abc import Iterable, Iterator
 from llorch_serve.errors import LlorchError
 from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import GenerationUpdate, joined
-from llorch_serve.terminal.console import say, write, write_aside, write_json
+from llorch_serve.terminal.console import say, show_aside, write, write_json
 
 
 def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bool) -> None:
     """Print ``count`` answers on stdout: one alone as it comes, several when all have ended."""
-    streams = count == 1 and not as_json
+    streams, thinks = count == 1 and not as_json, False
     found: dict[int, list[GenerationUpdate]] = {}
     for update in updates:
         found.setdefault(update.index, []).append(update)
         if streams:
-            write_aside(update.reasoning)
+            if update.reasoning:
+                show_aside(update.reasoning, end="")
+                thinks = True
+            if update.text and thinks:
+                show_aside("")
+                thinks = False
             write(update.text)
     answers = [joined(parts) for _, parts in sorted(found.items())]
     if len(answers) != count or any(answer.completion is None for answer in answers):
@@ -26,14 +31,18 @@ def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bo
         write_json(_document(answers[0]) if count == 1 else {"answers": list(map(_document, answers))})
     elif streams:
         write("\n")
-        _say_limit(answers[0], "")
+        _say_more(answers[0], "")
     else:
         for answer in answers:
             write(f"[{answer.index}] {answer.text}\n")
-            _say_limit(answer, f"[{answer.index}] ")
+            _say_more(answer, f"[{answer.index}] ")
 
 
-def _say_limit(answer: GenerationUpdate, label: str) -> None:
+def _say_more(answer: GenerationUpdate, label: str) -> None:
+    """Say what an answer holds beside its text, and why it ended if that was not its own doing."""
+    if answer.tool_calls:
+        names = ", ".join(call.name for call in answer.tool_calls)
+        show_aside(f"({label}calls {names}; --json shows with what)")
     completion = answer.completion
     if completion is not None and completion.reason.value == "length":
         tokens = completion.generated_tokens

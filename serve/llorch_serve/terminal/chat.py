@@ -16,7 +16,8 @@ from llorch_serve.requests import ModelInfo
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.chat_loop import ChatLoop, Generate
-from llorch_serve.terminal.chat_screen import PlainReader, TerminalReader, show_aside
+from llorch_serve.terminal.chat_screen import PlainReader, TerminalReader
+from llorch_serve.terminal.console import show_aside
 from llorch_serve.terminal.conversation import Conversation
 from llorch_serve.terminal.flags import (
     Connect,

@@ -86,15 +86,20 @@ def _set(conversation: Conversation, model: ModelInfo, argument: str) -> Reply:
 def _save(conversation: Conversation, _model: ModelInfo, argument: str) -> Reply:
     if not argument:
         raise UsageError("expected a file name: /save FILE")
-    path = Path(argument).expanduser()
     document = [_document(message) for message in conversation.everything()]
     data = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     try:
+        path = Path(argument).expanduser()
         # What was said may be private, and a file that is there is not to be lost.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}); choose another name") from error
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # RuntimeError: the home of nobody; ValueError: a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{argument} cannot be written ({reason}); choose another name") from error
     return Reply(f"saved {len(document)} messages to {path}")
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from llorch_serve.errors import LlorchError
 from llorch_serve.requests import Completion, GenerationRequest, GenerationUpdate, ModelInfo
 from llorch_serve.terminal.chat_commands import run_command
-from llorch_serve.terminal.chat_screen import RED, LineReader, show_answer, show_aside
+from llorch_serve.terminal.chat_screen import LineReader
+from llorch_serve.terminal.console import RED, show_aside, write
 from llorch_serve.terminal.conversation import Conversation
 
 Generate = Callable[[GenerationRequest], Iterator[GenerationUpdate]]
@@ -109,12 +110,12 @@ class _Answer:
             if self.reasoning and not self.text:
                 show_aside("")
             self.text += update.text
-            show_answer(update.text)
+            write(update.text)
         self.completion = update.completion
 
     def end_line(self) -> None:
         if self.text and not self.text.endswith("\n"):
-            show_answer("\n")
+            write("\n")
         elif self.reasoning and not self.text:
             show_aside("")
 

@@ -1,29 +1,24 @@
-"""The screen of ``llorch chat``: where lines come from, and how answers, thoughts and notes look.
+"""Where the lines of ``llorch chat`` come from.
 
-At a terminal prompt_toolkit reads lines, with history, several lines and a status line below; otherwise lines are read from
-standard input as they are. Colours only where a terminal shows them and NO_COLOR is not set. What a model writes reaches a
-terminal without control characters, which could do more than show text.
+At a terminal prompt_toolkit reads them, with history, several lines and a status line below; otherwise they are read from
+standard input as they are.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from llorch_serve.errors import ProviderError
 from llorch_serve.terminal.chat_history import history_file, private_file
-from llorch_serve.terminal.console import say, write
+from llorch_serve.terminal.console import say
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings
 
-DIM: Final = "2"
-RED: Final = "31"
 _PROMPT: Final = "> "
-_CONTROLS: Final = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
 
 
 class LineReader(Protocol):
@@ -97,21 +92,3 @@ def _bindings() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return bindings
-
-
-def show_answer(text: str) -> None:
-    """Print a piece of an answer on stdout."""
-    write(_harmless(text) if sys.stdout.isatty() else text)
-
-
-def show_aside(text: str, style: str = DIM, *, end: str = "\n") -> None:
-    """Print what is not an answer on stderr."""
-    terminal = sys.stderr.isatty()
-    shown = _harmless(text) if terminal else text
-    if terminal and not os.environ.get("NO_COLOR"):
-        shown = f"\033[{style}m{shown}\033[0m"
-    print(shown, end=end, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
-
-
-def _harmless(text: str) -> str:
-    return text.translate(_CONTROLS)

@@ -1,4 +1,7 @@
-"""Printing: results to stdout, everything else to stderr, colour and progress bars only on a terminal."""
+"""Printing: results to stdout, everything else to stderr, colour and progress bars only on a terminal.
+
+What a model writes, or a worker elsewhere, reaches a terminal without control characters, which could do more than show text.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import msgspec
 
 from llorch_serve.observe.logs import writes_json
+
+DIM: Final = "2"
+RED: Final = "31"
+_CONTROLS: Final = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +34,14 @@ def say(message: str) -> None:
 def fail(message: str, code: int) -> int:
     """Print an error on stderr in one line; return ``code``."""
     label = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
-    say(f"{label} {' '.join(message.split())}")
+    say(f"{label} {' '.join(_harmless(message).split())}")
     return code
 
 
 def write(text: str) -> None:
-    """Print text on stdout as it is, at once. Ends the process with 0 if the reader has gone, as in ``| head``."""
+    """Print text on stdout, at once. Ends the process with 0 if the reader has gone, as in ``| head``."""
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
     except BrokenPipeError:
         # What is still buffered would fail once more when the interpreter closes the stream.
@@ -41,11 +49,17 @@ def write(text: str) -> None:
         raise SystemExit(0) from None
 
 
-def write_aside(text: str) -> None:
-    """Print what is not the result itself, like a model's thoughts, on stderr, dim on a terminal."""
-    if text:
-        shown = f"\033[2m{text}\033[0m" if sys.stderr.isatty() else text
-        print(shown, end="", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
+def show_aside(text: str, style: str = DIM, *, end: str = "\n") -> None:
+    """Print what is not the result itself, like a model's thoughts, on stderr; in a style where a terminal shows it."""
+    terminal = sys.stderr.isatty()
+    shown = _harmless(text) if terminal else text
+    if terminal and not os.environ.get("NO_COLOR"):
+        shown = f"\033[{style}m{shown}\033[0m"
+    print(shown, end=end, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
+
+
+def _harmless(text: str) -> str:
+    return text.translate(_CONTROLS)
 
 
 def write_json(document: object) -> None:

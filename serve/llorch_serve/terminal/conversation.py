@@ -20,6 +20,8 @@ from llorch_serve.sampling import SamplingParams
 # What a value of a setting may be.
 _SCALARS: Final = (int, float, bool)
 _LISTS: Final = (tuple[str, ...], tuple[int, ...])
+_ELSEWHERE: Final = frozenset({"n", "best_of", "logprobs", "prompt_logprobs", "echo"})
+"""What a conversation at a terminal does not show: it has one answer to a question, and its text alone."""
 
 
 @dataclass(slots=True)
@@ -88,7 +90,11 @@ class Conversation:
 def settings() -> dict[str, Any]:
     """Return the types of what can be set at the terminal, by name: numbers, switches and lists."""
     hints = typing.get_type_hints(SamplingParams)
-    return {name: hint for name, hint in hints.items() if _plain(hint) in (*_SCALARS, *_LISTS)}
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if _plain(hint) in (*_SCALARS, *_LISTS) and name not in _ELSEWHERE
+    }
 
 
 def _plain(hint: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,17 +12,10 @@ import typer
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.parsing.registry import AUTO
-from llorch_serve.requests import (
-    GenerationRequest,
-    GenerationUpdate,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-)
+from llorch_serve.requests import GenerationRequest, GenerationUpdate
 from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
 from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.answers import show_answers
-from llorch_serve.terminal.chat_prompt import ChatFlags
 from llorch_serve.terminal.flags import (
     AllowCpuNodes,
     BatchInvariant,
@@ -51,16 +44,29 @@ from llorch_serve.terminal.form import (
     RegexFlag,
     read_form,
 )
+from llorch_serve.terminal.prompt_flags import ChatFlags, read_prompt
 from llorch_serve.terminal.sampling_flags import (
+    Answers,
+    BestOf,
+    FrequencyPenalty,
+    IgnoreEos,
+    KeepSpecialTokens,
+    LogitBias,
     MinP,
+    MinTokens,
+    PresencePenalty,
+    RepeatLastN,
     RepetitionPenalty,
     Seed,
     Stop,
+    StopTokenId,
     System,
     Temperature,
     TemplateArguments,
     TopK,
     TopP,
+    TypicalP,
+    read_bias,
 )
 from llorch_serve.terminal.target import (
     find_target,
@@ -102,51 +108,22 @@ def command(
         str | None, typer.Option(metavar="1,2,3", help="Token ids to continue.", show_default=False)
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
-    min_tokens: Annotated[int, typer.Option(help="Stop tokens are impossible before so many.")] = 0,
+    min_tokens: MinTokens = 0,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     min_p: MinP = None,
     repetition_penalty: RepetitionPenalty = None,
-    typical_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Keep the tokens of most typical surprise that reach p together.", show_default=False
-        ),
-    ] = None,
-    presence_penalty: Annotated[
-        float | None,
-        typer.Option(help="-2 to 2; above 0: tokens of the answer become less likely.", show_default=False),
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="The same for every time a token is there.", show_default=False)
-    ] = None,
-    repeat_last_n: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens back that penalties look; 0: none, -1: all. Default: the model's, else all.",
-            show_default=False,
-        ),
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID=BIAS",
-            help="Add -100 to 100 to a token's logit; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    typical_p: TypicalP = None,
+    presence_penalty: PresencePenalty = None,
+    frequency_penalty: FrequencyPenalty = None,
+    repeat_last_n: RepeatLastN = None,
+    logit_bias: LogitBias = None,
     seed: Seed = None,
     stop: Stop = None,
-    stop_token_id: Annotated[
-        list[int] | None, typer.Option(help="End at this token; may be repeated.", show_default=False)
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="The model's stop tokens do not end it.")
-    ] = False,
-    keep_special_tokens: Annotated[
-        bool, typer.Option("--keep-special-tokens", help="Show special tokens in the text.")
-    ] = False,
+    stop_token_id: StopTokenId = None,
+    ignore_eos: IgnoreEos = False,
+    keep_special_tokens: KeepSpecialTokens = False,
     logprobs: Annotated[
         int | None,
         typer.Option(
@@ -155,11 +132,8 @@ def command(
             show_default=False,
         ),
     ] = None,
-    n: Annotated[int, typer.Option(help="Answers, each with a seed of its own (1 to 16).")] = 1,
-    best_of: Annotated[
-        int | None,
-        typer.Option(help="Generate so many, and show the n likeliest by mean.", show_default=False),
-    ] = None,
+    n: Answers = 1,
+    best_of: BestOf = None,
     echo: Annotated[bool, typer.Option("--echo", help="Show the prompt's text before the answer.")] = False,
     prompt_logprobs: Annotated[
         int | None,
@@ -281,51 +255,6 @@ def command(
         reasoning_format=reasoning_format,
     )
     show_answers(_local(target, config, request), params.n, as_json=as_json)
-
-
-def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None, flags: ChatFlags) -> Prompt:
-    """Return the one prompt that is given. Raises UsageError for none, several, or ids that are not numbers.
-
-    flags: what a chat comes with; refused beside other prompts.
-    """
-    given = [
-        name
-        for name, value in (("--prompt", prompt), ("--chat", chat), ("--prompt-ids", prompt_ids))
-        if value is not None
-    ]
-    if len(given) != 1:
-        raise UsageError(
-            f"found {' and '.join(given) or 'no prompt'}; give exactly one of --prompt, --chat, --prompt-ids"
-        )
-    if chat is not None:
-        return flags.prompt(chat)
-    flags.refuse()
-    if prompt is not None:
-        return TextPrompt(prompt)
-    assert prompt_ids is not None
-    try:
-        return TokenPrompt(tuple(int(part) for part in prompt_ids.split(",") if part.strip()))
-    except ValueError as error:
-        raise UsageError(
-            f"--prompt-ids is {prompt_ids!r}; expected numbers separated by commas, like 1,2,3"
-        ) from error
-
-
-def read_bias(given: Sequence[str]) -> dict[int, float]:
-    """Return the biases by token id. Raises UsageError for anything but an id and a number, and for an id given twice."""
-    bias: dict[int, float] = {}
-    for text in given:
-        token, _, value = text.partition("=")
-        try:
-            token_id, number = int(token), float(value)
-        except ValueError as error:
-            raise UsageError(
-                f"--logit-bias is {text!r}; expected a token id and a number, like 123=-5"
-            ) from error
-        if token_id in bias:
-            raise UsageError(f"--logit-bias names token {token_id} twice; give it once")
-        bias[token_id] = number
-    return bias
 
 
 def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> Iterator[GenerationUpdate]:

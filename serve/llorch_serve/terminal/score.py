@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.errors import UsageError
 from llorch_serve.requests import ContinuationScore, ScoreRequest, TextPrompt
 from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.answers import places
@@ -61,6 +62,8 @@ def command(
         llorch score artifacts/smollm2 --context "The capital of France is" --continuation " Paris" --continuation " Rome"
 
     """
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs shows in the JSON document alone; add --json")
     texts = tuple(map(TextPrompt, continuation))
     request = ScoreRequest(str(uuid.uuid4()), TextPrompt(context), texts, logprobs)
     if connect is not None:

@@ -10,6 +10,7 @@ const byId = (id) => document.getElementById(id);
 const messages = [];
 let token = sessionStorage.getItem(TOKEN_KEY) ?? "";
 let running = null; // the AbortController of the answer that is being written
+let talk = 0; // counts conversations: what is still under way when one is cleared belongs to none
 let counted = null; // the last figures, with their time
 let facts = false; // whether the model has been described
 const speeds = [];
@@ -122,7 +123,7 @@ function describe(usage, begun, first, reason) {
 async function answer() {
   const { turn, body: target, note } = addTurn("assistant", "");
   turn.classList.add("busy");
-  const begun = performance.now();
+  const begun = performance.now(), mine = talk;
   let text = "", first = begun, reason = "", usage = null;
   running = new AbortController();
   setBusy(true);
@@ -157,18 +158,24 @@ async function answer() {
     }
   } finally {
     turn.classList.remove("busy");
-    if (text) messages.push({ role: "assistant", content: text });
-    else {
-      messages.pop(); // the question comes back, to be sent again
-      if (!byId("prompt").value) byId("prompt").value = turn.previousElementSibling.querySelector(".text").textContent;
-      if (note.textContent !== "stopped") {
-        turn.previousElementSibling.remove();
-        turn.remove();
-      }
-    }
+    if (mine === talk) conclude(turn, text, note.textContent === "stopped");
     byId("log").scrollTop = byId("log").scrollHeight;
     running = null;
     setBusy(false);
+  }
+}
+
+function conclude(turn, text, stopped) {
+  if (text) {
+    messages.push({ role: "assistant", content: text });
+    return;
+  }
+  messages.pop(); // the question comes back, to be sent again
+  const question = turn.previousElementSibling;
+  if (!byId("prompt").value) byId("prompt").value = question.querySelector(".text").textContent;
+  if (!stopped) {
+    question.remove();
+    turn.remove();
   }
 }
 
@@ -199,6 +206,7 @@ byId("prompt").addEventListener("keydown", (event) => {
 byId("stop").addEventListener("click", () => running?.abort());
 
 byId("clear").addEventListener("click", () => {
+  talk += 1;
   running?.abort();
   messages.length = 0;
   for (const turn of [...byId("log").querySelectorAll(".turn")]) turn.remove();

@@ -1,4 +1,4 @@
-"""From the flags of ``llorch generate --chat`` to a conversation."""
+"""From the flags of ``llorch generate`` to a prompt: a text, token ids, or a conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from llorch_serve.errors import UsageError
-from llorch_serve.requests import ChatMessage, ChatPrompt
+from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 MAX_TOOLS_BYTES: Final = 2**20
 
@@ -44,14 +44,43 @@ class ChatFlags:
                 raise UsageError(f"{name} has no effect without --chat; leave it out")
 
 
+def read_prompt(prompt: str | None, chat: str | None, prompt_ids: str | None, flags: ChatFlags) -> Prompt:
+    """Return the one prompt that is given. Raises UsageError for none, several, or ids that are not numbers.
+
+    flags: what a chat comes with; refused beside other prompts.
+    """
+    given = [
+        name
+        for name, value in (("--prompt", prompt), ("--chat", chat), ("--prompt-ids", prompt_ids))
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise UsageError(
+            f"found {' and '.join(given) or 'no prompt'}; give exactly one of --prompt, --chat, --prompt-ids"
+        )
+    if chat is not None:
+        return flags.prompt(chat)
+    flags.refuse()
+    if prompt is not None:
+        return TextPrompt(prompt)
+    assert prompt_ids is not None
+    try:
+        return TokenPrompt(tuple(int(part) for part in prompt_ids.split(",") if part.strip()))
+    except ValueError as error:
+        raise UsageError(
+            f"--prompt-ids is {prompt_ids!r}; expected numbers separated by commas, like 1,2,3"
+        ) from error
+
+
 def read_tools(path: Path) -> tuple[str, ...]:
     """Return the tools of a file, each as JSON text as it is written. Raises UsageError."""
     try:
         if path.stat().st_size > MAX_TOOLS_BYTES:
             raise UsageError(f"{path} has {path.stat().st_size} bytes; expected at most {MAX_TOOLS_BYTES}")
-        tools = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
+        data = path.read_bytes()
+        tools = [str(memoryview(tool), "utf-8") for tool in msgspec.json.decode(data, type=list[msgspec.Raw])]
     except OSError as error:
         raise UsageError(f"--tools: {path} cannot be read ({error.strerror}); name a file") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"--tools: {path} holds no JSON list of tools ({error})") from error
-    return tuple(bytes(tool).decode() for tool in tools)
+    return tuple(tools)

@@ -1,0 +1,50 @@
+"""Single fields of protobuf messages: values that a field cannot carry, lists longer than any honest request has.
+
+Used by the bridges beside it, which collect what is bad about a whole request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+
+from llorch_serve.errors import FieldViolation
+
+MAX_ITEMS: Final = 2**14  # of messages, tools, stop strings and stop token ids
+
+T = TypeVar("T")
+
+
+def set_field(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
+    """Set a field, None leaves it absent; add to ``bad`` a value that it cannot carry."""
+    if value is None:
+        return
+    try:
+        setattr(message, name, value)
+    except ValueError as error:  # out of the wire type's range, or text that UTF-8 cannot encode
+        bad.append(FieldViolation(path, f"cannot be sent: {error}"))
+
+
+def extend_field(
+    target: MutableSequence[T], values: Sequence[T], path: str, bad: list[FieldViolation]
+) -> None:
+    """Extend a repeated field; add to ``bad`` values that it cannot carry."""
+    try:
+        target.extend(values)
+    except ValueError as error:
+        bad.append(FieldViolation(path, f"cannot be sent: {error}"))
+
+
+def check_count(field: str, found: int, limit: int, bad: list[FieldViolation]) -> bool:
+    """Tell whether a list is short enough; add to ``bad`` one that is not."""
+    if found > limit:
+        bad.append(FieldViolation(field, f"found {found} items, expected at most {limit}"))
+    return found <= limit
+
+
+def optional_text(message: Message, name: str) -> str | None:
+    """Return a field's text, or None if it is not set."""
+    value: str | None = getattr(message, name) if message.HasField(name) else None
+    return value
