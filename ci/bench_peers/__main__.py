@@ -33,8 +33,8 @@ from llorch_serve.terminal.console import fail, say
 from llorch_serve.text import Tokenizer
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_CACHE: Final = _ROOT / ".cache" / "bench"
-_PAGE: Final = _ROOT / "docs" / "performance.md"
+CACHE: Final = _ROOT / ".cache" / "bench"
+PAGE: Final = _ROOT / "docs" / "performance.md"
 
 
 class _Size(msgspec.Struct, frozen=True):
@@ -47,8 +47,8 @@ class _Size(msgspec.Struct, frozen=True):
     output: Path
 
 
-_FULL: Final = _Size(prompt_tokens=512, new_tokens=128, positions=2048, rounds=3, output=_PAGE.parent)
-_QUICK: Final = _Size(prompt_tokens=32, new_tokens=8, positions=64, rounds=1, output=_CACHE / "quick")
+_FULL: Final = _Size(prompt_tokens=512, new_tokens=128, positions=2048, rounds=3, output=PAGE.parent)
+_QUICK: Final = _Size(prompt_tokens=32, new_tokens=8, positions=64, rounds=1, output=CACHE / "quick")
 
 
 def command(
@@ -76,7 +76,7 @@ def command(
     """
     size = _QUICK if quick else msgspec.structs.replace(_FULL, rounds=rounds)
     size.output.mkdir(parents=True, exist_ok=True)
-    recipes = ours.all_recipes(_CACHE)
+    recipes = ours.all_recipes(CACHE)
     rivals = peers.all_peers(PeersFolder(peers_folder), gguf)
     if only:
         everyone: list[Contestant] = [*recipes, *rivals]
@@ -102,9 +102,10 @@ def _measure(
     threads = usable_cpus()
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as folder:
         scratch = Path(folder)
-        work = _work(size, default, threads, scratch)
+        streams = tuple(metric.streams for metric in DECODE)
+        work = work_of(default.folder, scratch, size.prompt_tokens, size.new_tokens, streams)
         say("the reference")
-        kept = reference(gguf, default.folder, _CACHE / f"reference-{size.positions}", size.positions)
+        kept = reference(gguf, default.folder, CACHE / f"reference-{size.positions}", size.positions)
         everyone: list[Contestant] = [*recipes, *rivals]
         # Before the rounds, so that an engine that does not work is found out in minutes.
         close = [_closeness(one, kept, scratch, threads) for one in everyone]
@@ -135,14 +136,16 @@ def _flags(size: _Size) -> list[str]:
     return [] if size.rounds == _FULL.rounds else ["--rounds", str(size.rounds)]
 
 
-def _work(size: _Size, default: ours.Recipe, threads: int, scratch: Path) -> Work:
-    artifact = load_artifact(default.folder)
+def work_of(
+    artifact_folder: Path, scratch: Path, prompt_tokens: int, new_tokens: int, streams: tuple[int, ...]
+) -> Work:
+    """Return the work with a prompt of English text, encoded by an artifact's tokenizer; ``scratch`` holds its file."""
+    artifact = load_artifact(artifact_folder)
     encoder = PromptEncoder(artifact, Tokenizer.load(artifact.tokenizer_path))
-    ids = text_prompt(size.prompt_tokens, encoder.encode)
+    ids = text_prompt(prompt_tokens, encoder.encode)
     file = scratch / "prompt.json"
     file.write_text(json.dumps(ids), encoding="ascii")
-    streams = tuple(metric.streams for metric in DECODE)
-    return Work(ids, file, size.new_tokens, streams, repeat=1, threads=threads)
+    return Work(ids, file, new_tokens, streams, repeat=1, threads=usable_cpus())
 
 
 def _closeness(one: Contestant, kept: ReferenceFile, scratch: Path, threads: int) -> Closeness:
@@ -154,7 +157,7 @@ def _write(run: Run, folder: Path) -> None:
     draw(run, folder / "performance.png")
     encoded = msgspec.json.format(msgspec.json.encode(run), indent=1)
     (folder / "performance.json").write_bytes(encoded + b"\n")
-    page = replace_section(_PAGE.read_text(encoding="utf-8"), section(run, "performance.png"))
+    page = replace_section(PAGE.read_text(encoding="utf-8"), section(run, "performance.png"))
     (folder / "performance.md").write_text(page, encoding="utf-8")
     say(f"{folder / 'performance.md'}, performance.png and performance.json are written")
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Final
 
 from bench_peers.asked import Verdict, verdicts
 from bench_peers.results import METRICS, Metric, Ratio, Run, Subject, peak_mib, ratio, series
 from llorch_serve.errors import UsageError
 
-BEGIN: Final = "<!-- figures: written by ci/bench -->"
-END: Final = "<!-- end of figures -->"
+
+def markers(by: str) -> tuple[str, str]:
+    """Return the lines around the figures that the script ``by`` writes into a page."""
+    return f"<!-- figures: written by {by} -->", f"<!-- end of figures by {by} -->"
 
 
-def replace_section(page: str, section: str) -> str:
+def replace_section(page: str, section: str, *, by: str = "ci/bench") -> str:
     """Return the page with what stands between the markers replaced. Raises UsageError if they are not there once each."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+    begin, end = markers(by)
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
         raise UsageError(
-            f"the page must have the lines {BEGIN} and {END} once, in this order; put them where figures go"
+            f"the page must have the lines {begin} and {end} once, in this order; put them where figures go"
         )
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{section.strip()}\n\n{END}{rest.split(END)[1]}"
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{section.strip()}\n\n{end}{rest.split(end)[1]}"
 
 
 def section(run: Run, picture: str) -> str:

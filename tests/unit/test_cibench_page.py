@@ -10,7 +10,7 @@ import pytest
 
 from bench_peers.asked import DEMANDS, TIE, verdicts
 from bench_peers.machine import cpu_fields, this_machine
-from bench_peers.markdown import BEGIN, END, replace_section, section, show_ratio, table
+from bench_peers.markdown import markers, replace_section, section, show_ratio, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import DEFAULT, SMALLEST, all_recipes
 from bench_peers.peers import GENAI, LLAMA_CPP, OPENVINO, all_peers, compare
@@ -31,6 +31,7 @@ from bench_peers.reuse import PROMPTS, Gains, LookupGain, Tie
 from bench_peers.rounds import order
 from llorch_serve.errors import ArtifactError, UsageError
 
+BEGIN, END = markers("ci/bench")
 KL = {DEFAULT: 0.004, SMALLEST: 0.5, "source": 0.003, LLAMA_CPP: 0.0026, GENAI: 0.33, OPENVINO: 0.3}
 SPEED = {DEFAULT: 120.0, SMALLEST: 160.0, "source": 90.0, LLAMA_CPP: 80.0, GENAI: 100.0, OPENVINO: 90.0}
 
@@ -149,6 +150,14 @@ def test_the_section_is_replaced_and_the_rest_stays():
     page = f"# Title\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n"
     again = replace_section(replace_section(page, "first"), "second\n")
     assert again == f"# Title\n\n{BEGIN}\n\nsecond\n\n{END}\n\nafter\n"
+
+
+def test_each_script_has_a_section_of_its_own():
+    begin, end = markers("ci/bench-1b")
+    page = f"{BEGIN}\nmine\n{END}\n{begin}\nold\n{end}\n"
+    assert (
+        replace_section(page, "new", by="ci/bench-1b") == f"{BEGIN}\nmine\n{END}\n{begin}\n\nnew\n\n{end}\n"
+    )
 
 
 @pytest.mark.parametrize("page", ["none", f"{BEGIN} alone", f"{END} {BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
