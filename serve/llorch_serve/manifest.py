@@ -416,6 +416,12 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
 def _check_consistent(manifest: Manifest, origin: str) -> None:
     """Check what a schema cannot say. Raises ArtifactError."""
     vocab_size, kv = manifest.model.vocab_size, manifest.kv
+    others = manifest.other_chat_templates
+    if others and (manifest.chat_template is None or "default" in others):
+        raise ArtifactError(
+            f"{origin} names the chat templates {', '.join(sorted(others))[:200]} beside a default one in "
+            f"{manifest.chat_template!r}; expected that to be a file, and the only default. Export the model again."
+        )
     for token in manifest.stop_token_ids:
         if token >= vocab_size:
             raise ArtifactError(

@@ -127,6 +127,14 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "no hash": (lambda m: m["files"][0].update(sha256="abc"), "sha256"),
     "no version": (lambda m: m.update(min_onnxruntime="newest"), "min_onnxruntime"),
     "negative stop token": (lambda m: m.update(stop_token_ids=[-1]), "stop_token_ids"),
+    "templates without a default": (
+        lambda m: m.update(chat_template=None, other_chat_templates={"tool_use": "t.jinja"}),
+        "chat templates tool_use beside a default one in None",
+    ),
+    "two default templates": (
+        lambda m: m.update(chat_template="c.jinja", other_chat_templates={"default": "t.jinja"}),
+        "the only default",
+    ),
     "stop token outside": (lambda m: m.update(stop_token_ids=[1, 512]), "stop token 512"),
     "name with a width": (lambda m: m["kv"].update(past_name="{layer:>99999999999}.{kind}"), "past_name"),
     "name with an attribute": (lambda m: m["kv"].update(present_name="{layer.real}.{kind}"), "present_name"),
