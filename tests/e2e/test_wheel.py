@@ -52,6 +52,7 @@ def test_every_module_of_the_worker_imports(bare):
     extras = {
         ("http", "starlette"),
         ("http", "uvicorn"),
+        ("http", "h11"),  # uvicorn's own
         ("observe", "prometheus_client"),
         ("observe", "opentelemetry"),
     }

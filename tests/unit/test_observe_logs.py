@@ -17,6 +17,7 @@ from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
+from llorch_serve.terminal.beside import open_beside
 
 CANARY = "xylophone-canary"
 TOKEN = "s3cr3t-t0ken"
@@ -97,6 +98,13 @@ def record(message, **attributes):
     made = logging.LogRecord("a", logging.WARNING, "", 0, message, None, None)
     made.__dict__ |= attributes
     return made
+
+
+def test_what_a_line_tells_of_has_been_counted():
+    beside = open_beside("0", None)
+    generator = beside.observe(FakeGenerator())
+    assert generator._observers[-1] is beside.narrator
+    generator.close()
 
 
 def test_a_message_stays_on_its_line():

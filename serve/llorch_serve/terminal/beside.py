@@ -60,7 +60,7 @@ def open_beside(
 ) -> Beside:
     """Prepare what the flags ask for. Raises ProviderError, PortError or UsageError."""
     narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
-    makers: list[Callable[[ClosableGenerator], Observer]] = [lambda _: narrator]
+    makers: list[Callable[[ClosableGenerator], Observer]] = []
     fronts: list[FrontMaker] = []
     if http is not None:
         front, maker = _http_front(http, security, tls, narrator, require_auth=require_auth)
@@ -68,6 +68,7 @@ def open_beside(
         makers.append(maker)
     if otlp_endpoint is not None:
         makers.append(_tracer(otlp_endpoint))
+    makers.append(lambda _: narrator)  # last, so that what a line tells of has been counted
 
     def observe(generator: ClosableGenerator) -> ClosableGenerator:
         return ObservedGenerator(generator, [make(generator) for make in makers])

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from llorch_serve.errors import ProviderError
 from llorch_serve.terminal.chat_history import history_file, private_file
 from llorch_serve.terminal.console import say
+from llorch_serve.terminal.requirements import required
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -46,13 +46,9 @@ class TerminalReader:
     """
 
     def __init__(self, status: Callable[[], str], *, keep_history: bool) -> None:
-        try:
+        with required("chat"):
             from prompt_toolkit import PromptSession
             from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-        except ModuleNotFoundError as error:
-            raise ProviderError(
-                f"{error.name} is not installed, and chatting at a terminal needs it; install it with: pip install 'llorch[chat]'"
-            ) from error
         history: History = InMemoryHistory()
         if keep_history:
             path = history_file()
