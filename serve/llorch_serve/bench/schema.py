@@ -85,7 +85,7 @@ class ServingTest(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="ser
     concurrency: Count | None = None
     rate_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     requests: Count | None = None
-    limits_ms: dict[str, float] = {}  # noqa: RUF012 - msgspec copies defaults
+    limits_ms: dict[str, float] = {}
 
 
 Test = OfflineTest | ServingTest
@@ -102,7 +102,7 @@ class Row(_Struct, frozen=True, kw_only=True):
     """What one test found: figures by name, or why there are none."""
 
     test: Test
-    figures: dict[str, Figure] = {}  # noqa: RUF012 - msgspec copies defaults
+    figures: dict[str, Figure] = {}
     problem: Problem | None = None
 
 
