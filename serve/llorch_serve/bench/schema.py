@@ -117,7 +117,7 @@ class Share(_Struct, frozen=True, kw_only=True):
 class Model(_Struct, frozen=True, kw_only=True):
     """What was measured, as far as it says so itself.
 
-    kind: the tool that made the folder. fingerprint: tells models apart. weight_bytes: of the folder's files; None for a worker.
+    kind: the tool that made the folder. fingerprint: tells models apart. folder_bytes: of the files that it lists; None for a worker.
     rules: departures from the precision, module by module. limits: what its graph cannot do.
     """
 
@@ -131,7 +131,7 @@ class Model(_Struct, frozen=True, kw_only=True):
     rules: int = 0
     compute_type: str | None = None
     kv_dtype: str | None = None
-    weight_bytes: int | None = None
+    folder_bytes: int | None = None
     context_length: int
     slots: int
     limits: tuple[str, ...] = ()
