@@ -9,6 +9,7 @@ from msgspec import to_builtins
 
 from llorch_serve.bench import words
 from llorch_serve.bench.schema import Report, Row
+from llorch_serve.bench.verdict import verdict
 
 _FAILED = "failed"
 
@@ -27,7 +28,7 @@ def terminal(report: Report) -> str:
         left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
         right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
         lines.append("  ".join(left + right).rstrip())
-    lines += _reasons(report)
+    lines += [*_reasons(report), *verdict(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -35,6 +36,8 @@ def markdown(report: Report) -> str:
     """Return a section of Markdown with the same content."""
     lines = [
         f"llorch {report.version}, {report.created}, on {words.describe_host(report)}: {words.describe_runs(report)}.",
+        "",
+        *(f"- {_cell(sentence)}" for sentence in verdict(report)),
         "",
     ]
     head, *rows = _table(report)
