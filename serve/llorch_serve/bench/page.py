@@ -20,7 +20,7 @@ from llorch_serve.bench.verdict import MAIN, Headline, disqualified, headlines, 
 _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 """Okabe and Ito's, which people who see no red or green tell apart."""
 
-_BAR_PIXELS: Final = 380.0
+_BAR_PIXELS: Final = 330.0
 _PLOT_PIXELS: Final = (460.0, 240.0)
 
 
@@ -38,7 +38,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """The bars of one test, which share a scale."""
+    """The bars of one test."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -46,7 +46,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Plots of one quantity. lower: small is good."""
+    """Plots of one quantity, which share a scale. lower: small is good."""
 
     title: str
     unit: str
@@ -188,9 +188,12 @@ def _sections(report: Report, colours: dict[str, str]) -> list[Section]:
                 wanted.setdefault((work, name), []).append((test, name))
     sections = []
     for (work, name), pairs in wanted.items():
-        plots = [_plot(report, Headline(test, name), colours) for test, name in pairs]
-        samples = (Headline(test, name).of(entry) for test, name in pairs for entry in report.entries)
-        sample = next(found for found in samples if found is not None)
+        mine = [Headline(test, name) for test, name in pairs]
+        figures = [one.of(entry) for one in mine for entry in report.entries]
+        there = [found for found in figures if found is not None]
+        scale = _BAR_PIXELS / (max(found.high for found in there) or 1.0)
+        plots = [_plot(report, one, colours, scale) for one in mine]
+        sample = there[0]
         heading = {"prefill": "Prefill", "decode": "Decode", "mixed": "Prefill and decode together"}.get(
             work, words.title(name)
         )
@@ -199,10 +202,9 @@ def _sections(report: Report, colours: dict[str, str]) -> list[Section]:
     return sections
 
 
-def _plot(report: Report, headline: Headline, colours: dict[str, str]) -> Plot:
+def _plot(report: Report, headline: Headline, colours: dict[str, str], scale: float) -> Plot:
+    """Return a test's bars. scale: pixels for each unit of the figure."""
     found = [(entry, headline.of(entry)) for entry in report.entries]
-    longest = max((figure.high for _, figure in found if figure is not None), default=0.0) or 1.0
-    scale = _BAR_PIXELS / longest
     bars = []
     for entry, figure in found:
         if figure is None:

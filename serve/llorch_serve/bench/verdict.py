@@ -68,27 +68,42 @@ def disqualified(entry: Entry) -> str | None:
 
 
 def verdict(report: Report) -> list[str]:
-    """Return sentences for whoever has to choose; none where there is nothing to choose between."""
+    """Return sentences for whoever has to choose, the shortest answer first; none where there is nothing to choose between."""
     if len(report.entries) == 1:
         return []
     able = [entry for entry in report.entries if disqualified(entry) is None]
     compared = [(headline, _ranked(headline, able)) for headline in headlines(report)]
     compared = [(headline, ranked) for headline, ranked in compared if len(ranked) > 1]
-    sentences = []
-    winners = {ranked[0].label for _, ranked in compared if _clear(_, ranked)}
-    if len(able) == 1:
-        sentences.append(f"Only {able[0].label} can be used.")
-    elif len(winners) == 1 and all(_clear(headline, ranked) for headline, ranked in compared):
-        sentences.append(
-            f"{winners.pop()} is the fastest in {'each of' if len(compared) > 1 else ''} "
-            f"{words.count(len(compared), 'headline test')}.".replace("  ", " ")
-        )
+    sentences = [_answer(able, compared)]
     sentences += [_sentence(headline, ranked) for headline, ranked in compared]
-    sentences += _fidelity(able)
-    sentences += [
-        f"Not considered: {why}." for entry in report.entries if (why := disqualified(entry)) is not None
+    if able:
+        sentences += _fidelity(able)
+    reasons = [disqualified(entry) for entry in report.entries]
+    return [
+        *sentences,
+        *(f"Not considered: {reason.rstrip('.')}." for reason in reasons if reason is not None),
     ]
-    return [sentence.replace("..", ".") for sentence in sentences]
+
+
+def _answer(able: list[Entry], compared: list[tuple[Headline, list[Entry]]]) -> str:
+    """Return the answer in a sentence: who wins beyond the spread of the runs, and where."""
+    if not able:
+        return "None of them can be used."
+    if len(able) == 1:
+        return f"Only {able[0].label} can be used."
+    won: dict[str, list[str]] = {}
+    for headline, ranked in compared:
+        if _clear(headline, ranked):
+            won.setdefault(ranked[0].label, []).append(headline.words)
+    if not won:
+        return "None is faster than the next beyond the spread of its runs."
+    if len(won) == 1:
+        (label, tests), *_ = won.items()
+        where = "each test here" if len(tests) == len(compared) else "; ".join(tests)
+        rest = "" if len(tests) == len(compared) else ", and none beyond the spread of the runs elsewhere"
+        return f"{label} is the fastest in {where}{rest}."
+    listed = [f"{label} is the fastest in {'; '.join(tests)}" for label, tests in won.items()]
+    return f"It depends on the work: {'. '.join(listed)}."
 
 
 def overlap(first: Figure, second: Figure) -> bool:
@@ -116,16 +131,22 @@ def _sentence(headline: Headline, ranked: list[Entry]) -> str:
     best = headline.of(ranked[0])
     assert best is not None
     unit = words.UNITS.get(best.unit, best.unit)
-    parts = []
+    parts = [f"{ranked[0].label} with {words.amount(best.median)} {unit}"]
     for entry in ranked[1:]:
         found = headline.of(entry)
         assert found is not None
-        ratio = best.median / found.median if best.better == "higher" else found.median / best.median
         same = " (within the spread of the runs)" if overlap(best, found) else ""
-        parts.append(f"{words.amount(ratio)} times {entry.label}{same}")
-    return (
-        f"{headline.words}: {ranked[0].label} with {words.amount(best.median)} {unit}, {' and '.join(parts)}."
-    )
+        parts.append(f"{_times(best, found)} {entry.label}{same}")
+    return f"{headline.words}: {', '.join(parts)}."
+
+
+def _times(best: Figure, other: Figure) -> str:
+    """Return how much better a figure is, with as many digits as matter."""
+    more, less = (best, other) if best.better == "higher" else (other, best)
+    if less.median == 0:
+        return "more than"
+    ratio = more.median / less.median
+    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.2f} times"
 
 
 def _fidelity(entries: list[Entry]) -> list[str]:
