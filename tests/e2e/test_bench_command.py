@@ -128,7 +128,7 @@ def processor_time():
     "row", [row for row in PROVIDERS if row.name not in ("cpu", "coreml")], ids=lambda row: row.name
 )
 def test_each_absent_provider_ends_the_command_at_once(row, tiny_source, export_here, tmp_path):
-    target = ("--target", row.targets[0], "--precision", "int8")
+    target = ("--target", row.targets[0], "--precision", "int4")
     folder = export_here(tiny_source, tmp_path / "a", *target)
     before = processor_time()
     outcome = llorch("bench", "--provider", f"{row.name}={folder}", *SHORT)

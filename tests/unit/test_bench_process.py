@@ -104,7 +104,7 @@ def test_a_failure_of_one_test_says_that_the_next_can_be_tried() -> None:
 
 def test_what_it_writes_to_stderr_is_passed_on() -> None:
     lines: list[str] = []
-    process = started(f"{GREETING}\nprint('note: so', file=sys.stderr)", lines)
+    process = started(f"{GREETING}\nprint('\\x1b[0;93mnote: so\\x1b[m', file=sys.stderr)", lines)
     process.greet()
     process.close()
     assert lines == ["note: so"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import threading
 from collections import deque
@@ -16,6 +17,7 @@ from llorch_serve.bench.schema import Problem
 
 _END_S: Final = 10.0  # for a process whose stdin is closed to end by itself
 _KEPT_LINES: Final = 5
+_STYLES: Final = re.compile(r"\x1b\[[0-9;]*m")  # colours, which runtimes print wherever they run
 _Wanted = TypeVar("_Wanted")
 
 
@@ -126,6 +128,6 @@ class EntryProcess:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in stream:
-                text = line.decode("utf-8", "replace").rstrip()
+                text = _STYLES.sub("", line.decode("utf-8", "replace")).rstrip()
                 self._lines.append(text)
                 tell(text)
