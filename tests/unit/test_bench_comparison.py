@@ -7,7 +7,7 @@ import pytest
 
 from bench_reports import DECODE, DEEP, HOST, MODEL, PREFILL, entry, fidelity, report, rows, speed
 from llorch_serve.bench.comparison import Comparison, Limits, compare_reports, table
-from llorch_serve.bench.schema import Problem, Report, Row
+from llorch_serve.bench.schema import Problem, Report, Row, figure
 from llorch_serve.errors import UsageError
 
 BEFORE = report(entry("cpu", rows((100.0, 110.0), (50.0, 52.0)), fidelity=fidelity()))
@@ -58,6 +58,17 @@ def test_latencies_are_shown_and_judged_only_where_named() -> None:
     assert [one.figure for one in named.ratios if one.judged] == ["ttft_p50_ms"]
     with pytest.raises(UsageError, match=r"--figure is ttft_p5_ms.*they have decode_tokens_per_s"):
         compare(later, 0.95, "ttft_p5_ms")
+
+
+@pytest.mark.parametrize(
+    ("failed", "passes"), [((0, 0), True), ((2, 1), True), ((0, 1), False), ((2, 3), False)]
+)
+def test_more_failed_requests_than_before_fail(failed: tuple[int, int], passes: bool) -> None:
+    first, second = (
+        after(Row(test=PREFILL, figures={"failed": figure([float(count)], "requests", "lower")}))
+        for count in failed
+    )
+    assert compare(second, before=first).passed is passes
 
 
 def test_a_row_that_is_gone_fails_and_a_new_one_is_noted() -> None:

@@ -52,16 +52,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What fails. fail_under: the least ratio. figures: names of those that are held against it; none: every speed."""
+    """What fails. fail_under: the least ratio.
+
+    figures: names of those that are held against it; none: every speed, and the number of requests that failed.
+    """
 
     fail_under: float
     figures: tuple[str, ...] = ()
 
     def judges(self, name: str, found: Figure) -> bool:
         """Tell whether a figure is held against the limit."""
-        return (
-            name in self.figures if self.figures else found.unit.endswith("/s") and found.better == "higher"
-        )
+        if self.figures:
+            return name in self.figures
+        return name == "failed" or (found.unit.endswith("/s") and found.better == "higher")
 
 
 def compare_reports(

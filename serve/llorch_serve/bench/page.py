@@ -112,50 +112,61 @@ def html(report: Report) -> str:
 def _summary(report: Report) -> tuple[list[str], list[tuple[Entry, list[Cell]]]]:
     """Return headings, and a line of cells for each entry."""
     shown = headlines(report)
-    heads = [f"{headline.words}" for headline in shown]
+    heads = [headline.words for headline in shown]
     rows: list[list[Cell]] = [[] for _ in report.entries]
+    able = [disqualified(entry) is None for entry in report.entries]
     for headline in shown:
         found = [headline.of(entry) for entry in report.entries]
-        able = [disqualified(entry) is None for entry in report.entries]
         best = _best([figure if ok else None for figure, ok in zip(found, able, strict=True)])
         for cells, figure in zip(rows, found, strict=True):
             cells.append(_figure_cell(figure, best=figure is not None and figure is best))
     for name, values, texts in _properties(report):
-        if all(value is None for value in values):
+        if not any(texts):
             continue
         heads.append(name)
-        least = min(value for value in values if value is not None)
-        several = len({value for value in values if value is not None}) > 1
-        for cells, value, text in zip(rows, values, texts, strict=True):
-            cells.append(Cell(text, best=several and value == least))
+        usable = [value for value, ok in zip(values, able, strict=True) if ok and value is not None]
+        # What reads alike is not better, whatever its further digits.
+        several = len({text for text, value in zip(texts, values, strict=True) if value is not None}) > 1
+        for cells, value, text, ok in zip(rows, values, texts, able, strict=True):
+            is_best = several and ok and value is not None and value == min(usable)
+            cells.append(Cell(text or "—", best=is_best))
     return heads, list(zip(report.entries, rows, strict=True))
 
 
 def _properties(report: Report) -> list[tuple[str, list[float | None], list[str]]]:
-    """Return what entries have beside tests, where less is better: name, values, texts."""
+    """Return what entries have beside tests: name, values of which the least is the best, texts, empty where unknown."""
     entries = report.entries
     fidelity = [entry.fidelity for entry in entries]
     disk = [None if entry.model is None else entry.model.folder_bytes for entry in entries]
+    own = [
+        next((share for share in entry.placement if share.provider == entry.provider), None)
+        for entry in entries
+    ]
     return [
         (
             "KL, nats (top-1)",
             [None if found is None else found.kl for found in fidelity],
-            ["—" if found is None else f"{found.kl:.3g} ({found.top1:.1%})" for found in fidelity],
+            ["" if found is None else f"{found.kl:.3g} ({found.top1:.1%})" for found in fidelity],
+        ),
+        (
+            "nodes, weights on the provider",
+            [None for _ in own],
+            ["" if share is None else f"{share.node_share:.1%}, {share.weight_share:.1%}" for share in own],
         ),
         (
             "peak host memory, MiB",
             [entry.peak_rss_mib for entry in entries],
-            ["—" if entry.peak_rss_mib is None else f"{entry.peak_rss_mib:.0f}" for entry in entries],
+            ["" if entry.peak_rss_mib is None else f"{entry.peak_rss_mib:.0f}" for entry in entries],
         ),
         (
             "on disk, MiB",
             [None if size is None else float(size) for size in disk],
-            ["—" if size is None else f"{size / 2**20:.0f}" for size in disk],
+            ["" if size is None else f"{size / 2**20:.0f}" for size in disk],
         ),
         (
             "loads in, s",
             [entry.load_s for entry in entries],
-            ["—" if entry.load_s is None else words.amount(entry.load_s) for entry in entries],
+            ["" if entry.load_s is None else words.amount(entry.load_s) for entry in entries],
         ),
     ]
 

@@ -20,7 +20,7 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A figure that is held against the limit, like ttft_p50_ms; may be repeated. Default: every speed.",
+            help="A figure that is held against the limit, like ttft_p50_ms; may be repeated. Default: every speed, and failed requests.",
             show_default=False,
         ),
     ] = None,
