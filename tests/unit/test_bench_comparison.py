@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from bench_reports import DECODE, DEEP, HOST, MODEL, PREFILL, entry, fidelity, report, rows, speed
-from llorch_serve.bench.comparison import Comparison, Limits, compare_reports, table
+from llorch_serve.bench.comparison import Comparison, Limits, compare_reports
 from llorch_serve.bench.schema import Problem, Report, Row, figure
+from llorch_serve.bench.tables import compared
 from llorch_serve.errors import UsageError
 
 BEFORE = report(entry("cpu", rows((100.0, 110.0), (50.0, 52.0)), fidelity=fidelity()))
@@ -152,10 +153,10 @@ def test_nothing_to_nothing_is_no_change() -> None:
 
 
 def test_the_table_ends_with_the_verdict() -> None:
-    text = table(compare(after(*rows((100.0, 110.0), (40.0,)))))
+    text = compared(compare(after(*rows((100.0, 110.0), (40.0,)))))
     lines = text.splitlines()
     assert lines[-1] == "failed: 1 of 2 judged figures below 0.95, 0 other failures"
     decode = next(line for line in lines if "decode, tok/s" in line)
     assert decode.split()[-2:] == ["below", "0.95"]
     assert "within spread" not in decode
-    assert table(compare(BEFORE)).endswith("passed: 0 of 2 judged figures below 0.95, 0 other failures\n")
+    assert compared(compare(BEFORE)).endswith("passed: 0 of 2 judged figures below 0.95, 0 other failures\n")

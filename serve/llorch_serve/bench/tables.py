@@ -1,4 +1,4 @@
-"""A report as text: a table for terminals, Markdown, and CSV with a line for each figure."""
+"""Reports as text: tables for terminals, of one report or of two compared, Markdown, and CSV with a line for each figure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 from msgspec import to_builtins
 
 from llorch_serve.bench import words
+from llorch_serve.bench.comparison import Comparison
 from llorch_serve.bench.schema import Report, Row
 from llorch_serve.bench.verdict import verdict
 
@@ -73,6 +74,44 @@ def comma_separated(report: Report) -> str:
             if row.problem is not None:
                 writer.writerow([*where, *([""] * 7), row.problem.message])
     return text.getvalue()
+
+
+def compared(found: Comparison) -> str:
+    """Return a comparison as lines for a terminal: notes, every ratio, failures, the outcome."""
+    lines = [f"note: {note}" for note in found.notes]
+    cells = [["entry", "test", "figure", "before", "after", "ratio", "of any run", ""]]
+    label = test = ""
+    for one in found.ratios:
+        name = words.describe_test(one.test)
+        first = (one.label, name) != (label, test)
+        label, test = one.label, name
+        verdict = "" if not one.judged else "ok" if one.passed else f"below {found.fail_under:g}"
+        within = "" if not one.low <= 1 <= one.high else " (within spread)"
+        cells.append(
+            [
+                one.label if first else "",
+                name if first else "",
+                f"{words.title(one.figure)}, {words.UNITS.get(one.unit, one.unit)}",
+                words.amount(one.before.median),
+                words.amount(one.after.median),
+                f"{one.ratio:.3f}",
+                f"{one.low:.3f}..{one.high:.3f}{within}",
+                verdict,
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    lines += [f"failed: {failure}" for failure in found.failures]
+    below = sum(not one.passed for one in found.ratios)
+    judged = sum(one.judged for one in found.ratios)
+    lines.append(
+        f"{'passed' if found.passed else 'failed'}: {below} of {words.count(judged, 'judged figure')} below "
+        f"{found.fail_under:g}, {words.count(len(found.failures), 'other failure')}"
+    )
+    return "\n".join(lines) + "\n"
 
 
 def _table(report: Report) -> list[list[str]]:

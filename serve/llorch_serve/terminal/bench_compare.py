@@ -42,14 +42,15 @@ def command(
         llorch bench compare before.json after.json --fail-under 0.95
 
     """
-    from llorch_serve.bench.comparison import Limits, compare_reports, table
+    from llorch_serve.bench.comparison import Limits, compare_reports
     from llorch_serve.bench.schema import read_report
+    from llorch_serve.bench.tables import compared
 
     limits = Limits(fail_under, tuple(figure or ()))
     found = compare_reports(read_report(before), read_report(after), limits, across_machines=across_machines)
     if as_json:
         write_json(found)
     else:
-        write(table(found))
+        write(compared(found))
     if not found.passed:
         raise SystemExit(1)
