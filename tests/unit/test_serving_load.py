@@ -62,7 +62,7 @@ def run(
     duration_s: float | None = None,
 ) -> LoadRun:
     def make(clock: Callable[[], float]):
-        generator = LoadGenerator(worker, lambda: None, clock)
+        generator = LoadGenerator(worker, clock)
         return generator.run(arrivals, jobs(), requests=requests, duration_s=duration_s)
 
     return run_virtually(make)
@@ -184,18 +184,6 @@ def test_messages_without_tokens_are_no_arrivals():
     (record,) = run(FakeWorker([[(0.5, 0), (0.5, 2), (0.5, 0)]]), ClosedLoop(1), requests=1).records
     assert record.arrivals == [Arrival(1.0, 2)]
     assert record.ended_s == 1.5
-
-
-def test_progress_counts_requests_that_have_ended():
-    ended = itertools.count()
-    worker = FakeWorker([ONE_SECOND, [(0.1, -1)]])
-
-    def make(clock: Callable[[], float]):
-        generator = LoadGenerator(worker, lambda: next(ended) and None, clock)
-        return generator.run(ClosedLoop(2), jobs(), requests=5, duration_s=None)
-
-    run_virtually(make)
-    assert next(ended) == 5
 
 
 def test_a_bug_is_not_a_failed_request():

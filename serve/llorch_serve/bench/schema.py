@@ -74,18 +74,27 @@ class ServingTest(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="ser
     """Requests to a running worker.
 
     arrivals: ``together`` (``concurrency`` streams that start at once), ``closed`` (so many clients, each of which sends its
-    next request when the last is answered) or ``open`` (Poisson arrivals, ``rate_per_s`` in the mean).
-    requests: sent in all in one run; None where that follows from the others.
-    limits_ms: what a request must keep to count as good, by name of the figure.
+    next request when the last is answered) or ``open`` (``rate_per_s`` in the mean; see ``burstiness``).
+    prompt_tokens, generated_tokens: of each request, or the middle of the range that ``spread`` says; None: as the dataset has it.
+    spread: lengths are drawn evenly from (1 - spread) to (1 + spread) of the middle. dataset: name and hash of the file with the prompts.
+    burstiness: shape of the gamma distribution that gaps are drawn from; 1: Poisson arrivals. seed: of all draws.
+    requests, duration_s: sent in all in one run, or for how long some are sent; None where that follows from the others.
+    limits_ms: what a request must keep to count as good, by name of the figure. http: over OpenAI's routes, not gRPC.
     """
 
     arrivals: Literal["together", "closed", "open"]
-    prompt_tokens: Count
-    generated_tokens: Count
+    prompt_tokens: Count | None = None
+    generated_tokens: Count | None = None
+    spread: Share01 = 0
+    dataset: str | None = None
     concurrency: Count | None = None
     rate_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    burstiness: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    seed: int | None = None
     requests: Count | None = None
+    duration_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     limits_ms: dict[str, float] = {}
+    http: bool = False
 
 
 Test = OfflineTest | ServingTest
@@ -98,11 +107,25 @@ class Problem(_Struct, frozen=True, kw_only=True):
     message: str
 
 
+class Failure(_Struct, frozen=True, kw_only=True):
+    """Requests of all counted runs that failed with one status: gRPC's name, HTTP's number, or what broke.
+
+    after_first_token: how many of them had begun to answer. tokens: what those had sent. example: the first one's words.
+    """
+
+    status: str
+    requests: Count
+    after_first_token: NonNegative
+    tokens: NonNegative
+    example: str
+
+
 class Row(_Struct, frozen=True, kw_only=True):
-    """What one test found: figures by name, or why there are none."""
+    """What one test found: figures by name, or why there are none. failures: requests that are in no other figure but ``failed``."""
 
     test: Test
     figures: dict[str, Figure] = {}
+    failures: tuple[Failure, ...] = ()
     problem: Problem | None = None
 
 

@@ -21,13 +21,10 @@ Call = Callable[[Job], AsyncGenerator[Piece]]
 
 
 class LoadGenerator:
-    """Sends requests through ``call``. progress: told of each request that has ended. clock: in seconds."""
+    """Sends requests through ``call``. clock: in seconds."""
 
-    def __init__(
-        self, call: Call, progress: Callable[[], None], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, call: Call, clock: Callable[[], float] = time.perf_counter) -> None:
         self._call = call
-        self._progress = progress
         self._clock = clock
         self._start = 0.0
         self._records: list[RequestRecord] = []
@@ -84,7 +81,6 @@ class LoadGenerator:
             record.fail(self._now(), error.status, str(error))
         else:
             record.close(self._now())
-        self._progress()
 
     def _now(self) -> float:
         return self._clock() - self._start

@@ -6,8 +6,9 @@ lengths are those asked for and two runs do the same work.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-import re
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,6 @@ from llorch_serve.errors import UsageError
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 MAX_FILE_BYTES: Final = 256 * 2**20
-
-_RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +39,15 @@ class Lengths:
     low: int
     high: int
 
+    @staticmethod
+    def around(middle: int, spread: float) -> Lengths:
+        """Return the whole numbers, from 1 on, between (1 - spread) and (1 + spread) times ``middle``."""
+        reach = spread * middle
+        return Lengths(max(1, math.ceil(middle - reach)), math.floor(middle + reach))
+
     def draw(self, generator: np.random.Generator) -> int:
         """Return one of them."""
         return int(generator.integers(self.low, self.high, endpoint=True))
-
-
-def read_lengths(flag: str, value: str) -> Lengths:
-    """Return the lengths that ``512`` or ``128-1024`` stand for. Raises UsageError."""
-    match = _RANGE.fullmatch(value.strip())
-    low = 0 if match is None else int(match[1])
-    high = low if match is None or match[2] is None else int(match[2])
-    if not 1 <= low <= high:
-        raise UsageError(
-            f"{flag} is {value!r}; expected a number of tokens, at least 1, or two with the smaller first, like 128-1024"
-        )
-    return Lengths(low, high)
 
 
 def drawn_jobs(
@@ -79,12 +72,18 @@ class Row:
     max_tokens: int | None
 
 
-def listed_jobs(rows: Sequence[Row], token_lengths: Lengths, seed: int) -> Iterator[Job]:
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A file of prompts. name: its own, and the beginning of its SHA-256, so that results of other prompts are told apart."""
+
+    name: str
+    rows: tuple[Row, ...]
+
+
+def listed_jobs(dataset: Dataset, max_tokens: int) -> Iterator[Job]:
     """Yield the rows of a file in their order, from the first again after the last."""
-    generator = np.random.default_rng(seed)
-    for row in itertools.cycle(rows):
-        drawn = token_lengths.draw(generator)  # of every row, so that a row's own number shifts no other's
-        yield Job(row.prompt, drawn if row.max_tokens is None else row.max_tokens)
+    for row in itertools.cycle(dataset.rows):
+        yield Job(row.prompt, max_tokens if row.max_tokens is None else row.max_tokens)
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,7 +97,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     max_tokens: int | None = None
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_dataset(path: Path) -> Dataset:
     """Read a file of prompts: a JSON object each line, with ``prompt`` (a text, or token ids) or ``messages``, and ``max_tokens`` or not.
 
     Raises UsageError, with the number of the line that is something else.
@@ -106,15 +105,16 @@ def read_rows(path: Path) -> list[Row]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} has over {MAX_FILE_BYTES} bytes; split it, and measure a part")
-        lines = path.read_bytes().splitlines()
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); --dataset names a file with a JSON object each line"
         ) from error
-    rows = [_read_row(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    lines = enumerate(data.split(b"\n"), 1)
+    rows = tuple(_read_row(f"{path}:{number}", line) for number, line in lines if line.strip())
     if not rows:
         raise UsageError(f"{path} holds no prompt; expected a JSON object each line")
-    return rows
+    return Dataset(f"{path.name} {hashlib.sha256(data).hexdigest()[:12]}", rows)
 
 
 def _read_row(where: str, line: bytes) -> Row:
