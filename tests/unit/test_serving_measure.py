@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from llorch_serve.bench.schema import Row, ServingTest
+from llorch_serve.bench.serving.blocks import describe_load, describe_row
 from llorch_serve.bench.serving.measure import measure
 from llorch_serve.bench.serving.records import CallError, Piece, Usage
-from llorch_serve.bench.serving.table import describe_row, describe_serving
 from llorch_serve.bench.serving.work import Job
 from llorch_serve.errors import WorkerError
 from llorch_serve.requests import TokenPrompt
@@ -224,4 +224,4 @@ def test_what_a_person_sees():
     ],
 )
 def test_a_test_in_words(test: ServingTest, words: str):
-    assert describe_serving(test) == words
+    assert describe_load(test) == words

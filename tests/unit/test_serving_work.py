@@ -148,7 +148,16 @@ def test_a_closed_loop_for_each_number_of_clients():
 
 def test_an_open_loop_for_each_rate():
     slow, fast = plan(
-        LoadFlags(request_rate="0.5,4", duration=20.0, slo=["ttft:200", "tpot:50.5"], spread=0.25, seed=7)
+        LoadFlags(
+            request_rate="0.5,4",
+            duration=20.0,
+            slo=(
+                "ttft:200",
+                "tpot:50.5",
+            ),
+            spread=0.25,
+            seed=7,
+        )
     )
     assert (slow.arrivals, slow.rate_per_s, fast.rate_per_s) == ("open", 0.5, 4.0)
     assert (slow.requests, slow.duration_s, slow.burstiness, slow.seed) == (None, 20.0, 1.0, 7)
@@ -175,7 +184,7 @@ IDS_GIVEN = LengthFlags(prompt_tokens=None, prompt_ids=Path("ids.json"), max_tok
     ("flags", "lengths", "named"),
     [
         (LoadFlags(concurrency="1", request_rate="1"), NO_LENGTHS, "one after the other"),
-        (LoadFlags(slo=["ttft:1"]), NO_LENGTHS, "--slo has no effect without"),
+        (LoadFlags(slo=("ttft:1",)), NO_LENGTHS, "--slo has no effect without"),
         (LoadFlags(requests=5), NO_LENGTHS, "--requests has no effect without"),
         (LoadFlags(concurrency="1", requests=5, duration=1.0), NO_LENGTHS, "both end a run"),
         (LoadFlags(concurrency="1", burstiness=2.0), NO_LENGTHS, "--burstiness has no effect"),
@@ -194,11 +203,21 @@ IDS_GIVEN = LengthFlags(prompt_tokens=None, prompt_ids=Path("ids.json"), max_tok
         (LoadFlags(concurrency="2,2"), NO_LENGTHS, "another one"),
         (LoadFlags(request_rate="nan"), NO_LENGTHS, "--request-rate is 'nan'"),
         (LoadFlags(request_rate="inf"), NO_LENGTHS, "--request-rate is 'inf'"),
-        (LoadFlags(concurrency="1", slo=["itl:5"]), NO_LENGTHS, "--slo is 'itl:5'"),
-        (LoadFlags(concurrency="1", slo=["ttft"]), NO_LENGTHS, "--slo is 'ttft'"),
-        (LoadFlags(concurrency="1", slo=["ttft:0"]), NO_LENGTHS, "--slo is 'ttft:0'"),
-        (LoadFlags(concurrency="1", slo=["ttft:nan"]), NO_LENGTHS, "--slo is 'ttft:nan'"),
-        (LoadFlags(concurrency="1", slo=["ttft:1", "ttft:2"]), NO_LENGTHS, "two limits"),
+        (LoadFlags(concurrency="1", slo=("itl:5",)), NO_LENGTHS, "--slo is 'itl:5'"),
+        (LoadFlags(concurrency="1", slo=("ttft",)), NO_LENGTHS, "--slo is 'ttft'"),
+        (LoadFlags(concurrency="1", slo=("ttft:0",)), NO_LENGTHS, "--slo is 'ttft:0'"),
+        (LoadFlags(concurrency="1", slo=("ttft:nan",)), NO_LENGTHS, "--slo is 'ttft:nan'"),
+        (
+            LoadFlags(
+                concurrency="1",
+                slo=(
+                    "ttft:1",
+                    "ttft:2",
+                ),
+            ),
+            NO_LENGTHS,
+            "two limits",
+        ),
         (
             LoadFlags(concurrency="1", dataset=Path("p")),
             IDS_GIVEN,

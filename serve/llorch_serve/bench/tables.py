@@ -10,6 +10,7 @@ from msgspec import to_builtins
 from llorch_serve.bench import words
 from llorch_serve.bench.comparison import Comparison
 from llorch_serve.bench.schema import Report, Row
+from llorch_serve.bench.serving.blocks import describe_row, is_load
 from llorch_serve.bench.verdict import verdict
 
 _FAILED = "failed"
@@ -23,6 +24,9 @@ def terminal(report: Report) -> str:
         for entry in report.entries
     ]
     lines.append("")
+    if all(is_load(row) for entry in report.entries for row in entry.rows):
+        blocks = [describe_row(row) for entry in report.entries for row in entry.rows]
+        return "\n".join([*lines, *blocks])
     table = _table(report)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:

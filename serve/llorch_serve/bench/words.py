@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from llorch_serve.bench.schema import Entry, Figure, OfflineTest, Report, Row, Test
+from llorch_serve.bench.serving.blocks import DETAILS, describe_load
 
 UNITS: Final = {"tokens/s": "tok/s"}
 
@@ -17,9 +18,17 @@ TITLES: Final = {
     "ttft_p99_ms": "TTFT p99",
     "itl_p50_ms": "ITL p50",
     "itl_p99_ms": "ITL p99",
+    "requests_per_s": "requests",
+    "output_tokens_per_s": "generated",
+    "tpot_p50_ms": "TPOT p50",
+    "tpot_p99_ms": "TPOT p99",
+    "e2e_p50_ms": "E2E p50",
+    "e2e_p99_ms": "E2E p99",
+    "good_requests_per_s": "goodput",
+    "failed": "failed",
     "joules_per_token": "energy",
 }
-"""Figures of offline tests, in the order in which they are shown."""
+"""Figures in the order in which tables show them."""
 
 
 def title(name: str) -> str:
@@ -43,14 +52,9 @@ def describe_test(test: Test) -> str:
         }[test.work]
         behind = f" behind {test.depth}" if test.depth else ""
         return f"{tokens}{behind}, {count(test.streams, 'stream')}"
-    when = {
-        "together": f"{count(test.concurrency or 0, 'stream')} together",
-        "closed": f"{count(test.concurrency or 0, 'client')} in turn",
-        "open": f"{test.rate_per_s:g} requests/s" if test.rate_per_s else "open loop",
-    }[test.arrivals]
-    limits = "".join(f", {name} <= {limit:g} ms" for name, limit in test.limits_ms.items())
-    asked = f", {count(test.requests, 'request')}" if test.requests else ""
-    return f"{when}, {test.prompt_tokens} + {test.generated_tokens} tokens{asked}{limits}"
+    if test.arrivals == "together":
+        return f"{count(test.concurrency or 0, 'stream')} together, {test.prompt_tokens} + {test.generated_tokens} tokens"
+    return describe_load(test)
 
 
 def count(number: int, what: str) -> str:
@@ -78,13 +82,17 @@ def spread(found: Figure) -> str:
 
 
 def columns(rows: Iterable[Row]) -> dict[str, Figure]:
-    """Return every figure that some of the rows have, in the order of :data:`TITLES`, each with one that has it."""
+    """Return every figure that some of the rows have, in the order of :data:`TITLES`, each with one that has it.
+
+    Details of loads are left out: only JSON, CSV and a terminal's blocks have them.
+    """
     found: dict[str, Figure] = {}
     for row in rows:
         for name, figure in row.figures.items():
             found.setdefault(name, figure)
     known = [name for name in TITLES if name in found]
-    return {name: found[name] for name in (*known, *(name for name in found if name not in TITLES))}
+    others = [name for name in found if name not in TITLES and name not in DETAILS]
+    return {name: found[name] for name in (*known, *others)}
 
 
 def tests_of(report: Report) -> list[Test]:

@@ -25,6 +25,19 @@ from llorch_serve.terminal.flags import (
     Threads,
     Wait,
 )
+from llorch_serve.terminal.load_flags import (
+    Burstiness,
+    Concurrency,
+    Dataset,
+    Duration,
+    LengthFlags,
+    LoadFlags,
+    RequestRate,
+    Requests,
+    Seed,
+    Slo,
+    Spread,
+)
 from llorch_serve.terminal.target import refuse_local_flags, refuse_wait
 
 if TYPE_CHECKING:
@@ -89,8 +102,20 @@ def command(
         ),
     ] = None,
     streams: Annotated[
-        str, typer.Option(metavar="1,8", help="Numbers of streams that start together.")
-    ] = "1,8",
+        str | None,
+        typer.Option(
+            metavar="1,8", help="Numbers of streams that start together. Default: 1,8.", show_default=False
+        ),
+    ] = None,
+    concurrency: Concurrency = None,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = None,
+    requests: Requests = None,
+    duration: Duration = None,
+    spread: Spread = None,
+    dataset: Dataset = None,
+    seed: Seed = None,
+    slo: Slo = None,
     repeat: Annotated[
         int, typer.Option(min=1, help="Counted runs after one warm-up; medians are shown.")
     ] = 3,
@@ -136,17 +161,23 @@ def command(
 
         llorch bench --connect 127.0.0.1:50051 --streams 1,8,32 --json
 
+        llorch bench --connect 127.0.0.1:50051 --request-rate 2,4 --slo ttft:500 --slo tpot:50
+
         llorch bench compare before.json after.json --fail-under 0.95
 
     """
     from llorch_serve.terminal.bench_output import Outputs
 
-    counts = _read_numbers("--streams", streams, least=1)
+    counts = _read_numbers("--streams", "1,8" if streams is None else streams, least=1)
     if prompt_tokens is not None and prompt_ids is not None:
         raise UsageError("--prompt-ids and --prompt-tokens both name the prompt; give one of them")
     outputs = Outputs(as_json=as_json, csv=csv, markdown=markdown, html=html)
     outputs.check()
     tokens = _PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
+    load = LoadFlags(
+        concurrency, request_rate, burstiness, requests, duration, spread, dataset, seed, tuple(slo or ())
+    )
+    load.check(connect, streams)
     if connect is not None:
         refuse_local_flags(
             connect,
@@ -167,6 +198,13 @@ def command(
                 "--reference": reference,
             },
         )
+        if load.given:
+            from llorch_serve.terminal.bench_serving import measure_worker
+
+            access = read_access(token, tls_ca, tls_cert, tls_key)
+            lengths = LengthFlags(prompt_tokens, prompt_ids, max_tokens)
+            outputs.show(measure_worker(connect, access, wait, load, lengths, repeat))
+            return
         work = _Work(tokens, prompt_ids, max_tokens, counts, repeat)
         outputs.show(_remote(connect, read_access(token, tls_ca, tls_cert, tls_key), wait, work))
         return
@@ -224,14 +262,10 @@ class _Work:
 
 
 def _remote(address: str, access: Access, wait: float | None, asked: _Work) -> Report:
-    import importlib.metadata
-    from datetime import UTC, datetime
-
     from llorch_serve.bench.measure import RemoteBackend, measure
     from llorch_serve.bench.offline import speeds, summarise
-    from llorch_serve.bench.resources import look_at_host
-    from llorch_serve.bench.schema import Entry, Report, Row, ServingTest, Share
-    from llorch_serve.bench.schema import Model as MeasuredModel
+    from llorch_serve.bench.schema import Row, ServingTest
+    from llorch_serve.bench.worker_report import report_on_worker
     from llorch_serve.bench.workload import Workload, read_prompt, text_prompt
     from llorch_serve.client import WorkerClient
     from llorch_serve.terminal.console import step_progress
@@ -263,33 +297,7 @@ def _remote(address: str, access: Access, wait: float | None, asked: _Work) -> R
                     concurrency=count,
                 )
                 rows.append(Row(test=test, figures=summarise([speeds(run) for run in runs])))
-    entry = Entry(
-        label="worker",
-        provider=info.provider,
-        software=(f"llorch {info.version}",),
-        model=MeasuredModel(
-            model_id=info.model_id,
-            fingerprint=info.fingerprint,
-            kind=info.kind,
-            precision=info.precision,
-            head_precision=info.head_precision,
-            context_length=info.context_length,
-            slots=info.slots,
-            limits=info.limits,
-        ),
-        placement=tuple(
-            Share(provider=share.provider, node_share=share.node_share, weight_share=share.weight_share)
-            for share in info.provider_shares
-        ),
-        rows=tuple(rows),
-    )
-    return Report(
-        version=importlib.metadata.version("llorch"),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        host=look_at_host(),
-        repeat=asked.repeat,
-        entries=(entry,),
-    )
+    return report_on_worker(info, rows, asked.repeat)
 
 
 def _check_context(prompt: int, answer: int, context: int) -> None:

@@ -1,6 +1,6 @@
 """The serving half of ``llorch bench``: a running worker under load, over gRPC or its HTTP front.
 
-Input: flags. Output: what the worker says of itself, and a row for each test.
+Input: flags. Output: a report with one entry, the worker.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Final
 import numpy as np
 
 from llorch_serve.async_client import AsyncWorkerClient
-from llorch_serve.bench.schema import Row, ServingTest
+from llorch_serve.bench.schema import Report, Row, ServingTest
 from llorch_serve.bench.serving.load import Call
 from llorch_serve.bench.serving.measure import measure
 from llorch_serve.bench.serving.over_grpc import GrpcCall
 from llorch_serve.bench.serving.work import Job, Lengths, drawn_jobs, listed_jobs, read_dataset
+from llorch_serve.bench.worker_report import report_on_worker
 from llorch_serve.bench.workload import read_prompt, text_prompt
 from llorch_serve.channel import Access
 from llorch_serve.client import WorkerClient
@@ -32,17 +33,9 @@ DEFAULT_PROMPT_TOKENS: Final = 512
 _LATE_SHARE: Final = 0.05  # of the median time to the first token
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a worker says of itself, and what its tests found."""
-
-    info: ModelInfo
-    rows: tuple[Row, ...]
-
-
 def measure_worker(
     address: str, access: Access, wait: float | None, flags: LoadFlags, lengths: LengthFlags, repeat: int
-) -> Measured:
+) -> Report:
     """Put the worker at ``address`` (HOST:PORT, or http://HOST:PORT for its HTTP front) under load.
 
     Raises UsageError for flags that say nothing together or that this worker cannot follow, WorkerError if it cannot be
@@ -51,7 +44,9 @@ def measure_worker(
     http = "://" in address
     dataset = None if flags.dataset is None else read_dataset(flags.dataset)
     given = None if lengths.prompt_ids is None else read_prompt(lengths.prompt_ids)
-    tokens = lengths.prompt_tokens or DEFAULT_PROMPT_TOKENS if given is None else len(given)
+    tokens = DEFAULT_PROMPT_TOKENS if lengths.prompt_tokens is None else lengths.prompt_tokens
+    if given is not None:
+        tokens = len(given)
     tests = plan_load(
         flags,
         lengths,
@@ -74,7 +69,7 @@ def measure_worker(
         rows = asyncio.run(_measure_all(worker, tests, jobs, repeat, advance))
     for row in rows:
         _say_if_late(row)
-    return Measured(worker.info, rows)
+    return report_on_worker(worker.info, rows, repeat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,13 +105,26 @@ class LoadFlags:
     spread: float | None = None
     dataset: Path | None = None
     seed: int | None = None
-    slo: Sequence[str] | None = None
+    slo: Sequence[str] = ()
 
     @property
     def given(self) -> list[str]:
         """The flags that were set, by name."""
-        names = [field.name for field in fields(self) if getattr(self, field.name) not in (None, [])]
+        names = [field.name for field in fields(self) if getattr(self, field.name) not in (None, ())]
         return [f"--{name.replace('_', '-')}" for name in names]
+
+    def check(self, connect: str | None, streams: str | None) -> None:
+        """Raise UsageError where there is no worker to put under load, or something else is asked of it, too."""
+        if self.given and connect is None:
+            raise UsageError(f"{self.given[0]} puts a running worker under load; name it with --connect")
+        if self.given and streams is not None:
+            raise UsageError(
+                f"--streams start together and {self.given[0]} is for requests that come one after the other; leave one out"
+            )
+        if connect is not None and "://" in connect and not self.given:
+            raise UsageError(
+                f"--connect is {connect}; over HTTP a worker is measured with --concurrency or --request-rate, else expected HOST:PORT"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +146,8 @@ def plan_load(
     from llorch_serve.bench.schema import ServingTest
 
     _check_together(flags, lengths, http=http)
-    limits = dict(_read_limit(value) for value in flags.slo or ())
-    if len(limits) < len(flags.slo or ()):
+    limits = dict(_read_limit(value) for value in flags.slo)
+    if len(limits) < len(flags.slo):
         raise UsageError("--slo has two limits of one figure; give one of each")
     spread = 0.0 if flags.spread is None else flags.spread
     _check_range("--spread", spread, above=None, below=1)
@@ -191,6 +204,8 @@ def _check_together(flags: LoadFlags, lengths: LengthFlags, *, http: bool) -> No
         )
     if flags.requests is not None and flags.duration is not None:
         raise UsageError("--requests and --duration both end a run; give one of them")
+    if lengths.prompt_tokens is not None and lengths.prompt_tokens < 1:
+        raise UsageError(f"--prompt-tokens is {lengths.prompt_tokens}; at least 1 is needed")
     if flags.burstiness is not None:
         if flags.request_rate is None:
             raise UsageError("--burstiness has no effect without --request-rate; leave it out")

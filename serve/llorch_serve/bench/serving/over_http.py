@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from llorch_serve.bench.serving.records import CallError, Piece, Usage
-from llorch_serve.bench.serving.wire import HttpAddress, HttpAnswer, request
+from llorch_serve.bench.serving.wire import CONNECTION, HttpAddress, HttpAnswer, request
 from llorch_serve.bench.serving.work import Job
 from llorch_serve.errors import WorkerError
 from llorch_serve.requests import ChatPrompt, ModelInfo, TextPrompt
@@ -53,8 +53,12 @@ async def fetch_model_info(address: HttpAddress) -> ModelInfo:
                 raise await _refusal(answer)
             models = msgspec.json.decode(await answer.body(), type=_Models)
     except CallError as error:
+        if error.status != CONNECTION:
+            raise WorkerError(
+                f"{address} answered {error.status} when asked for its model: {error}"
+            ) from error
         raise WorkerError(
-            f"no answer from {address} ({error}); start a worker with: llorch serve DIR --http PORT, or correct the address"
+            f"no answer from {error}; start a worker with: llorch serve DIR --http PORT, or correct the address"
         ) from error
     except msgspec.MsgspecError as error:
         raise WorkerError(

@@ -46,6 +46,8 @@ def read_address(value: str, *, ca: bytes | None = None, token: str | None = Non
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise UsageError(f"--connect is {value!r} ({error}); {expected}") from error
+    if parts.scheme not in ("http", "https"):
+        raise UsageError(f"--connect is {value!r}; {expected}")
     if not host or parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.username is not None:
         raise UsageError(f"--connect is {value!r}; {expected}")
     if parts.scheme == "http" and ca is not None:

@@ -1,4 +1,4 @@
-"""Rows of serving tests as text for a terminal: a block each, with its latencies as a table."""
+"""Loads in words, and their rows as blocks for a terminal: speeds, latencies, failures."""
 
 from __future__ import annotations
 
@@ -16,10 +16,20 @@ _LATENCIES: Final = {
     "late": "client late",
 }
 _PARTS: Final = ("mean", "p50", "p90", "p99", "max")
+_SHOWN: Final = frozenset(
+    {f"{name}_{part}_ms" for name in ("ttft", "tpot", "itl", "e2e") for part in ("p50", "p99")}
+)
+
+DETAILS: Final = frozenset(
+    {f"{name}_{part}_ms" for name in _LATENCIES for part in _PARTS}
+    | {"total_tokens_per_s", "good_tokens_per_s", "good_share", "succeeded", "duration_s", "peak_in_flight"}
+    | {"prompt_tokens", "cached_tokens", "generated_tokens"}
+).difference(_SHOWN)
+"""Figures of a load that wide tables leave out."""
 
 
-def describe_serving(test: ServingTest) -> str:
-    """Return a test in words, unlike every other's."""
+def describe_load(test: ServingTest) -> str:
+    """Return a load in words, unlike every other's."""
     if test.arrivals == "open":
         assert test.rate_per_s is not None
         how = "Poisson" if test.burstiness == 1 else f"burstiness {test.burstiness:g}"
@@ -41,10 +51,15 @@ def _asked(test: ServingTest) -> str:
     return f"{test.prompt_tokens} + {answer}{spread}"
 
 
+def is_load(row: Row) -> bool:
+    """Tell whether a row is of a load, and not of streams that start together."""
+    return isinstance(row.test, ServingTest) and row.test.arrivals != "together"
+
+
 def describe_row(row: Row) -> str:
-    """Return what a serving test found, as lines; each number is the median of its runs."""
+    """Return what a load found, as lines; each number is the median of its runs."""
     assert isinstance(row.test, ServingTest)
-    return "\n".join([describe_serving(row.test), *(f"  {line}" for line in _lines(row))]) + "\n"
+    return "\n".join([describe_load(row.test), *(f"  {line}" for line in _lines(row))]) + "\n"
 
 
 def _lines(row: Row) -> Iterator[str]:
