@@ -159,10 +159,11 @@ def test_bundles_and_broken_streams_are_counted_right(way):
     run = {name: figure["values"][0] for name, figure in row["figures"].items()}
     assert run["output_tokens_per_s"] * run["duration_s"] == pytest.approx(36)
     (failure,) = row["failures"]
-    assert (failure["requests"], failure["after_first_token"]) == (4, 4)
+    assert failure["requests"] == 4
     assert failure["status"] == ("INTERNAL" if way == "grpc" else "internal_error")
     assert "not finite" in failure["example"]
-    assert failure["tokens"] == (4 if way == "grpc" else 0)
+    # A failure may overtake the first token within the worker.
+    assert failure["tokens"] == (failure["after_first_token"] if way == "grpc" else 0)
     assert run["tpot_mean_ms"] * 8 == pytest.approx(run["gap_mean_ms"] * 2)
     assert ("itl_mean_ms" in found) == (way == "grpc")
     if way == "grpc":
