@@ -160,11 +160,10 @@ def test_bundles_and_broken_streams_are_counted_right(way):
     assert run["output_tokens_per_s"] * run["duration_s"] == pytest.approx(36)
     (failure,) = row["failures"]
     assert failure["requests"] == 4
-    assert failure["status"] == ("INTERNAL" if way == "grpc" else "internal_error")
+    assert failure["status"] == ("INTERNAL" if way == "grpc" else "non_finite_logits")
     assert "not finite" in failure["example"]
     # A failure may overtake the first token within the worker.
     assert failure["tokens"] == (failure["after_first_token"] if way == "grpc" else 0)
-    assert run["tpot_mean_ms"] * 8 == pytest.approx(run["gap_mean_ms"] * 2)
     assert ("itl_mean_ms" in found) == (way == "grpc")
     if way == "grpc":
         assert run["itl_mean_ms"] == pytest.approx(run["tpot_mean_ms"])
