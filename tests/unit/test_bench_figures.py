@@ -57,10 +57,13 @@ def test_several_streams_count_from_when_the_last_has_started() -> None:
     assert found.itl_ms.p50 == pytest.approx(500)
 
 
-def test_tokens_of_one_message_share_a_time() -> None:
-    found = figures([StreamRecord([1.0, 1.0, 2.0, 2.0])], prompt_tokens=8)
+def test_tokens_of_one_message_share_the_time_that_they_took() -> None:
+    found = figures([StreamRecord([1.0, 2.0, 2.0])], prompt_tokens=8)
     assert found.decode_tokens_per_s == pytest.approx(2 / 1.0)
-    assert found.itl_ms.p50 == 0
+    assert found.itl_ms == Percentiles(pytest.approx(500), pytest.approx(500))
+    with_first = figures([StreamRecord([1.0, 1.0, 2.0])], prompt_tokens=8)
+    assert with_first.itl_ms.p50 == pytest.approx(500)  # of 0 and 1000
+    assert with_first.decode_tokens_per_s == pytest.approx(1 / 1.0)
 
 
 def test_nothing_after_the_first_token_is_no_speed_and_no_division_by_zero() -> None:

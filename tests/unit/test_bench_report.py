@@ -96,11 +96,11 @@ def test_tests_in_words_differ() -> None:
         "prefill 64, 1 stream",
         "decode 16, 1 stream",
         "decode 16 behind 32, 2 streams",
-        "2.5 requests/s, 10 + 5 tokens, 7 requests, ttft_ms <= 200 ms",
+        "open loop, 2.5 requests/s (Poisson), 7 requests, 10 + 5 tokens, ttft_ms <= 200 ms",
     ]
     assert words.describe_test(
         ServingTest(arrivals="closed", prompt_tokens=1, generated_tokens=2, concurrency=3)
-    ) == ("3 clients in turn, 1 + 2 tokens")
+    ) == ("closed loop, 3 clients, 1 + 2 tokens")
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def figures(records: Sequence[StreamRecord], *, prompt_tokens: int) -> Figures:
     firsts = [record.arrivals[0] for record in records]
     all_started, end = max(firsts), max(record.arrivals[-1] for record in records)
     later = sum(time_ > all_started for record in records for time_ in record.arrivals)
-    gaps = np.concatenate([np.diff(record.arrivals) for record in records])
+    gaps = np.concatenate([_token_times(record.arrivals) for record in records])
     return Figures(
         streams=len(records),
         prefill_tokens_per_s=prompt_tokens * len(records) / all_started,
@@ -163,6 +163,13 @@ def figures(records: Sequence[StreamRecord], *, prompt_tokens: int) -> Figures:
         ttft_ms=_percentiles(np.array(firsts)),
         itl_ms=_percentiles(gaps),
     )
+
+
+def _token_times(arrivals: Sequence[float]) -> np.ndarray:
+    """Return the time of each token after the first: those of one message share what passed since the one before."""
+    moments, counts = np.unique(arrivals, return_counts=True)
+    with_first = np.zeros(counts[0] - 1)
+    return np.concatenate([with_first, np.repeat(np.diff(moments) / counts[1:], counts[1:])])
 
 
 def _percentiles(seconds: np.ndarray) -> Percentiles:

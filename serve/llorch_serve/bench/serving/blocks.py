@@ -32,15 +32,16 @@ def describe_load(test: ServingTest) -> str:
     """Return a load in words, unlike every other's."""
     if test.arrivals == "open":
         assert test.rate_per_s is not None
-        how = "Poisson" if test.burstiness == 1 else f"burstiness {test.burstiness:g}"
+        how = "Poisson" if test.burstiness in (None, 1) else f"burstiness {test.burstiness:g}"
         when = f"open loop, {test.rate_per_s:g} requests/s ({how})"
     else:
         clients = "1 client" if test.concurrency == 1 else f"{test.concurrency} clients"
         when = f"closed loop, {clients}"
-    many = f"for {test.duration_s:g} s" if test.requests is None else f"{test.requests} requests"
+    many = "" if test.requests is None else f", {test.requests} requests"
+    many += "" if test.duration_s is None else f", for {test.duration_s:g} s"
     limits = "".join(f", {name} <= {limit:g} ms" for name, limit in test.limits_ms.items())
     seed = "" if test.seed is None else f", seed {test.seed}"
-    return f"{when}, {many}, {_asked(test)}{limits}{seed}{' over HTTP' if test.http else ''}"
+    return f"{when}{many}, {_asked(test)}{limits}{seed}{' over HTTP' if test.http else ''}"
 
 
 def _asked(test: ServingTest) -> str:
