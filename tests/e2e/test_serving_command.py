@@ -293,3 +293,16 @@ def test_loads_need_a_worker(tiny):
     outcome = llorch_here("bench", tiny, "--concurrency", "1")
     assert outcome.code == 2
     assert "--connect" in outcome.error()
+
+
+def test_reports_of_loads_can_be_compared(tiny_worker, tmp_path):
+    flags = ("--concurrency", "2", "--slo", "e2e:60000", "--json")
+    for name in ("before", "after"):
+        outcome = llorch_here("bench", "--connect", tiny_worker.address, *QUICK, *flags)
+        (tmp_path / name).write_text(outcome.stdout)
+    pair = ("bench", "compare", tmp_path / "before", tmp_path / "after")
+    outcome = llorch_here(*pair, "--fail-under", "0.0001")
+    assert outcome.code == 0, outcome
+    assert "closed loop, 2 clients, 6 requests" in outcome.stdout
+    document = llorch_here(*pair, "--fail-under", "0", "--figure", "ttft_p99_ms", "--json").document()
+    assert [ratio["figure"] for ratio in document["ratios"] if ratio["judged"]] == ["ttft_p99_ms"]

@@ -18,7 +18,7 @@ TITLES: Final = {
     "ttft_p99_ms": "TTFT p99",
     "itl_p50_ms": "ITL p50",
     "itl_p99_ms": "ITL p99",
-    "requests_per_s": "requests",
+    "requests_per_s": "throughput",
     "output_tokens_per_s": "generated",
     "tpot_p50_ms": "TPOT p50",
     "tpot_p99_ms": "TPOT p99",
@@ -197,5 +197,5 @@ def describe_host(report: Report) -> str:
 def describe_runs(report: Report) -> str:
     """Return how often was measured, and what figures are."""
     if report.repeat == 1:
-        return "one counted run after one that warms up"
-    return f"medians of {report.repeat} counted runs after one that warms up, with the lowest and the highest"
+        return "one counted run after a warm-up"
+    return f"medians of {report.repeat} counted runs after a warm-up, with the lowest and the highest"
