@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from certificates import make_certificates
 from fake_generator import FakeGenerator
 from http_harness import running_front
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.requests import GenerationUpdate
+from llorch_serve.terminal import bench_serving
+from llorch_serve.terminal.beside import read_tls
 from processes import llorch_here, serving
 from rpc_harness import running_server
 
@@ -206,10 +209,11 @@ def test_when_nothing_succeeds_the_command_fails():
     assert "6 RESOURCE_EXHAUSTED (the queue is full" in outcome.error()
 
 
-def test_over_http_of_a_worker_with_a_token(tiny):
+def test_a_worker_with_a_token_over_http_and_grpc(tiny):
     with serving(tiny, "--http", "0", LLORCH_API_TOKEN="secret") as worker:
         url = worker.command.wait_for_line(r"HTTP at (http://\S+:\d+)").group(1)
         rows = bench(f"{url}/v1", "--concurrency", "2", "--token", "secret")
+        assert medians(bench(worker.address, "--concurrency", "2", "--token", "secret")[0])["succeeded"] == 6
         refused = llorch_here("bench", "--connect", url, *QUICK, "--concurrency", "2", "--token", "wrong")
     (row,) = rows
     found = medians(row)
@@ -230,6 +234,33 @@ def test_chats_over_http(tmp_path):
     (row,) = outcome.document()["entries"][0]["rows"]
     assert medians(row)["generated_tokens"] == 4 * 7
     assert medians(row)["ttft_p50_ms"] > 0
+
+
+def test_over_https(tmp_path):
+    certificates = make_certificates(tmp_path)
+    tls = read_tls(certificates.server_cert, certificates.server_key, None)
+    generator = FakeGenerator()
+    with running_front(generator, tls=tls) as front:
+        url = f"https://127.0.0.1:{front.port}"
+        (row,) = bench(url, "--concurrency", "2", "--tls-ca", certificates.ca)
+        stranger = llorch_here("bench", "--connect", url, *QUICK, "--concurrency", "2")
+        mutual = ("--tls-cert", certificates.client_cert, "--tls-key", certificates.client_key)
+        refused = llorch_here("bench", "--connect", url, *QUICK, "--concurrency", "2", *mutual)
+    generator.close()
+    assert medians(row)["succeeded"] == 6
+    assert stranger.code == 7
+    assert "CERTIFICATE_VERIFY_FAILED" in stranger.error()
+    assert refused.code == 2
+    assert "--tls-cert" in refused.error()
+
+
+def test_a_late_client_is_said(monkeypatch, tiny_worker):
+    monkeypatch.setattr(bench_serving, "_LATE_SHARE", -1.0)
+    flags = ("--request-rate", "200")
+    outcome = llorch_here("bench", "--connect", tiny_worker.address, *QUICK, *flags)
+    assert "this client itself sent requests up to" in outcome.stderr
+    monkeypatch.setattr(bench_serving, "_LATE_SHARE", 1e9)
+    assert "itself" not in llorch_here("bench", "--connect", tiny_worker.address, *QUICK, *flags).stderr
 
 
 def test_more_clients_than_slots_is_said(tiny_worker):

@@ -106,7 +106,9 @@ def _over_http(address: str, access: Access, wait: float | None) -> _Worker:
     if wait:
         raise UsageError("--wait is for gRPC; over HTTP, wait until GET /health answers 200")
     if access.chain is not None:
-        raise UsageError("--tls-cert is for gRPC; llorch's HTTP front asks for no certificate")
+        raise UsageError(
+            "--tls-cert is not sent over HTTP; measure a worker that asks for certificates over gRPC"
+        )
     where = read_address(address, ca=access.ca, token=access.token)
     info = asyncio.run(fetch_model_info(where))
 
