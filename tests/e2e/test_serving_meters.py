@@ -18,7 +18,7 @@ from processes import serving
 
 pytestmark = pytest.mark.real_model
 
-PROMPT, ANSWER = 256, 25
+PROMPT, ANSWER = 256, 49
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_means_agree_with_the_workers_own(worker, clients, requests):
     """The worker's clock starts when it has read a request and stops when it hands a token on.
 
     So a client's times to the first token and to the end are longer, by the way there and back and by how long a busy machine
-    lets it wait: never shorter, and here at most 5 % longer. Between tokens both ways are the same, so that their difference alone is
+    lets it wait: never shorter, and here at most 10 % longer. Between tokens both ways are the same, so that their difference alone is
     left of them, divided by the tokens of an answer: 3 % either way.
     """
     address, port = worker
@@ -75,7 +75,7 @@ def test_means_agree_with_the_workers_own(worker, clients, requests):
     whole, whole_count = mean_ms("e2e_request_latency")
     assert (first_count, whole_count) == (requests, requests)
     assert between_count == requests * (ANSWER - 1)
-    assert first < found.ttft_ms.mean < 1.05 * first
-    assert whole < found.e2e_ms.mean < 1.05 * whole
+    assert first < found.ttft_ms.mean < 1.1 * first
+    assert whole < found.e2e_ms.mean < 1.1 * whole
     assert found.itl_ms.mean == pytest.approx(between, rel=0.03)
     assert found.tpot_ms.mean == pytest.approx(between, rel=0.03)
