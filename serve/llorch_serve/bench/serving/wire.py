@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -107,7 +107,9 @@ async def request(
         raise CallError(CONNECTION, f"{address}: {str(error) or type(error).__name__}") from error
     finally:
         if writer is not None:
-            writer.close()
+            writer.transport.abort()  # nothing more is expected, not even TLS's goodbye
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 async def _parts(http: h11.Connection, reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
