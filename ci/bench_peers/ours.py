@@ -13,6 +13,7 @@ import msgspec
 from bench_peers.contestant import Closeness, Work, run_process
 from bench_peers.protocol import Measurement, ProtocolError
 from bench_peers.reuse import Gains
+from llorch_serve.bench.schema import Report
 from llorch_serve.reference_file import ReferenceFile
 
 DEFAULT: Final = "cpu-calibrated"
@@ -28,19 +29,6 @@ EXPORTS: Final[dict[str, tuple[str, ...]]] = {
 
 _Document = TypeVar("_Document")
 _LLORCH: Final = (sys.executable, "-m", "llorch_serve")
-
-
-class _Row(msgspec.Struct):
-    streams: int
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
-
-
-class _Report(msgspec.Struct):
-    """The part of ``llorch bench --json`` that is read here."""
-
-    results: list[_Row]
-    peak_rss_mib: float
 
 
 class _Verified(msgspec.Struct):
@@ -76,23 +64,24 @@ class Recipe:
         """See :class:`bench_peers.contestant.Contestant`."""
         output = run_process(
             *(*_LLORCH, "bench", self.folder, "--json", "--prompt-ids", work.prompt_file),
-            *("--max-tokens", str(work.new_tokens), "--streams", ",".join(map(str, work.streams))),
+            *("--tests", "mixed", "--max-tokens", str(work.new_tokens)),
+            *("--streams", ",".join(map(str, work.streams))),
             *("--repeat", str(work.repeat), "--threads", str(work.threads)),
         )
-        report = _decoded(output, _Report)
+        (entry,) = _decoded(output, Report).entries
         return [
             Measurement(
                 engine="llorch",
                 version=version(),
                 weights=self.label,
-                streams=row.streams,
+                streams=streams,
                 prompt_tokens=len(work.prompt_ids),
                 new_tokens=work.new_tokens,
-                prefill_tokens_per_s=row.prefill_tokens_per_s,
-                decode_tokens_per_s=row.decode_tokens_per_s,
-                peak_mib=report.peak_rss_mib,
+                prefill_tokens_per_s=row.figures["prefill_tokens_per_s"].median,
+                decode_tokens_per_s=row.figures["decode_tokens_per_s"].median,
+                peak_mib=entry.peak_rss_mib,
             )
-            for row in report.results
+            for streams, row in zip(work.streams, entry.rows, strict=True)
         ]
 
     def closeness(self, reference: ReferenceFile, scratch: Path, threads: int) -> Closeness:

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
     "bench": "llorch_serve.terminal.bench",
+    "bench compare": "llorch_serve.terminal.bench_compare",
     "doctor": "llorch_serve.terminal.doctor",
 }
 
@@ -41,12 +42,18 @@ class _LazyCommands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take the first two words as one where that is a command; a folder of the second's name is ``./NAME``."""
+        if (both := " ".join(args[:2])) in COMMANDS:
+            args = [both, *args[2:]]
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        needs_argument = cmd_name in ("export", "verify", "frontier", "inspect")
+        needs_argument = cmd_name in ("export", "verify", "frontier", "inspect", "bench compare")
         # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag wins.
         settings = {"auto_envvar_prefix": "LLORCH"} if cmd_name == "serve" else {}
         app.command(name=cmd_name, no_args_is_help=needs_argument, context_settings=settings)(module.command)

@@ -90,10 +90,10 @@ def test_reuse_and_guesses_work_where_the_cache_allows_and_are_refused_where_not
 
 def test_bench_reports_the_kind(kind, folder):
     quick = ("--prompt-tokens", "20", "--max-tokens", "4", "--repeat", "1", "--streams", "1,2")
-    document = llorch_here("bench", folder, *quick, "--json").document()
-    assert document["recipe"]["kind"] == kind
-    assert ("no batching" in document["recipe"]["limits"]) == (kind == "optimum")
-    assert f"kind {kind}" in llorch_here("bench", folder, *quick).stdout.splitlines()[0]
+    (entry,) = llorch_here("bench", folder, *quick, "--json").document()["entries"]
+    assert entry["model"]["kind"] == kind
+    assert any("no batching" in limit for limit in entry["model"]["limits"]) == (kind == "optimum")
+    assert f"made by {kind}" in llorch_here("bench", folder, *quick).stdout.splitlines()[1]
 
 
 def test_a_reference_is_for_our_own_artifacts(kind, folder, tmp_path):

@@ -9,10 +9,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from llorch_serve.artifact import load_artifact
+from llorch_serve.bench.schema import Report
 from llorch_serve.client import WorkerClient
 from processes import Outcome, llorch, llorch_here, serving
+from reference_files import own_reference
+from tiny_exports import random_ids
 
 pytestmark = [pytest.mark.openvino, pytest.mark.real_model]
 
@@ -72,3 +77,38 @@ def test_a_worker_says_what_runs_where(smollm2: Callable[..., Path], python: str
     assert sum(share.weight_share for share in shares) == pytest.approx(1)
     assert shares[0].node_share > 0.9
     assert shares[0].weight_share > 0.8
+
+
+def test_bench_puts_it_beside_the_cpu(smollm2: Callable[..., Path], python: str, tmp_path: Path) -> None:
+    reference, page = tmp_path / "reference", tmp_path / "report.html"
+    own_reference(reference, load_artifact(smollm2("fp32")), random_ids(24))
+    entries = (f"cpu={smollm2('int8')}", f"openvino@{python}={smollm2('int8', '--target', 'openvino')}")
+    providers = [part for entry in entries for part in ("--provider", entry)]
+    flags = (
+        "--tests",
+        "decode",
+        "--max-tokens",
+        "4",
+        "--streams",
+        "1",
+        "--repeat",
+        "1",
+        "--max-context",
+        "64",
+    )
+    outcome = llorch(
+        "bench", *providers, "--allow-cpu-nodes", *flags, "--reference", reference, "--html", page, "--json"
+    )
+    assert outcome.code == 0, outcome
+    cpu, openvino = msgspec.json.decode(outcome.stdout, type=Report).entries
+    assert any(name.startswith("onnxruntime-openvino ") for name in openvino.software)
+    assert not any(name.startswith("onnxruntime-openvino ") for name in cpu.software)
+    assert [share.provider for share in openvino.placement] == [
+        "OpenVINOExecutionProvider",
+        "CPUExecutionProvider",
+    ]
+    for entry in (cpu, openvino):
+        assert entry.rows[0].figures["decode_tokens_per_s"].median > 0
+        assert entry.fidelity is not None
+        assert 1e-6 < entry.fidelity.kl < 0.1  # random tokens are further off than text, which limits are for
+    assert "OpenVINOExecutionProvider" in page.read_text()

@@ -122,17 +122,18 @@ def test_bench_puts_fidelity_beside_speed(tiny, kept):
         "--reference",
         kept,
     )
-    document = llorch_here("bench", tiny, *flags, "--json").document()
-    assert document["results"][0]["decode_tokens_per_s"] > 0
-    assert 1e-6 < document["fidelity"]["kl"] < 0.01
-    assert document["fidelity"]["tokens"] == 100
+    (entry,) = llorch_here("bench", tiny, *flags, "--json").document()["entries"]
+    assert entry["rows"][1]["figures"]["decode_tokens_per_s"]["median"] > 0
+    assert 1e-6 < entry["fidelity"]["kl"] < 0.01
+    assert entry["fidelity"]["tokens"] == 100
     outcome = llorch_here("bench", tiny, *flags)
-    assert outcome.stdout.splitlines()[-1].startswith("KL ")
+    assert "fidelity KL " in outcome.stdout.splitlines()[1]
 
 
 def test_bench_without_a_reference_has_none(tiny):
     flags = ("--prompt-tokens", "8", "--max-tokens", "4", "--repeat", "1", "--streams", "1", "--json")
-    assert llorch_here("bench", tiny, *flags).document()["fidelity"] is None
+    (entry,) = llorch_here("bench", tiny, *flags).document()["entries"]
+    assert entry["fidelity"] is None
 
 
 @pytest.mark.parametrize("command", ["verify", "bench"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -11,7 +10,6 @@ from typing import cast
 import pytest
 
 from llorch_serve.bench.measure import (
-    Figures,
     LocalBackend,
     Percentiles,
     RemoteBackend,
@@ -19,7 +17,7 @@ from llorch_serve.bench.measure import (
     figures,
     measure,
 )
-from llorch_serve.bench.report import Report, peak_rss_mib, table
+from llorch_serve.bench.resources import peak_rss_mib, software
 from llorch_serve.bench.workload import MAX_PROMPT_FILE_BYTES, Workload, read_prompt, sample_text, text_prompt
 from llorch_serve.errors import InvalidRequestError, ProviderError, UsageError
 from llorch_serve.local import stream
@@ -59,10 +57,13 @@ def test_several_streams_count_from_when_the_last_has_started() -> None:
     assert found.itl_ms.p50 == pytest.approx(500)
 
 
-def test_tokens_of_one_message_share_a_time() -> None:
-    found = figures([StreamRecord([1.0, 1.0, 2.0, 2.0])], prompt_tokens=8)
+def test_tokens_of_one_message_share_the_time_that_they_took() -> None:
+    found = figures([StreamRecord([1.0, 2.0, 2.0])], prompt_tokens=8)
     assert found.decode_tokens_per_s == pytest.approx(2 / 1.0)
-    assert found.itl_ms.p50 == 0
+    assert found.itl_ms == Percentiles(pytest.approx(500), pytest.approx(500))
+    with_first = figures([StreamRecord([1.0, 1.0, 2.0])], prompt_tokens=8)
+    assert with_first.itl_ms.p50 == pytest.approx(500)  # of 0 and 1000
+    assert with_first.decode_tokens_per_s == pytest.approx(1 / 1.0)
 
 
 def test_nothing_after_the_first_token_is_no_speed_and_no_division_by_zero() -> None:
@@ -83,15 +84,16 @@ class Recorded:
         return [StreamRecord(arrivals) for _ in requests]
 
 
-def test_the_first_run_warms_up_and_medians_of_the_others_are_shown() -> None:
+def test_the_first_run_warms_up_and_the_others_count() -> None:
     backend = Recorded([[9.0, 99.0], [1.0, 2.0], [2.0, 2.1], [4.0, 4.5]])
     progress = itertools.count()
     found = measure(
         backend, Workload((1, 2, 3), 2, 256), 2, repeat=3, progress=lambda: next(progress) and None
     )
-    assert found.prefill_tokens_per_s == pytest.approx(2 * 3 / 2.0)
-    assert found.decode_tokens_per_s == pytest.approx(2 / 0.5)
-    assert found.ttft_ms.p50 == pytest.approx(4000)  # of the run whose decode speed is the median
+    assert [run.prefill_tokens_per_s for run in found] == pytest.approx(
+        [2 * 3 / 1.0, 2 * 3 / 2.0, 2 * 3 / 4.0]
+    )
+    assert [run.ttft_ms.p50 for run in found] == pytest.approx([1000, 2000, 4000])
     assert next(progress) == 4
     assert len({request.request_id for request in backend.requests}) == 2 * 4
 
@@ -221,50 +223,12 @@ def test_missing_and_huge_prompt_files_are_refused(tmp_path: Path) -> None:
         read_prompt(huge)
 
 
-ROW = Figures(8, 1234.56, 78.9, Percentiles(12.3, 45.6), Percentiles(1.234, 9.876))
-
-
-def test_the_table_shows_recipe_memory_and_a_line_for_each_count() -> None:
-    recipe: dict[str, object] = {"precision": "int8", "head_precision": "int8", "block_size": None}
-    text = table(Report(1, recipe, "CPUExecutionProvider", 1.5, 300.0, [ROW, ROW]))
-    head, names, *rows = text.splitlines()
-    assert head == (
-        "precision int8, head_precision int8 on CPUExecutionProvider; loaded in 1.50 s; peak memory 300 MiB"
-    )
-    assert len(rows) == 2
-    assert rows[0].split() == ["8", "1234.6", "78.9", "12", "/", "46", "1.23", "/", "9.88"]
-    assert len(names) == len(rows[0])
-
-
-def test_a_remote_report_has_no_load_and_memory() -> None:
-    text = table(Report(1, {"precision": "int4"}, "P", None, None, [ROW]))
-    assert text.splitlines()[0] == "precision int4 on P"
-
-
-def test_a_report_is_json_by_its_documented_names(capsys: pytest.CaptureFixture[str]) -> None:
-    from llorch_serve.terminal.console import write_json
-
-    write_json(Report(1, {"precision": "int4"}, "P", None, None, [ROW]))
-    document = json.loads(capsys.readouterr().out)
-    assert set(document) == {
-        "schema_version",
-        "recipe",
-        "provider",
-        "load_s",
-        "peak_rss_mib",
-        "results",
-        "fidelity",
-    }
-    assert document["results"] == [
-        {
-            "streams": 8,
-            "prefill_tokens_per_s": 1234.56,
-            "decode_tokens_per_s": 78.9,
-            "ttft_ms": {"p50": 12.3, "p99": 45.6},
-            "itl_ms": {"p50": 1.234, "p99": 9.876},
-        }
-    ]
-
-
 def test_peak_memory_is_in_mib() -> None:
     assert 10 < peak_rss_mib() < 100_000
+
+
+def test_software_is_what_decides_speed() -> None:
+    names = [name.split()[0] for name in software()]
+    assert names[0] == "llorch"
+    assert names[-1] == "Python"
+    assert "onnxruntime" in names

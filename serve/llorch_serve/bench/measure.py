@@ -17,9 +17,13 @@ from llorch_serve.requests import GenerationRequest, GenerationUpdate, TextGener
 
 @dataclass(slots=True)
 class StreamRecord:
-    """Arrival times of one stream's tokens, in seconds after the common start; tokens of one message share a time."""
+    """Arrival times of one stream's tokens, in seconds after the common start; tokens of one message share a time.
+
+    cached_tokens: of its prompt, how many the KV cache held already; 0 where the backend is not told.
+    """
 
     arrivals: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,10 @@ class _RecordingSink:
     def deliver(self, updates: list[GenerationUpdate]) -> None:
         now = time.perf_counter() - self._start
         for update in updates:
-            self.records[update.request_id].arrivals += [now] * len(update.token_ids)
+            record = self.records[update.request_id]
+            record.arrivals += [now] * len(update.token_ids)
+            if update.completion is not None:
+                record.cached_tokens = update.completion.cached_tokens
             if update.is_last:
                 self.error = self.error or update.error
                 self._open -= 1
@@ -131,8 +138,8 @@ class RemoteBackend:
 
 def measure(
     backend: Backend, work: Workload, streams: int, *, repeat: int, progress: Callable[[], None]
-) -> Figures:
-    """Run ``streams`` streams once to warm up and ``repeat`` times for the record; return the median figures."""
+) -> list[Figures]:
+    """Run ``streams`` streams once to warm up and ``repeat`` times for the record; return the figures of those."""
     runs = []
     for index in range(repeat + 1):
         requests = [work.request(str(uuid.uuid4())) for _ in range(streams)]
@@ -140,14 +147,7 @@ def measure(
         if index > 0:
             runs.append(figures(records, prompt_tokens=len(work.prompt_ids)))
         progress()
-    middle = sorted(runs, key=lambda run: run.decode_tokens_per_s)[(len(runs) - 1) // 2]
-    return Figures(
-        streams=streams,
-        prefill_tokens_per_s=float(np.median([run.prefill_tokens_per_s for run in runs])),
-        decode_tokens_per_s=float(np.median([run.decode_tokens_per_s for run in runs])),
-        ttft_ms=middle.ttft_ms,
-        itl_ms=middle.itl_ms,
-    )
+    return runs
 
 
 def figures(records: Sequence[StreamRecord], *, prompt_tokens: int) -> Figures:
@@ -155,7 +155,7 @@ def figures(records: Sequence[StreamRecord], *, prompt_tokens: int) -> Figures:
     firsts = [record.arrivals[0] for record in records]
     all_started, end = max(firsts), max(record.arrivals[-1] for record in records)
     later = sum(time_ > all_started for record in records for time_ in record.arrivals)
-    gaps = np.concatenate([np.diff(record.arrivals) for record in records])
+    gaps = np.concatenate([_token_times(record.arrivals) for record in records])
     return Figures(
         streams=len(records),
         prefill_tokens_per_s=prompt_tokens * len(records) / all_started,
@@ -163,6 +163,13 @@ def figures(records: Sequence[StreamRecord], *, prompt_tokens: int) -> Figures:
         ttft_ms=_percentiles(np.array(firsts)),
         itl_ms=_percentiles(gaps),
     )
+
+
+def _token_times(arrivals: Sequence[float]) -> np.ndarray:
+    """Return the time of each token after the first: those of one message share what passed since the one before."""
+    moments, counts = np.unique(arrivals, return_counts=True)
+    with_first = np.zeros(counts[0] - 1)
+    return np.concatenate([with_first, np.repeat(np.diff(moments) / counts[1:], counts[1:])])
 
 
 def _percentiles(seconds: np.ndarray) -> Percentiles:

@@ -37,10 +37,13 @@ class Workload:
     def request(self, request_id: str) -> GenerationRequest:
         """Return a request that does this work."""
         first = next(self._first) % self.vocab_size
-        sampling = SamplingParams(
-            temperature=0, repetition_penalty=1, max_tokens=self.max_tokens, ignore_eos=True
-        )
-        return GenerationRequest(request_id, TokenPrompt((first, *self.prompt_ids[1:])), sampling)
+        return greedy_request(request_id, (first, *self.prompt_ids[1:]), self.max_tokens)
+
+
+def greedy_request(request_id: str, token_ids: tuple[int, ...], max_tokens: int) -> GenerationRequest:
+    """Return a request for so many greedy tokens after a prompt, whatever stop tokens are among them."""
+    sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=max_tokens, ignore_eos=True)
+    return GenerationRequest(request_id, TokenPrompt(token_ids), sampling)
 
 
 def sample_text() -> str:

@@ -242,7 +242,7 @@ def _kept(
 
 
 def _describe(worker: Worker) -> str:
-    from llorch_serve.bench.report import peak_rss_mib
+    from llorch_serve.bench.resources import peak_rss_mib
     from llorch_serve.foreign.model import UNSTATED
 
     info = worker.model_info()

@@ -1,0 +1,142 @@
+"""What the process of a benchmark and the processes of its entries say to each other: a JSON document a line, question and answer.
+
+The child speaks first (:class:`Ready`), then answers each question with its own kind of answer or with :class:`Failed`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from llorch_serve.bench.schema import Entry, FidelityResult, OfflineTest, Problem
+from llorch_serve.config import SessionConfig
+from llorch_serve.manifest import KvDtype
+from llorch_serve.providers import ProviderChoice
+
+PROTOCOL: Final = 1
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; ``type`` is the class."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """:class:`llorch_serve.config.SessionConfig` as JSON can hold it."""
+
+    threads: int | None
+    slots: int
+    max_context: int | None
+    kv_dtype: KvDtype | None
+    single_graph: bool
+    batch_invariant: bool
+    provider: str | None
+    options: tuple[str, ...]
+    library: str | None
+    allow_cpu_nodes: bool
+
+    @staticmethod
+    def of(config: SessionConfig) -> Settings:
+        """Return the settings of a configuration."""
+        choice = config.provider
+        return Settings(
+            threads=config.threads,
+            slots=config.slots,
+            max_context=config.max_context,
+            kv_dtype=config.kv_dtype,
+            single_graph=config.single_graph,
+            batch_invariant=config.batch_invariant,
+            provider=choice.name,
+            options=choice.options,
+            library=None if choice.library is None else str(choice.library),
+            allow_cpu_nodes=choice.allow_cpu_nodes,
+        )
+
+    def config(self) -> SessionConfig:
+        """Return the configuration."""
+        library = None if self.library is None else Path(self.library)
+        return SessionConfig(
+            threads=self.threads,
+            slots=self.slots,
+            max_context=self.max_context,
+            kv_dtype=self.kv_dtype,
+            single_graph=self.single_graph,
+            batch_invariant=self.batch_invariant,
+            provider=ProviderChoice(self.provider, self.options, library, self.allow_cpu_nodes),
+        )
+
+
+class Open(_Message, frozen=True, kw_only=True):
+    """Load a model.
+
+    label: the entry's. prompt_ids: the text of prompts; None: the sample text, as the model's tokenizer has it.
+    longest: tokens of the longest sequence to come.
+    """
+
+    label: str
+    folder: str
+    tokenizer: str | None
+    settings: Settings
+    prompt_ids: tuple[int, ...] | None
+    longest: int
+
+
+class Run(_Message, frozen=True, kw_only=True):
+    """Run a test once."""
+
+    test: OfflineTest
+
+
+class Close(_Message, frozen=True, kw_only=True):
+    """Give the model's memory back."""
+
+
+class Judge(_Message, frozen=True, kw_only=True):
+    """Compare the model with a reference file, after :class:`Close`."""
+
+    reference: str
+
+
+Question = Open | Run | Close | Judge
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """The child runs. protocol: :data:`PROTOCOL` of its llorch, whose version is beside it."""
+
+    protocol: int
+    version: str
+
+
+class Opened(_Message, frozen=True, kw_only=True):
+    """The model is loaded; all of the entry that is known by now."""
+
+    entry: Entry
+
+
+class Ran(_Message, frozen=True, kw_only=True):
+    """Quantities of one run, by name."""
+
+    values: dict[str, float]
+
+
+class Closed(_Message, frozen=True, kw_only=True):
+    """The most host memory that the process has held."""
+
+    peak_rss_mib: float
+
+
+class Judged(_Message, frozen=True, kw_only=True):
+    """The divergence."""
+
+    fidelity: FidelityResult
+
+
+class Failed(_Message, frozen=True, kw_only=True):
+    """The question could not be answered. goes_on: the next one can be, since only this test is beyond the engine."""
+
+    problem: Problem
+    goes_on: bool = False
+
+
+Answer = Ready | Opened | Ran | Closed | Judged | Failed

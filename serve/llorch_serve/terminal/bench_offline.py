@@ -1,0 +1,131 @@
+"""The offline half of ``llorch bench``: entries that are measured here, each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from llorch_serve.artifact import is_artifact, load_artifact
+from llorch_serve.bench.entries import Wanted, find_entries
+from llorch_serve.bench.offline import WORKS, Work, longest, plan_tests
+from llorch_serve.bench.process import EntryProcess
+from llorch_serve.bench.protocol import Settings
+from llorch_serve.bench.resources import look_at_host
+from llorch_serve.bench.rounds import Plan, compare
+from llorch_serve.bench.schema import Entry, OfflineTest, Report
+from llorch_serve.bench.workload import read_prompt
+from llorch_serve.config import SessionConfig
+from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.foreign.detect import foreign_kind
+from llorch_serve.providers.table import find_provider
+from llorch_serve.reference_file import check_reference, read_reference
+from llorch_serve.terminal.console import say, step_progress
+from llorch_serve.terminal.target import find_artifact, find_target, find_tokenizer, resolve_artifact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The flags, as they came. providers, options, library, allow_cpu_nodes: see :func:`llorch_serve.bench.entries.find_entries`."""
+
+    model_dir: str | None
+    model: str | None
+    providers: Sequence[str]
+    options: Sequence[str]
+    library: Path | None
+    allow_cpu_nodes: bool
+    works: str
+    prompt_tokens: int
+    prompt_ids: Path | None
+    max_tokens: int
+    depths: Sequence[int]
+    streams: Sequence[int]
+    repeat: int
+    session: SessionConfig
+    reference: Path | None
+
+
+def measure_here(asked: Asked) -> Report:
+    """Measure every entry. Raises what makes the whole command impossible; what one entry lacks is in its ``problem``."""
+    prompt = None if asked.prompt_ids is None else read_prompt(asked.prompt_ids)
+    tests = plan_tests(
+        _works(asked.works),
+        prompt_tokens=asked.prompt_tokens if prompt is None else len(prompt),
+        generated_tokens=asked.max_tokens,
+        depths=asked.depths,
+        streams=asked.streams,
+    )
+    wanted = find_entries(
+        asked.providers, _folder(asked), asked.options, asked.library, cpu_nodes=asked.allow_cpu_nodes
+    )
+    for one in wanted:
+        _check_folder(one, asked.reference)
+    tokenizer = find_tokenizer()
+    plan = Plan(
+        tests=tests,
+        longest=longest(tests),
+        repeat=asked.repeat,
+        prompt_ids=prompt,
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        reference=None if asked.reference is None else str(asked.reference.resolve()),
+        settings=lambda one: Settings.of(
+            replace(asked.session, slots=max(asked.streams), provider=one.choice)
+        ),
+    )
+    return Report(
+        version=importlib.metadata.version("llorch"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        host=look_at_host(),
+        repeat=asked.repeat,
+        entries=_compare(wanted, plan, tests),
+    )
+
+
+def _compare(wanted: Sequence[Wanted], plan: Plan, tests: Sequence[OfflineTest]) -> tuple[Entry, ...]:
+    alone = len(wanted) == 1
+
+    def start(one: Wanted) -> EntryProcess:
+        return EntryProcess(one.python, lambda line: say(line if alone else f"{one.label}: {line}"))
+
+    with step_progress("measuring", len(wanted) * len(tests) * (plan.repeat + 1)) as advance:
+        return compare(wanted, plan, start, advance)
+
+
+def _works(value: str) -> list[Work]:
+    named = value.split(",")
+    found = [work for work in WORKS if work in named]
+    if odd := [name for name in named if name not in WORKS]:
+        raise UsageError(f"--tests has {odd[0]!r}; expected some of {','.join(WORKS)}")
+    return found
+
+
+def _folder(asked: Asked) -> Path | None:
+    """Return the folder of entries that name none; None if all name theirs and none is given."""
+    named = [spec for spec in asked.providers if "=" in spec]
+    if asked.providers and len(named) == len(asked.providers):
+        if asked.model_dir or asked.model:
+            raise UsageError(
+                f"DIR is {asked.model_dir or asked.model} and every --provider names a folder of its own; leave DIR out"
+            )
+        return None
+    return resolve_artifact(find_target(asked.model_dir, asked.model))
+
+
+def _check_folder(one: Wanted, reference: Path | None) -> None:
+    """Raise what would end an entry for its folder's sake, before minutes are spent on the others."""
+    if find_artifact(str(one.folder)) is None:
+        target = "cpu" if one.choice.name is None else find_provider(one.choice.name).targets[0]
+        raise ArtifactError(
+            f"{one.folder} is a source, not an artifact; export it for {one.label} first: "
+            f"llorch export {one.folder} --output DIR --target {target}"
+        )
+    if reference is None:
+        return
+    kind = None if is_artifact(one.folder) else foreign_kind(one.folder)
+    if kind is not None:
+        raise UsageError(
+            f"--reference is for llorch's own artifacts and {one.folder} was made by {kind.value}; leave it out"
+        )
+    check_reference(read_reference(reference), load_artifact(one.folder))

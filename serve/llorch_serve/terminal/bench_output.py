@@ -1,0 +1,66 @@
+"""Where a benchmark's report goes: stdout as a table or JSON, files as CSV, Markdown and HTML, failures to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llorch_serve.bench.schema import Problem, Report
+from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.terminal.console import fail, write, write_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What was asked for. csv, markdown, html: files, or None."""
+
+    as_json: bool
+    csv: Path | None
+    markdown: Path | None
+    html: Path | None
+
+    def check(self) -> None:
+        """Raise UsageError for a file that cannot be written, before minutes are spent on measuring."""
+        for flag, path in (("--csv", self.csv), ("--markdown", self.markdown), ("--html", self.html)):
+            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+                raise UsageError(f"{flag} is {path}; expected a file in a folder that exists")
+
+    def show(self, report: Report) -> None:
+        """Write everything; exit with the code of the first failure, if there was any. With nothing measured, only say why."""
+        if any(entry.rows for entry in report.entries):
+            self._write(report)
+        problems = list(_problems(report))
+        for message, problem in problems:
+            fail(message, problem.exit_code)
+        if problems:
+            raise SystemExit(problems[0][1].exit_code)
+
+    def _write(self, report: Report) -> None:
+        from llorch_serve.bench import page, tables
+
+        for path, render in (
+            (self.csv, tables.comma_separated),
+            (self.markdown, tables.markdown),
+            (self.html, page.html),
+        ):
+            if path is not None:
+                try:
+                    path.write_text(render(report), encoding="utf-8")
+                except OSError as error:
+                    raise ResourceError(
+                        f"{path} cannot be written ({error.strerror}); name another file"
+                    ) from error
+        if self.as_json:
+            write_json(report)
+        else:
+            write(tables.terminal(report))
+
+
+def _problems(report: Report) -> Iterator[tuple[str, Problem]]:
+    """Yield what failed, each reason of an entry once, with its name where there are several."""
+    for entry in report.entries:
+        label = "" if len(report.entries) == 1 else f"{entry.label}: "
+        found = [entry.problem, *(row.problem for row in entry.rows)]
+        for problem in dict.fromkeys(problem for problem in found if problem is not None):
+            yield f"{label}{problem.message}", problem
