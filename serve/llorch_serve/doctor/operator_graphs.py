@@ -108,7 +108,8 @@ def _blocks(bits: int) -> OperatorCase:
 
 
 def _attention() -> OperatorCase:
-    heads, kv_heads, size, tokens, capacity = 4, 2, 32, 5, 8
+    # As many tokens as kernels that go by blocks of rows and keys have more than one of.
+    heads, kv_heads, size, tokens, capacity = 4, 2, 32, 40, 64
     query = _drawn(1, tokens, heads * size, seed=4)
     key, value = (_drawn(1, tokens, kv_heads * size, seed=seed) for seed in (5, 6))
     past = np.zeros((1, kv_heads, capacity, size), np.float32)
