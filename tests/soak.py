@@ -94,7 +94,7 @@ def judge(run: Soaked) -> list[Check]:
             for name, times in (("kept", run.watched.kept_ms), ("new", run.watched.new_ms))
         ),
         Check(
-            "resident memory: highest in the first tenth, and in any later one",
+            "resident memory without the mapped weights: highest in the first tenth, and in any later one",
             f"{first / 2**20:.1f} MiB, {(max(later) - first) / 2**20:+.1f} MiB",
             f"at most {MEMORY_ROOM / 2**20:+.0f} MiB",
             max(later) <= first + MEMORY_ROOM,

@@ -24,7 +24,7 @@ SETTLING_S = 30.0  # for what clients left behind to be closed
 class Watched:
     """What was seen of the worker beside the load, each with its moment on the monotonic clock.
 
-    memory: resident bytes. kept_ms, new_ms: how long health took on a connection that stays, and on one of its own.
+    memory: resident bytes that are the process's own; pages of the weights' file come and go as the system likes. kept_ms, new_ms: how long health took on a connection that stays, and on one of its own.
     unwell: checks that did not say SERVING.
     """
 
@@ -72,7 +72,8 @@ def watching(address: str, pid: int) -> Iterator[Watched]:
         own = (("grpc.use_local_subchannel_pool", 1),)
         with grpc.insecure_channel(address, options=own) as kept:
             while not ended.is_set():
-                watched.memory.append((time.monotonic(), process.memory_info().rss))
+                memory = process.memory_info()
+                watched.memory.append((time.monotonic(), memory.rss - memory.shared))
                 check(kept, watched.kept_ms)
                 ended.wait(PAUSE_S)
                 with grpc.insecure_channel(address, options=own) as new:
