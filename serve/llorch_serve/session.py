@@ -17,6 +17,7 @@ from llorch_serve.capabilities import Capabilities
 from llorch_serve.chunking import doubling_position
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK, SessionConfig
 from llorch_serve.device_cache import DeviceCache
+from llorch_serve.doctor.self_test import attention_rows, too_many_rows
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.graph_loading import check_signature, load_graph
 from llorch_serve.handoff import Handoff, read_scales
@@ -47,6 +48,7 @@ class DecoderSession:
 
     steps: the graph that advances running sequences. prompts: the one that takes prompts, often the same.
     cache: what running sequences read. capacity: what of it there is for sequences. handoff: where prompts are computed in another type than that one's.
+    most_rows: of one sequence that a call may have; None: any number.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class DecoderSession:
         prompts: BoundGraph | PairedGraph,
         handoff: Handoff | None,
         batch_invariant: bool,
+        most_rows: int | None = None,
     ) -> None:
         self.artifact = artifact
         self.placement = where
@@ -81,6 +84,7 @@ class DecoderSession:
         self._steps = steps
         self._prompts = prompts
         self._handoff = handoff
+        self._most_rows = most_rows
 
     def prefill(
         self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
@@ -92,12 +96,11 @@ class DecoderSession:
         Raises ProviderError if the runtime fails.
         """
         rows = [len(token_ids) - 1] if wanted is None else wanted
-        end = start + len(token_ids)
         if self._handoff is None:
-            return self._prompts.run(slot, token_ids, [end], rows)
+            return self._advance(self._prompts, slot, token_ids, start, rows)
         self._handoff.begin(slot, start)
-        logits = self._prompts.run(0, token_ids, [end], rows)
-        self._handoff.end(end)
+        logits = self._advance(self._prompts, 0, token_ids, start, rows)
+        self._handoff.end(start + len(token_ids))
         return logits
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
@@ -118,7 +121,29 @@ class DecoderSession:
 
         Raises ProviderError if the runtime fails.
         """
-        return self._steps.run(slot, token_ids, [start + len(token_ids)], range(len(token_ids)))
+        return self._advance(self._steps, slot, token_ids, start, range(len(token_ids)))
+
+    def _advance(
+        self,
+        graph: BoundGraph | PairedGraph,
+        slot: int,
+        token_ids: Sequence[int],
+        start: int,
+        rows: Sequence[int],
+    ) -> Logits:
+        """Run tokens of one slot, in as many calls as it takes."""
+        most = self._most_rows or len(token_ids)
+        if len(token_ids) <= most:
+            return graph.run(slot, token_ids, [start + len(token_ids)], rows)
+        logits = np.empty((len(rows), self.vocab_size), np.float32)
+        for first in range(0, len(token_ids), most):
+            part = token_ids[first : first + most]
+            here = [place for place, row in enumerate(rows) if first <= row < first + len(part)]
+            # A call has some row of logits, wanted or not.
+            wanted = [rows[place] - first for place in here] or [0]
+            found = graph.run(slot, part, [start + first + len(part)], wanted)
+            logits[here] = found[: len(here)]
+        return logits
 
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the keys and values of the first ``tokens`` positions to another slot."""
@@ -194,7 +219,12 @@ def open_session(
         cache_bytes=config.kv_cache_bytes,
     )
     threads = config.threads or usable_cpus()
-    report(LoadReport(threads, capacity, capacity.notice(manifest.context_length)))
+    most_rows = None if on_cpu else attention_rows(runtime, provider, threads)
+    notices = [
+        capacity.notice(manifest.context_length),
+        None if most_rows is None else f"{provider.runtime_name}: {too_many_rows(most_rows)}",
+    ]
+    report(LoadReport(threads, capacity, "; ".join(filter(None, notices)) or None))
     # A spare slot for a row of padding, of which one page is ever written.
     buffers = replace(capacity, slots=even(capacity.slots)) if config.batch_invariant else capacity
     logits = LogitsBuffer(buffers.slots, manifest.model.vocab_size)
@@ -242,6 +272,7 @@ def open_session(
         steps=steps,
         prompts=prompts,
         handoff=handoff,
+        most_rows=most_rows,
         batch_invariant=on_cpu and (config.batch_invariant or not PAIRED & precisions),
     )
 

@@ -13,6 +13,7 @@ import pytest
 from checkpoints import VOCAB_SIZE, write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
+from llorch_serve import session as session_module
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
@@ -78,6 +79,33 @@ def test_wanted_rows_are_those_positions_and_more_than_slots_are_possible(sessio
     np.testing.assert_array_equal(session.prefill(1, prompt, 0, (7, 2)), everything[[7, 2]])
     # An independent look at a row in the middle: a prompt that ends there.
     np.testing.assert_array_equal(session.prefill(1, prompt[:8], 0)[0], everything[7])
+
+
+def test_prompts_take_as_many_calls_as_the_providers_attention_needs(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another provider than the CPU's, whose attention is found to be right for three rows alone."""
+    prompt = PROMPTS[2]
+    free = opened(artifact)
+    whole = free.prefill(1, prompt, 0, range(len(prompt))).copy()
+    free.prefill(1, prompt[:9], 0)
+    rest = free.verify(1, prompt[9:], 9).copy()
+    monkeypatch.setattr(session_module, "CPU", "none")
+    monkeypatch.setattr(session_module, "attention_rows", lambda *_: 3)
+    reports: list[LoadReport] = []
+    session = open_session(artifact, SessionConfig(threads=1, slots=2), reports.append)
+    assert "attention over more than 3 rows is wrong here, so prompts go 3 tokens at a time" in str(
+        reports[0].notice
+    )
+    calls: list[int] = []
+    run = session._prompts.run
+    monkeypatch.setattr(session._prompts, "run", lambda *of: calls.append(len(of[1])) or run(*of))
+    found = session.prefill(1, prompt, 0, (7, 2, len(prompt) - 1))
+    assert calls == [3] * (len(prompt) // 3) + [len(prompt) % 3] * (len(prompt) % 3 > 0)
+    np.testing.assert_allclose(found, whole[[7, 2, len(prompt) - 1]], atol=tolerance(session))
+    assert session.prefill(1, prompt, 0, ()).shape == (0, VOCAB_SIZE)
+    session.prefill(1, prompt[:9], 0)
+    np.testing.assert_allclose(session.verify(1, prompt[9:], 9), rest, atol=tolerance(session))
 
 
 @pytest.mark.parametrize("cuts", [[20], [2, 17], [3, 6, 38], [13, 26]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,8 @@ from llorch_serve.doctor import operator_graphs, self_test
 from llorch_serve.doctor.examine import examine
 from llorch_serve.doctor.machine import look_at_machine
 from llorch_serve.doctor.operator_graphs import OperatorCase, cases
-from llorch_serve.providers import CPU, PROVIDERS, ProviderChoice
+from llorch_serve.errors import ProviderError
+from llorch_serve.providers import CPU, PROVIDERS, ActiveProvider, ProviderChoice, activate, import_runtime
 
 
 @pytest.mark.parametrize("target", sorted(operator_graphs._OF_TARGET))
@@ -54,6 +56,45 @@ def test_an_operator_that_is_off_is_a_problem_of_the_provider(monkeypatch: pytes
     assert not any(result.passed for result in found.operators)
     assert {problem.exit_code for problem in found.problems} == {4}
     assert found.problems[0].message.startswith(f"GroupQueryAttention on {CPU} is off by 0.")
+
+
+def wrong_beyond(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Have attention go wrong for calls with more rows, as a faulty kernel would."""
+
+    def attention(tokens: int = operator_graphs.WIDE, start: int = 0) -> OperatorCase:
+        case = operator_graphs.attention(tokens, start)
+        return changed(case) if tokens > rows else case
+
+    monkeypatch.setattr(self_test, "attention", attention)
+    monkeypatch.setattr(self_test, "cases", lambda _target: [attention()])
+
+
+def runtime_and_cpu() -> tuple[Any, ActiveProvider]:
+    runtime = import_runtime("1.24")
+    return runtime, activate(ProviderChoice(), runtime)
+
+
+@pytest.mark.parametrize(("rows", "found"), [(100, None), (30, 4), (4, 4), (3, 2), (1, 1)])
+def test_attention_is_tried_with_fewer_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: int, found: int | None
+) -> None:
+    wrong_beyond(monkeypatch, rows)
+    assert self_test.attention_rows(*runtime_and_cpu(), 1) == found
+    (result,) = self_test.run_operators(*runtime_and_cpu(), 1)
+    assert result.passed
+    assert result.reason == (None if found is None else self_test.too_many_rows(found))
+
+
+def test_attention_that_is_wrong_for_a_single_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_beyond(monkeypatch, 0)
+    with pytest.raises(ProviderError, match=r"computes GroupQueryAttention wrongly here: it is off by 0\."):
+        self_test.attention_rows(*runtime_and_cpu(), 1)
+    assert [problem.exit_code for problem in examine(ProviderChoice(), None).problems] == [4]
+
+
+@pytest.mark.parametrize(("tokens", "start"), [(40, 0), (4, 36), (1, 39), (7, 20)])
+def test_attention_after_a_past_is_what_the_runtime_computes(tokens: int, start: int) -> None:
+    assert self_test._run(*runtime_and_cpu(), 1, operator_graphs.attention(tokens, start)).passed
 
 
 def test_an_operator_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ _ELEMENTS: Final = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7}
 _FLOAT, _INT = 1, 2  # kinds of attributes
 _CONTRIB: Final = "com.microsoft"
 
+ATTENTION: Final = "GroupQueryAttention"
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorCase:
@@ -107,22 +109,28 @@ def _blocks(bits: int) -> OperatorCase:
     return OperatorCase(f"MatMulNBits, {bits} bits", model, {"x": x}, x @ dense.T, 0.02)
 
 
-def _attention() -> OperatorCase:
-    # As many tokens as kernels that go by blocks of rows and keys have more than one of.
-    heads, kv_heads, size, tokens, capacity = 4, 2, 32, 40, 64
+WIDE: Final = 40
+"""Rows of attention that kernels which go by blocks of rows and keys have more than one block of."""
+
+
+def attention(tokens: int = WIDE, start: int = 0) -> OperatorCase:
+    """Return attention of ``tokens`` rows that follow ``start`` positions of the past."""
+    heads, kv_heads, size, capacity, end = 4, 2, 32, 64, start + tokens
     query = _drawn(1, tokens, heads * size, seed=4)
-    key, value = (_drawn(1, tokens, kv_heads * size, seed=seed) for seed in (5, 6))
-    past = np.zeros((1, kv_heads, capacity, size), np.float32)
+    keys, values = (_drawn(end, kv_heads, size, seed=seed) for seed in (5, 6))
+    pasts = np.zeros((2, 1, kv_heads, capacity, size), np.float32)
+    for past, whole in zip(pasts, (keys, values), strict=True):
+        past[0, :, :start] = whole[:start].swapaxes(0, 1)
     feeds = {
         "query": query,
-        "key": key,
-        "value": value,
-        "past_key": past,
-        "past_value": past.copy(),
-        "seqlens_k": np.array([tokens - 1], np.int32),
-        "total": np.array(tokens, np.int32),
+        "key": keys[start:].reshape(1, tokens, -1),
+        "value": values[start:].reshape(1, tokens, -1),
+        "past_key": pasts[0],
+        "past_value": pasts[1],
+        "seqlens_k": np.array([end - 1], np.int32),
+        "total": np.array(end, np.int32),
     }
-    present = past.shape
+    present = pasts[0].shape
     model = _graph(
         "GroupQueryAttention",
         feeds,
@@ -134,11 +142,11 @@ def _attention() -> OperatorCase:
     answer = np.empty((tokens, heads, size), np.float32)
     for head in range(heads):
         q = query[0].reshape(tokens, heads, size)[:, head]
-        k, v = (part[0].reshape(tokens, kv_heads, size)[:, head * kv_heads // heads] for part in (key, value))
-        scores = np.where(np.tri(tokens, dtype=bool), q @ k.T / np.sqrt(size), -np.inf)
+        k, v = (whole[:, head * kv_heads // heads] for whole in (keys, values))
+        scores = np.where(np.tri(tokens, end, start, dtype=bool), q @ k.T / np.sqrt(size), -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         answer[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v
-    return OperatorCase("GroupQueryAttention", model, feeds, answer.reshape(1, tokens, -1), 1e-3)
+    return OperatorCase(ATTENTION, model, feeds, answer.reshape(1, tokens, -1), 1e-3)
 
 
 def _rms(x: Array, scale: Array) -> Array:
@@ -184,7 +192,7 @@ def _gated() -> OperatorCase:
 _MADE_BY: Final[Mapping[str, Callable[[], OperatorCase]]] = {
     "int4": lambda: _blocks(4),
     "int8": lambda: _blocks(8),
-    "attention": _attention,
+    "attention": attention,
     "skip_norm": _skip_norm,
     "norm": _norm,
     "rotary": lambda: _rotary(""),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
-from llorch_serve.doctor.operator_graphs import OperatorCase, cases
+from llorch_serve.doctor.operator_graphs import ATTENTION, WIDE, OperatorCase, attention, cases
+from llorch_serve.errors import ProviderError
 from llorch_serve.graph_loading import runtime_options
 from llorch_serve.providers import CPU, ActiveProvider
 
@@ -17,7 +18,7 @@ class OperatorResult:
     """What an operator did.
 
     passed: it computes what it should. provider: where it ran; another than the one under test takes it instead.
-    error: the largest difference as part of the largest value, or None where it did not run; reason: why not.
+    error: the largest difference as part of the largest value, or None where it did not run; reason: why not, or with what limit.
     """
 
     name: str
@@ -27,10 +28,50 @@ class OperatorResult:
     reason: str | None = None
 
 
+_FEWER: Final = (4, 2, 1)  # rows of attention to try where more are computed wrongly
+
+
+def attention_rows(runtime: Any, provider: ActiveProvider, threads: int) -> int | None:
+    """Return how many tokens of a prompt a provider's attention computes rightly in one call; None: any number.
+
+    One that does not load leaves it to the graph that needs it to say so.
+    Raises ProviderError if it is wrong for a single one.
+    """
+    wide = _run(runtime, provider, threads, attention())
+    if wide.passed or wide.error is None:
+        return None
+    for rows in _FEWER:
+        if _run(runtime, provider, threads, attention(rows, WIDE - rows)).passed:
+            return rows
+    raise ProviderError(
+        f"{provider.runtime_name} computes {ATTENTION} wrongly here: it is off by {wide.error:.2g} of the largest value; "
+        "use another provider, or another release of its wheel"
+    )
+
+
 def run_operators(runtime: Any, provider: ActiveProvider, threads: int) -> list[OperatorResult]:
     """Run every operator that decoders for a provider rely upon."""
     target = "cpu" if provider.row is None else provider.row.targets[0]
-    return [_run(runtime, provider, threads, case) for case in cases(target)]
+    found = [_run(runtime, provider, threads, case) for case in cases(target)]
+    return [_narrowed(result, runtime, provider, threads) for result in found]
+
+
+def _narrowed(result: OperatorResult, runtime: Any, provider: ActiveProvider, threads: int) -> OperatorResult:
+    """Return the result, passed where a session makes do with fewer rows of attention."""
+    if result.passed or result.name != ATTENTION:
+        return result
+    try:
+        rows = attention_rows(runtime, provider, threads)
+    except ProviderError:
+        rows = None
+    if rows is None:
+        return result
+    return replace(result, passed=True, reason=too_many_rows(rows))
+
+
+def too_many_rows(rows: int) -> str:
+    """Return a phrase for people."""
+    return f"attention over more than {rows} rows is wrong here, so prompts go {rows} token{'s' if rows > 1 else ''} at a time"
 
 
 def _run(runtime: Any, provider: ActiveProvider, threads: int, case: OperatorCase) -> OperatorResult:

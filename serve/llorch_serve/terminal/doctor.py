@@ -78,7 +78,10 @@ def _text(found: Examination) -> str:
             lines.append(f"operator   {result.name}: fails")
             continue
         verdict = "ok" if result.passed else "WRONG"
-        lines.append(f"operator   {result.name}: {verdict}, off by {result.error:.1g} on {result.provider}")
+        limit = f"; {result.reason}" if result.reason else ""
+        lines.append(
+            f"operator   {result.name}: {verdict}, off by {result.error:.1g} on {result.provider}{limit}"
+        )
     if found.placement is not None:
         lines.append(f"artifact   {found.artifact}: runs; {found.placement}")
     return "\n".join(lines) + "\n"
