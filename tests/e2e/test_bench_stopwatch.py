@@ -36,9 +36,11 @@ def times(*parts: str) -> list[str]:
     ],
 )
 def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
-    """Two stopwatches, one in the client and one on the wire, whose way from there is part of what the bench sees.
+    """Two stopwatches, one in the client and one on the wire.
 
-    So of the second only means and medians are compared, which single delays of a busy machine hardly move.
+    The way between them is part of what the bench sees, and on a busy machine a process may wait long for its turn. So of the one
+    on the wire those figures are compared that single delays hardly move; times to the first token are longer than there, by at most
+    a tenth.
     """
     log, limits = tmp_path / "calls", {"ttft": 60_000.0, "e2e": 120_000.0}
     flags = ("--prompt-tokens", PROMPT, "--max-tokens", ANSWER, "--repeat", "1", "--requests", "10", "--json")
@@ -58,7 +60,7 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
     inside = [SeenCall(**json.loads(line)) for line in log.read_text().splitlines()]
     for calls, names in (
         (inside[1:], times("mean", "p50", "p90", "p99")),  # the first one warms up
-        (proxy.calls[1:], times("mean", "p50")),
+        (proxy.calls[1:], ["e2e_mean_ms", "tpot_mean_ms", "itl_mean_ms"]),
     ):
         watch = serving_figures(calls)
         assert {name: bench[name] for name in COUNTS} == {name: watch[name] for name in COUNTS}
@@ -74,6 +76,7 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
             assert failure["tokens"] == sum(count for call in broken for _, count in call.messages) > 0
             assert watch["failed"] == 2
             assert max(count for call in calls for _, count in call.messages) >= bundle
+    assert 1 < bench["ttft_mean_ms"] / watch["ttft_mean_ms"] < 1.1
 
 
 def test_offline(smollm2, tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fake_generator import PATIENCE_S
 from http_harness import send
 from llorch_serve.async_client import AsyncWorkerClient
 from llorch_serve.bench.serving.arrivals import ClosedLoop
@@ -29,8 +31,15 @@ def worker(smollm2):
         yield process.address, port
 
 
-def totals(port):
-    """Return the sums and counts of the worker's histograms."""
+def totals(port, *, ended=0):
+    """Return the sums and counts of the worker's histograms, once ``ended`` requests are in them: they are told after their answers."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := scrape(port))["llorch:e2e_request_latency_seconds_count"] < ended:
+        assert time.monotonic() < deadline, f"of {ended} requests these are counted: {found}"
+    return found
+
+
+def scrape(port):
     families = text_string_to_metric_families(send(port, "GET", "/metrics").body.decode())
     names = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
     wanted = {f"llorch:{name}_seconds_{part}" for name in names for part in ("sum", "count")}
@@ -58,7 +67,7 @@ def test_means_agree_with_the_workers_own(worker, clients, requests):
     address, port = worker
     before = totals(port)
     run = asyncio.run(load(address, clients, requests))
-    after = totals(port)
+    after = totals(port, ended=before["llorch:e2e_request_latency_seconds_count"] + requests)
     found = compute_figures(run, open_loop=False)
 
     def mean_ms(name):
