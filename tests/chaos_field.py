@@ -16,7 +16,7 @@ from chaos_client import request
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc import worker_pb2_grpc
 from processes import PATIENCE_S, WorkerProcess, serving
-from watching import Footprint, settled
+from watching import SETTLING_S, Footprint, settled
 
 SLOTS = 4
 
@@ -78,7 +78,7 @@ class Field:
         """Ask for the load until ``happened``; return for how many milliseconds."""
         begun = time.perf_counter()
         while not happened(found := self.load()):
-            if time.perf_counter() - begun > PATIENCE_S:
+            if time.perf_counter() - begun > SETTLING_S:
                 raise AssertionError(f"it never happened; the load is {found}")
         return 1000 * (time.perf_counter() - begun)
 

@@ -179,7 +179,7 @@ def load(
 def soak(folder: Path, minutes: float) -> Soaked:
     """Measure the engine alone, the worker under load, and the engine again."""
     work = Work(load_artifact(folder).manifest.model.vocab_size, longest_prompt=512, longest_answer=128)
-    cycles = max(1, min(4, round(2 * minutes)))
+    cycles = max(1, min(2, round(minutes)))
     first = alone(folder, work, slots=SLOTS, cycles=cycles)
     with serving(folder, "--slots", SLOTS, "--max-queued-requests", QUEUE) as worker:
         with WorkerClient(worker.address) as client:  # every slot as full as it will ever be

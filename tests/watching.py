@@ -96,4 +96,3 @@ def settled(pid: int, wanted: Footprint) -> Footprint:
         found = Footprint.of(pid)
         if found.within(wanted) or time.monotonic() > deadline:
             return found
-        threading.Event().wait(0.1)

@@ -8,7 +8,7 @@ import pytest
 
 from checkpoints import write_hf_folder
 from llorch_export.options import Rule
-from llorch_serve import session
+from llorch_serve import graph_loading
 from llorch_serve.providers import EXACT_BYTES, byte_settings
 from tiny_exports import export_tiny, open_tiny
 
@@ -45,7 +45,7 @@ def test_only_artifacts_that_multiply_bytes_ask(tmp_path: Path, monkeypatch: pyt
         asked.append(True)
         return ASKED
 
-    monkeypatch.setattr(session, "byte_settings", settings)
+    monkeypatch.setattr(graph_loading, "byte_settings", settings)
     open_tiny(export_tiny(source, tmp_path / "blocks", precision="int8"))
     # Of whose DequantizeLinear the setting would make what the runtime does not run.
     open_tiny(export_tiny(source, tmp_path / "portable", precision="int8", target="portable"))
