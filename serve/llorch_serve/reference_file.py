@@ -22,6 +22,7 @@ import numpy.typing as npt
 from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, ResourceError
 from llorch_serve.fidelity import Logits, log_softmax
+from llorch_serve.fixed_session import FixedSession
 from llorch_serve.judging import Judge
 from llorch_serve.manifest import Count, Sha256, TokenId
 from llorch_serve.session import DecoderSession
@@ -170,7 +171,7 @@ def check_reference(reference: ReferenceFile, artifact: Artifact) -> None:
         )
 
 
-def divergence(session: DecoderSession, reference: ReferenceFile) -> Fidelity:
+def divergence(session: DecoderSession | FixedSession, reference: ReferenceFile) -> Fidelity:
     """Run the reference's text through an artifact and compare.
 
     Raises ArtifactError as :func:`check_reference` does, or if the file is damaged.

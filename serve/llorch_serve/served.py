@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from llorch_serve.artifact import Artifact, is_artifact, load_artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.fixed_session import open_fixed
+from llorch_serve.fixed_session import FixedSession, open_fixed
 from llorch_serve.foreign.detect import ModelKind, foreign_kind
 from llorch_serve.foreign.genai import describe_genai
 from llorch_serve.foreign.model import ForeignModel
@@ -22,7 +22,7 @@ from llorch_serve.kv_cache import KvCapacity
 from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.providers import Placement
 from llorch_serve.runner import Session
-from llorch_serve.session import LoadReport, open_session
+from llorch_serve.session import DecoderSession, LoadReport, open_session
 
 
 class ServedArchitecture(Protocol):
@@ -155,9 +155,15 @@ def open_model(
 ) -> ServedSession:
     """Load a model's graph and make its cache. See :func:`llorch_serve.session.open_session` for the errors."""
     if isinstance(model, Artifact):
-        if model.manifest.fixed_shapes is not None:
-            return open_fixed(model, config, report)
         if model.kind is ModelKind.LLORCH:
-            return open_session(model, config, report)
+            return open_artifact(model, config, report)
         model = wrapped_model(model)
     return open_foreign(model, config, report)
+
+
+def open_artifact(
+    artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> DecoderSession | FixedSession:
+    """Load the graphs of an artifact with one of llorch's own. See :func:`llorch_serve.session.open_session` for the errors."""
+    opener = open_session if artifact.manifest.fixed_shapes is None else open_fixed
+    return opener(artifact, config, report)

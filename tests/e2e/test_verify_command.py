@@ -59,3 +59,31 @@ def test_missing_sides_are_named(exact, tiny_source, tmp_path):
         outcome = llorch_here("verify", *arguments)
         assert outcome.code == 3
         assert str(tmp_path / "gone") in outcome.error()
+
+
+def test_graphs_of_fixed_shapes_are_verified_on_both_and_against_a_file(tiny_source, tmp_path, export_here):
+    flags = ("--target", "coreml", "--precision", "fp32", "--max-context", "64")
+    artifact = export_here(tiny_source, tmp_path / "a", *flags)
+    kept = tmp_path / "reference"
+    verified = llorch_here(
+        "verify", artifact, "--against", tiny_source, "--write-reference", kept, "--json"
+    ).document()
+    assert 0 <= verified["prefill_kl"] < 1e-6
+    assert 0 <= verified["decode_kl"] < 1e-6
+    assert llorch_here("verify", artifact, "--reference", kept, "--json").document()["passed"] is True
+    measured = llorch_here(
+        *(
+            "bench",
+            artifact,
+            "--tests",
+            "decode",
+            "--prompt-tokens",
+            "8",
+            "--max-tokens",
+            "4",
+            "--streams",
+            "2",
+        ),
+        *("--repeat", "1", "--reference", kept, "--json"),
+    ).document()
+    assert measured["entries"][0]["fidelity"]["passed"] is True

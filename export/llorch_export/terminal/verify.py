@@ -146,12 +146,12 @@ def _against_source(
 def _against_file(artifact: Path, path: Path, *, as_json: bool) -> bool:
     from llorch_serve.artifact import load_artifact
     from llorch_serve.reference_file import check_reference, divergence, read_reference
-    from llorch_serve.session import open_session
+    from llorch_serve.served import open_artifact
 
     kept, loaded = read_reference(path), load_artifact(artifact)
     check_reference(kept, loaded)
     config = SessionConfig(slots=1, max_context=max(len(kept.header.token_ids), 2))
-    result = divergence(open_session(loaded, config, lambda report: None), kept)
+    result = divergence(open_artifact(loaded, config, lambda report: None), kept)
     if not result.same_source:
         say(f"note: {artifact} was exported from other files than {path} was written from")
     return _show(result, "difference of log-probabilities", as_json=as_json)

@@ -42,7 +42,7 @@ from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import LlorchError, UnsupportedError, UsageError
 from llorch_serve.providers import usable_cpus
 from llorch_serve.reference_file import divergence, read_reference
-from llorch_serve.session import open_session
+from llorch_serve.served import open_artifact
 from llorch_serve.terminal.opening import open_worker
 from llorch_serve.worker import Worker
 
@@ -125,7 +125,7 @@ class Child:
         artifact, measured = self._judged
         reference = read_reference(Path(ask.reference))
         config = replace(measured, slots=1, max_context=max(len(reference.header.token_ids), 2))
-        found = divergence(open_session(artifact, config, lambda _report: None), reference)
+        found = divergence(open_artifact(artifact, config, lambda _report: None), reference)
         return FidelityResult(**asdict(found))
 
 
