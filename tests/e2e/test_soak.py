@@ -58,6 +58,17 @@ GOOD = Soaked(
         (2, {"watched": replace(GOOD.watched, kept_ms=[1.0] * 98 + [60.0] * 2)}),
         (3, {"watched": replace(GOOD.watched, new_ms=[1.0] * 98 + [60.0] * 2)}),
         (4, {"watched": replace(GOOD.watched, memory=[*GOOD.watched.memory, (80.5, 2**28 + 9 * 2**20)])}),
+        (
+            4,
+            {
+                "watched": replace(
+                    GOOD.watched,
+                    memory=[
+                        (at, size + (9 * 2**20) * (at > 30 or at < 20)) for at, size in GOOD.watched.memory
+                    ],
+                )
+            },
+        ),
         (5, {"alone": (106.0, 106.0)}),
         (6, {"after": Footprint(10, 15)}),
         (6, {"after": Footprint(15, 10)}),
