@@ -28,6 +28,7 @@ from llorch_serve.rpc.servicer import GenerationServicer
 
 DEFAULT_PORT: Final = 50051
 MAX_PORT: Final = 65_535
+_MAX_PENDING_CALLS: Final = 16_384  # that have arrived and wait for the event loop
 _LAST_CALLS_S: Final = 0.2  # for calls that have arrived and not begun to be refused, rather than cut
 _FAREWELL_S: Final = 1.0  # for statuses of ended calls to leave the process
 
@@ -150,6 +151,10 @@ class WorkerServer:
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a second worker on the port must fail, not take half of the calls
+        # Beyond gRPC's own 1,000 it cancels calls by chance, whoever's they are, so that one caller's flood costs others theirs.
+        # Calls wait for the event loop alone here, which refuses what the queue has no room for.
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         # Clients may ping every 10 s, with or without a call; gRPC's own limit of 5 minutes would cut them off.
