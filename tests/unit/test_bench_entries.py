@@ -113,3 +113,12 @@ def test_no_two_entries_share_a_label(cpu: Path, ov: Path, tmp_path: Path) -> No
     twin = write_tiny_artifact(tmp_path / "other" / "for-cpu", tiny_manifest(target="cpu"))
     labels = [found.label for found in find(f"cpu={cpu}", f"cpu={ov}", f"cpu={twin}", f"openvino={ov}")]
     assert labels == ["cpu:for-cpu", "cpu:for-ov", "cpu:for-cpu#2", "openvino"]
+
+
+def test_nodes_on_the_cpu_are_accepted_for_entries_that_are_not_the_cpu_itself(cpu: Path, ov: Path) -> None:
+    found = find_entries(["CPU", f"openvino={ov}"], cpu, (), None, cpu_nodes=True)
+    assert [entry.choice.allow_cpu_nodes for entry in found] == [False, True]
+    alone = find_entries(["cpu", "cpu"], cpu, (), None, cpu_nodes=True)
+    assert [entry.choice.allow_cpu_nodes for entry in alone] == [True, True], (
+        "to be refused where it does nothing"
+    )

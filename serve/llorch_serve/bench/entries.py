@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llorch_serve.artifact import is_artifact, load_artifact
 from llorch_serve.errors import ProviderError, UsageError
-from llorch_serve.providers import ProviderChoice, check_target
+from llorch_serve.providers import CPU, ProviderChoice, check_target
 from llorch_serve.providers.options import read_options
 from llorch_serve.providers.table import find_provider
 
@@ -57,11 +57,15 @@ def find_entries(
         label = "cpu" if library is None else library.stem
         return [_checked(Wanted(label, choice, sys.executable, _given(folder, label)))]
     unclaimed = set(options)
+    # It is for the others among several entries; where there is none, the CPU's refuses it.
+    elsewhere = [
+        spec for spec in parsed if library is not None or find_provider(spec.name).runtime_name != CPU
+    ]
     found = []
     for spec in parsed:
         mine = _options_of(spec.name, options, alone=len(parsed) == 1)
         unclaimed -= {option for option in options if _claims(spec.name, option) or len(parsed) == 1}
-        choice = ProviderChoice(spec.name, mine, library, cpu_nodes)
+        choice = ProviderChoice(spec.name, mine, library, cpu_nodes and (spec in elsewhere or not elsewhere))
         python = sys.executable if spec.python is None else _interpreter(spec.python)
         found.append(Wanted(spec.name, choice, python, spec.folder or _given(folder, spec.name)))
     if unclaimed:
