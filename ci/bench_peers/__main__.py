@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,22 +13,22 @@ import msgspec
 import typer
 
 from bench_peers import ours, peers
+from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
 from bench_peers.machine import this_machine
 from bench_peers.markdown import replace_section, section
 from bench_peers.models import PeersFolder
 from bench_peers.picture import draw
-from bench_peers.protocol import ProtocolError
 from bench_peers.reference import reference
 from bench_peers.results import DECODE, Run, Subject
 from bench_peers.rounds import run_rounds
 from llorch_serve.artifact import load_artifact
 from llorch_serve.bench.workload import text_prompt
-from llorch_serve.errors import LlorchError, UsageError
+from llorch_serve.errors import UsageError
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.providers import usable_cpus
 from llorch_serve.reference_file import ReferenceFile
-from llorch_serve.terminal.console import fail, say
+from llorch_serve.terminal.console import say
 from llorch_serve.text import Tokenizer
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -162,17 +161,5 @@ def _write(run: Run, folder: Path) -> None:
     say(f"{folder / 'performance.md'}, performance.png and performance.json are written")
 
 
-def main() -> None:
-    """Run the command; a refusal becomes one line and an exit code."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        app(prog_name="ci/bench")
-    except LlorchError as error:
-        sys.exit(fail(str(error), error.exit_code))
-    except ProtocolError as error:
-        sys.exit(fail(str(error), 1))
-
-
 if __name__ == "__main__":
-    main()
+    run_command(command, "ci/bench")

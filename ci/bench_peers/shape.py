@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +12,19 @@ from typing import Annotated, Final
 import typer
 
 from bench_peers.__main__ import CACHE, PAGE, work_of
+from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
 from bench_peers.machine import this_machine
 from bench_peers.markdown import replace_section, show_ratio, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
 from bench_peers.peers import LLAMA_CPP, Peer
-from bench_peers.protocol import Measurement, ProtocolError
+from bench_peers.protocol import Measurement
 from bench_peers.random_llama import SHAPE, make
 from bench_peers.reference import reference
 from bench_peers.results import Machine, ratio
-from llorch_serve.errors import LlorchError
 from llorch_serve.providers import usable_cpus
-from llorch_serve.terminal.console import fail, say
+from llorch_serve.terminal.console import say
 
 KINDS: Final = ("Q8_0", "Q4_0")
 _PROMPT_TOKENS: Final = 512
@@ -143,17 +142,5 @@ def _speeds(of: Sequence[Measurement], name: str) -> tuple[float, ...]:
     return tuple(one.decode_tokens_per_s if name == "decode" else one.prefill_tokens_per_s for one in of)
 
 
-def main() -> None:
-    """Run the command; a refusal becomes one line and an exit code."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        app(prog_name="ci/bench-1b")
-    except LlorchError as error:
-        sys.exit(fail(str(error), error.exit_code))
-    except ProtocolError as error:
-        sys.exit(fail(str(error), 1))
-
-
 if __name__ == "__main__":
-    main()
+    run_command(command, "ci/bench-1b")

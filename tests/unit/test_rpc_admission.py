@@ -63,7 +63,7 @@ class _UnusedServer:
         pass
 
     def load(self) -> Load:
-        raise NotImplementedError
+        raise AssertionError("idleness asks for no load")
 
 
 class _Front:
