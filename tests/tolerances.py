@@ -84,3 +84,6 @@ KL_HALF_TARGETS: Final = 1e-5
 
 LOGPROBS: Final = 1e-4
 """Log-probabilities of fp32 graphs against transformers: a logit and the logarithm of a sum, each as exact as the logits."""
+
+HALF_PROVIDER_DIFFERENCE: Final = 0.05
+"""Logits of a float16 graph on a GPU and on the CPU, as part of the largest one: sums are taken in other orders."""

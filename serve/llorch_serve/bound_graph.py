@@ -6,7 +6,8 @@ afresh would cost a tenth of a decode step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,26 @@ from llorch_serve.kv_cache import SlotCache
 Logits = npt.NDArray[np.float32]
 
 
+@contextlib.contextmanager
+def runs() -> Iterator[None]:
+    """Turn whatever the runtime raises inside into a ProviderError."""
+    try:
+        yield
+    except Exception as error:
+        raise ProviderError(f"the runtime failed in a step: {str(error).strip().splitlines()[0]}") from error
+
+
 class LogitsBuffer:
     """Logits [rows, vocabulary] of the last call, whichever graph made it; it grows with the rows that are asked for."""
 
     def __init__(self, rows: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
         self._array = np.empty((rows, vocab_size), np.float32)
 
     def at_least(self, rows: int) -> Logits:
         """Return the buffer, grown to at least ``rows``."""
         if rows > len(self._array):
-            self._array = np.empty((rows, self._array.shape[1]), np.float32)
+            self._array = np.empty((rows, self.vocab_size), np.float32)
         return self._array
 
 
@@ -37,6 +48,7 @@ class BoundGraph:
     session: onnxruntime's. inputs: names of the graph's inputs.
     in_place: inputs are read where they lie in each call; else onnxruntime copies them to the device when they are bound, and they
         are bound anew for each call.
+    options: onnxruntime's, of every call.
     """
 
     def __init__(
@@ -47,8 +59,10 @@ class BoundGraph:
         logits: LogitsBuffer,
         *,
         in_place: bool = True,
+        options: Any = None,
     ) -> None:
         self._in_place = in_place
+        self._options = options
         self._session = session
         self._inputs = inputs
         self._cache = cache
@@ -78,14 +92,11 @@ class BoundGraph:
         binding.total[...] = max(lengths)
         binding.indices[:] = wanted
         if not self._in_place:
-            self._cache.bind(binding.io, first, count)
+            if not self._cache.stays:
+                self._cache.bind(binding.io, first, count)
             binding.bind_inputs()
-        try:
-            self._session.run_with_iobinding(binding.io)
-        except Exception as error:
-            raise ProviderError(
-                f"the runtime failed in a step: {str(error).strip().splitlines()[0]}"
-            ) from error
+        with runs():
+            self._session.run_with_iobinding(binding.io, self._options)
         return binding.logits
 
     def _bind(self, first: int, count: int) -> _Binding:

@@ -1,20 +1,18 @@
 """The KV cache in a device's memory: one key and one value buffer a layer for each slot.
 
-A device's buffers cannot be divided by address on every provider, so a slot has buffers of its own and takes model calls
-of its own. They are allocated when the slot is first used, at its whole length, and stay.
+For devices whose buffers cannot be divided by address: a slot takes model calls of its own. Its buffers are allocated when it is
+first used, at its whole length, and stay.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from llorch_serve.errors import ProviderError, ResourceError
+from llorch_serve.device_buffers import ELEMENT_TYPES, DeviceBuffers
+from llorch_serve.errors import ProviderError
 from llorch_serve.kv_cache import KvCapacity
-from llorch_serve.manifest import KvDtype, KvLayout
+from llorch_serve.manifest import KvLayout
 from llorch_serve.providers import ActiveProvider
-
-# ONNX's numbers of element types; numpy has no bfloat16.
-ELEMENT_TYPES: Final[dict[KvDtype, int]] = {"float32": 1, "int8": 3, "float16": 10, "bfloat16": 16}
 
 
 class DeviceCache:
@@ -23,11 +21,14 @@ class DeviceCache:
     runtime: onnxruntime. provider: whose device it is.
     """
 
+    stays = True
+
     def __init__(self, kv: KvLayout, capacity: KvCapacity, runtime: Any, provider: ActiveProvider) -> None:
         self.kv = kv
         self.capacity = capacity
         self._runtime = runtime
         self._provider = provider
+        self._make = DeviceBuffers(runtime, provider)
         self._buffers: dict[int, list[Any]] = {}  # by number; layer by layer, key and value
         self._number = list(range(capacity.slots))  # of the buffers that a slot has
 
@@ -80,25 +81,5 @@ class DeviceCache:
 
     def _allocate(self) -> Any:
         shape = (1, self.kv.kv_heads, self.capacity.context, self.kv.head_dim)
-        kind = ELEMENT_TYPES[self.kv.dtype]
-        row = self._provider.row
-        assert row is not None
-        make = self._runtime.OrtValue.ortvalue_from_shape_and_type
-        try:
-            if self._provider.devices:
-                memory = self._provider.devices[0].memory_info(self._runtime.OrtDeviceMemoryType.DEFAULT)
-                value = make(shape, kind, memory_info=memory)
-            else:
-                value = make(shape, kind, row.device_type, self._provider.device_id)
-        except Exception as error:  # the runtime's own classes of errors share no narrower base
-            raise ResourceError(
-                f"{row.runtime_name} has no memory for the cache of one more sequence of {self.capacity.context} tokens "
-                f"({' '.join(str(error).split())[:200]}); choose a smaller --max-context or fewer --slots"
-            ) from error
-        found = value.device_name()
-        if found != row.device_type:
-            raise ProviderError(
-                f"{row.runtime_name} was asked for memory of {row.device_type} and gave memory of {found}; "
-                "use another release of its wheel"
-            )
-        return value
+        what = f"the cache of one more sequence of {self.capacity.context} tokens"
+        return self._make.make(shape, ELEMENT_TYPES[self.kv.dtype], what)

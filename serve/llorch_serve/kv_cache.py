@@ -77,13 +77,16 @@ def plan_capacity(
     max_context: int | None,
     free_bytes: int,
     cache_bytes: int | None = None,
+    whole: bool = False,
 ) -> KvCapacity:
     """Choose the tokens per slot and over all slots.
 
     context_length: the artifact's. max_context: the user's choice; None: the longest that every slot can have at once.
     A choice may be longer than that: then fewer sequences of full length run at a time.
     cache_bytes: memory for the cache; None: a share of ``free_bytes``.
-    Raises UsageError for values out of range, ResourceError if one sequence of the chosen length does not fit.
+    whole: the memory of all slots is taken at once, so it has to suffice for each at its longest.
+    Raises UsageError for values out of range, ResourceError if one sequence of the chosen length, or with ``whole`` one in every
+    slot, does not fit.
     """
     if slots < 1:
         raise UsageError(f"--slots is {slots}; at least 1 is needed")
@@ -100,12 +103,14 @@ def plan_capacity(
     if max_context is None and 2 <= fitting < context_length:
         return KvCapacity(slots, fitting, kv.bytes_per_token, fitting * slots, limited_by_memory=True)
     wanted = max_context or context_length
-    if budget < wanted:
+    sequences = slots if whole else 1
+    if budget < sequences * wanted:
         share = f"{MEMORY_SHARE:.0%} of what is free" if cache_bytes is None else "--kv-cache-memory"
+        each = f"{slots} slots of {wanted} tokens" if whole else f"one sequence of {wanted} tokens"
         raise ResourceError(
-            f"one sequence of {wanted} tokens x {kv.bytes_per_token} bytes needs "
-            f"{wanted * kv.bytes_per_token / 2**20:.1f} MiB of KV cache and {allowed / 2**20:.1f} MiB may be used "
-            f"({share}); choose a smaller --max-context"
+            f"{each} x {kv.bytes_per_token} bytes {'need' if whole else 'needs'} "
+            f"{sequences * wanted * kv.bytes_per_token / 2**20:.1f} MiB of KV cache and {allowed / 2**20:.1f} MiB may be used "
+            f"({share}); choose a smaller --max-context{' or fewer --slots' if whole else ''}"
         )
     return KvCapacity(slots, wanted, kv.bytes_per_token, min(budget, slots * wanted))
 
@@ -120,6 +125,10 @@ class SlotCache(Protocol):
     @property
     def capacity(self) -> KvCapacity:
         """Slots and their length."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether a provider whose memory it is not in reads and writes it where it lies, so that it is bound once."""
 
     def place(self, first: int, count: int) -> tuple[int, int]:
         """Return what tells the buffers of neighbouring slots from all others."""
@@ -139,6 +148,8 @@ class SlotCache(Protocol):
 
 class KvCache:
     """The buffers, and edits of slots. A slot's positions are those of all layers, keys and values."""
+
+    stays = False
 
     def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
         self.kv = kv

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -16,16 +16,19 @@ from llorch_serve.bound_graph import BoundGraph, Logits, LogitsBuffer
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.chunking import doubling_position
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK, SessionConfig
+from llorch_serve.device_buffers import DeviceBuffers
 from llorch_serve.device_cache import DeviceCache
+from llorch_serve.device_graph import DeviceGraph
 from llorch_serve.doctor.self_test import attention_rows, too_many_rows
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.graph_loading import check_signature, load_graph
 from llorch_serve.handoff import Handoff, read_scales
 from llorch_serve.kv_cache import KvCache, KvCapacity, SlotCache, plan_capacity
-from llorch_serve.manifest import KvDtype, Manifest, PromptGraph, Recipe, cache_names
+from llorch_serve.manifest import KvDtype, KvLayout, Manifest, PromptGraph, Recipe, cache_names
 from llorch_serve.providers import (
     ARITHMETIC,
     CPU,
+    ActiveProvider,
     Arithmetic,
     Memory,
     Placement,
@@ -37,7 +40,11 @@ from llorch_serve.providers import (
     require_arithmetic,
     usable_cpus,
 )
+from llorch_serve.providers.device_memory import DeviceMemory, device_memory
 from llorch_serve.row_pairs import PAIRED, PairedGraph, even, require_effect
+from llorch_serve.shared_device_cache import SharedDeviceCache
+
+_Graph = BoundGraph | PairedGraph | DeviceGraph
 
 _MOST_SCORES: Final = 2**28
 """Bytes of attention scores that the plain kernel may hold at once; in longer contexts prompts take the one in tiles."""
@@ -58,8 +65,8 @@ class DecoderSession:
         cache: SlotCache,
         *,
         capacity: KvCapacity,
-        steps: BoundGraph | PairedGraph,
-        prompts: BoundGraph | PairedGraph,
+        steps: _Graph,
+        prompts: _Graph,
         handoff: Handoff | None,
         batch_invariant: bool,
         most_rows: int | None = None,
@@ -125,7 +132,7 @@ class DecoderSession:
 
     def _advance(
         self,
-        graph: BoundGraph | PairedGraph,
+        graph: _Graph,
         slot: int,
         token_ids: Sequence[int],
         start: int,
@@ -207,7 +214,9 @@ def open_session(
     if config.batch_invariant:
         require_effect(precisions, on_cpu=on_cpu)
     loaded = loaded_bytes(manifest, provider.runtime_name, weights=1 + apart, prompts=own)
-    free = max(provider.memory_limit(psutil.virtual_memory().available) - loaded, 0)
+    memory = device_memory(provider, runtime)
+    available = psutil.virtual_memory().available if memory is None else memory.free_bytes()
+    free = max(provider.memory_limit(available) - loaded, 0)
     if apart and int8 is not None:  # the prompt under way has a cache of its own
         free -= min(manifest.kv.bytes_per_token * (config.max_context or manifest.context_length), free // 3)
     capacity = plan_capacity(
@@ -217,6 +226,7 @@ def open_session(
         max_context=config.max_context,
         free_bytes=free,
         cache_bytes=config.kv_cache_bytes,
+        whole=memory is not None,
     )
     threads = config.threads or usable_cpus()
     most_rows = None if on_cpu else attention_rows(runtime, provider, threads)
@@ -230,25 +240,17 @@ def open_session(
     logits = LogitsBuffer(buffers.slots, manifest.model.vocab_size)
     inputs = frozenset(spec.name for spec in manifest.inputs)
 
-    def bound(
-        path: Path, recipe: Recipe, slots: SlotCache, *, plain: bool
-    ) -> tuple[Placement, BoundGraph | PairedGraph]:
+    def bound(path: Path, recipe: Recipe, slots: SlotCache, *, plain: bool) -> tuple[Placement, _Graph]:
         session = load_graph(path, recipe, runtime, threads, provider, plain=plain)
         check_signature(artifact, path, session, slots.kv.dtype)
         where = placement(
             session, provider.runtime_name, graph=path, allow_cpu_nodes=config.provider.allow_cpu_nodes
         )
-        graph = BoundGraph(session, inputs, slots, logits, in_place=provider.in_place)
-        if not config.batch_invariant:
-            return where, graph
-        assert isinstance(slots, KvCache)  # as the CPU's is
-        return where, PairedGraph(graph, slots)
+        return where, _bind(
+            session, slots, logits, inputs, runtime, provider, batch_invariant=config.batch_invariant
+        )
 
-    cache: SlotCache
-    if provider.memory is Memory.DEVICE:
-        cache = DeviceCache(kv, capacity, runtime, provider)
-    else:
-        cache = KvCache(kv, buffers)
+    cache = _make_cache(kv, buffers, runtime, provider, memory)
     where, steps = bound(step_path, manifest.recipe, cache, plain=int8 is not None)
     _check_inputs(artifact)
     prompts, handoff = steps, None
@@ -275,6 +277,36 @@ def open_session(
         most_rows=most_rows,
         batch_invariant=on_cpu and (config.batch_invariant or not PAIRED & precisions),
     )
+
+
+def _make_cache(
+    kv: KvLayout, capacity: KvCapacity, runtime: Any, provider: ActiveProvider, memory: DeviceMemory | None
+) -> SlotCache:
+    if memory is not None:
+        return SharedDeviceCache(kv, capacity, DeviceBuffers(runtime, provider), memory)
+    if provider.memory is Memory.DEVICE:
+        return DeviceCache(kv, capacity, runtime, provider)
+    return KvCache(kv, capacity)
+
+
+def _bind(
+    session: Any,
+    cache: SlotCache,
+    logits: LogitsBuffer,
+    inputs: frozenset[str],
+    runtime: Any,
+    provider: ActiveProvider,
+    *,
+    batch_invariant: bool,
+) -> _Graph:
+    if isinstance(cache, SharedDeviceCache):
+        buffers = DeviceBuffers(runtime, provider)
+        return DeviceGraph(runtime, session, inputs, cache, buffers, logits, captured=provider.captures)
+    graph = BoundGraph(session, inputs, cache, logits, in_place=provider.in_place)
+    if not batch_invariant:
+        return graph
+    assert isinstance(cache, KvCache)  # as the CPU's is
+    return PairedGraph(graph, cache)
 
 
 def _check_fit(manifest: Manifest, provider: str) -> None:

@@ -16,7 +16,15 @@ from llorch_serve.doctor.examine import examine
 from llorch_serve.doctor.machine import look_at_machine
 from llorch_serve.doctor.operator_graphs import OperatorCase, cases
 from llorch_serve.errors import ProviderError
-from llorch_serve.providers import CPU, PROVIDERS, ActiveProvider, ProviderChoice, activate, import_runtime
+from llorch_serve.providers import (
+    CPU,
+    PROVIDERS,
+    ActiveProvider,
+    Arithmetic,
+    ProviderChoice,
+    activate,
+    import_runtime,
+)
 
 
 @pytest.mark.parametrize("target", sorted(operator_graphs._OF_TARGET))
@@ -51,7 +59,7 @@ def changed(case: OperatorCase) -> OperatorCase:
 
 
 def test_an_operator_that_is_off_is_a_problem_of_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_test, "cases", lambda target: [changed(case) for case in cases(target)])
+    monkeypatch.setattr(self_test, "cases", lambda *asked: [changed(case) for case in cases(*asked)])
     found = examine(ProviderChoice(), None)
     assert not any(result.passed for result in found.operators)
     assert {problem.exit_code for problem in found.problems} == {4}
@@ -61,12 +69,16 @@ def test_an_operator_that_is_off_is_a_problem_of_the_provider(monkeypatch: pytes
 def wrong_beyond(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Have attention go wrong for calls with more rows, as a faulty kernel would."""
 
-    def attention(tokens: int = operator_graphs.WIDE, start: int = 0) -> OperatorCase:
-        case = operator_graphs.attention(tokens, start)
+    def attention(
+        tokens: int = operator_graphs.WIDE,
+        start: int = 0,
+        element: operator_graphs.AttentionType = "float32",
+    ) -> OperatorCase:
+        case = operator_graphs.attention(tokens, start, element)
         return changed(case) if tokens > rows else case
 
     monkeypatch.setattr(self_test, "attention", attention)
-    monkeypatch.setattr(self_test, "cases", lambda _target: [attention()])
+    monkeypatch.setattr(self_test, "cases", lambda _target, _element: [attention()])
 
 
 def runtime_and_cpu() -> tuple[Any, ActiveProvider]:
@@ -97,9 +109,31 @@ def test_attention_after_a_past_is_what_the_runtime_computes(tokens: int, start:
     assert self_test._run(*runtime_and_cpu(), 1, operator_graphs.attention(tokens, start)).passed
 
 
+@pytest.mark.parametrize("element", ["float32", "float16"])
+def test_attention_is_tried_in_a_type_that_the_provider_attends_in(
+    monkeypatch: pytest.MonkeyPatch, element: operator_graphs.AttentionType
+) -> None:
+    tried = []
+    real = operator_graphs.attention
+
+    def attention(*given: Any, **named: Any) -> OperatorCase:
+        case = real(*given, **named)
+        tried.append(str(case.feeds["query"].dtype))
+        return case
+
+    monkeypatch.setattr(operator_graphs, "attention", attention)
+    monkeypatch.setattr(self_test, "attention", attention)
+    runtime, cpu = runtime_and_cpu()
+    assert cpu.row is not None
+    row = replace(cpu.row, arithmetic={element: Arithmetic.NATIVE})
+    assert self_test.attention_rows(runtime, replace(cpu, row=row), 1) is None
+    assert all(result.passed for result in self_test.run_operators(runtime, replace(cpu, row=row), 1))
+    assert tried == [element, element]
+
+
 def test_an_operator_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [replace(case, model=case.model.replace(b"QuickGelu", b"SlowGelux")) for case in cases("cpu")]
-    monkeypatch.setattr(self_test, "cases", lambda target: broken)
+    monkeypatch.setattr(self_test, "cases", lambda *_asked: broken)
     found = examine(ProviderChoice(), None)
     (result,) = [result for result in found.operators if not result.passed]
     assert (result.name, result.error) == ("QuickGelu", None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from llorch_serve.providers.onnx_messages import model_class
 
 Array = npt.NDArray[Any]
 
-_ELEMENTS: Final = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7}
+_ELEMENTS: Final = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "float16": 10}
 _FLOAT, _INT = 1, 2  # kinds of attributes
 _CONTRIB: Final = "com.microsoft"
 
@@ -47,9 +47,10 @@ def _graph(
     *,
     domain: str = _CONTRIB,
     order: tuple[str, ...] = (),
+    element: str = "float32",
     **attributes: int | float,
 ) -> bytes:
-    """Return a model of one node. order: its inputs, "" for one left out; by default inputs, then weights."""
+    """Return a model of one node. order: its inputs, "" for one left out; by default inputs, then weights. element: of its outputs."""
     model = model_class()(ir_version=10)
     model.opset_import.add(domain="", version=23 if not domain else 21)
     model.opset_import.add(domain=_CONTRIB, version=1)
@@ -70,7 +71,7 @@ def _graph(
     for name, array in inputs.items():
         _declare(graph.input, name, _ELEMENTS[str(array.dtype)], array.shape)
     for name, shape in outputs.items():
-        _declare(graph.output, name, _ELEMENTS["float32"], shape)
+        _declare(graph.output, name, _ELEMENTS[element], shape)
     return bytes(model.SerializeToString())
 
 
@@ -113,12 +114,16 @@ WIDE: Final = 40
 """Rows of attention that kernels which go by blocks of rows and keys have more than one block of."""
 
 
-def attention(tokens: int = WIDE, start: int = 0) -> OperatorCase:
-    """Return attention of ``tokens`` rows that follow ``start`` positions of the past."""
+AttentionType = Literal["float32", "float16"]
+_ATTENTION_TOLERANCES: Final[Mapping[AttentionType, float]] = {"float32": 1e-3, "float16": 5e-3}
+
+
+def attention(tokens: int = WIDE, start: int = 0, element: AttentionType = "float32") -> OperatorCase:
+    """Return attention of ``tokens`` rows in type ``element`` that follow ``start`` positions of the past."""
     heads, kv_heads, size, capacity, end = 4, 2, 32, 64, start + tokens
-    query = _drawn(1, tokens, heads * size, seed=4)
-    keys, values = (_drawn(end, kv_heads, size, seed=seed) for seed in (5, 6))
-    pasts = np.zeros((2, 1, kv_heads, capacity, size), np.float32)
+    query = _drawn(1, tokens, heads * size, seed=4).astype(element)
+    keys, values = (_drawn(end, kv_heads, size, seed=seed).astype(element) for seed in (5, 6))
+    pasts = np.zeros((2, 1, kv_heads, capacity, size), element)
     for past, whole in zip(pasts, (keys, values), strict=True):
         past[0, :, :start] = whole[:start].swapaxes(0, 1)
     feeds = {
@@ -136,17 +141,20 @@ def attention(tokens: int = WIDE, start: int = 0) -> OperatorCase:
         feeds,
         {},
         {"y": (1, tokens, heads * size), "present_key": present, "present_value": present},
+        element=element,
         num_heads=heads,
         kv_num_heads=kv_heads,
     )
     answer = np.empty((tokens, heads, size), np.float32)
     for head in range(heads):
-        q = query[0].reshape(tokens, heads, size)[:, head]
-        k, v = (whole[:, head * kv_heads // heads] for whole in (keys, values))
+        q = query[0].reshape(tokens, heads, size)[:, head].astype(np.float32)
+        k, v = (whole[:, head * kv_heads // heads].astype(np.float32) for whole in (keys, values))
         scores = np.where(np.tri(tokens, end, start, dtype=bool), q @ k.T / np.sqrt(size), -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         answer[:, head] = weights / weights.sum(axis=1, keepdims=True) @ v
-    return OperatorCase(ATTENTION, model, feeds, answer.reshape(1, tokens, -1), 1e-3)
+    return OperatorCase(
+        ATTENTION, model, feeds, answer.reshape(1, tokens, -1), _ATTENTION_TOLERANCES[element]
+    )
 
 
 def _rms(x: Array, scale: Array) -> Array:
@@ -192,14 +200,13 @@ def _gated() -> OperatorCase:
 _MADE_BY: Final[Mapping[str, Callable[[], OperatorCase]]] = {
     "int4": lambda: _blocks(4),
     "int8": lambda: _blocks(8),
-    "attention": attention,
     "skip_norm": _skip_norm,
     "norm": _norm,
     "rotary": lambda: _rotary(""),
     "contrib_rotary": lambda: _rotary(_CONTRIB),
     "silu": _gated,
 }
-_FUSED: Final = ("attention", "skip_norm", "silu", "int4")
+_FUSED: Final = (ATTENTION, "skip_norm", "silu", "int4")
 _OF_TARGET: Final[Mapping[str, tuple[str, ...]]] = {
     "cpu": (*_FUSED, "int8", "norm", "rotary"),
     "cuda": (*_FUSED, "int8", "norm", "rotary"),
@@ -209,6 +216,10 @@ _OF_TARGET: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def cases(target: str) -> list[OperatorCase]:
-    """Return the operators that decoders of a target rely upon; none for one that has plain arithmetic alone."""
-    return [_MADE_BY[name]() for name in _OF_TARGET.get(target, ())]
+def cases(target: str, element: AttentionType = "float32") -> list[OperatorCase]:
+    """Return the operators that decoders of a target rely upon; none for one that has plain arithmetic alone.
+
+    element: what attention is in; the others are in float32.
+    """
+    names = _OF_TARGET.get(target, ())
+    return [attention(element=element) if name == ATTENTION else _MADE_BY[name]() for name in names]

@@ -7,7 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from llorch_serve.doctor.operator_graphs import ATTENTION, WIDE, OperatorCase, attention, cases
+from llorch_serve.doctor.operator_graphs import (
+    ATTENTION,
+    WIDE,
+    AttentionType,
+    OperatorCase,
+    attention,
+    cases,
+)
 from llorch_serve.errors import ProviderError
 from llorch_serve.graph_loading import runtime_options
 from llorch_serve.providers import CPU, ActiveProvider
@@ -37,11 +44,12 @@ def attention_rows(runtime: Any, provider: ActiveProvider, threads: int) -> int 
     One that does not load leaves it to the graph that needs it to say so.
     Raises ProviderError if it is wrong for a single one.
     """
-    wide = _run(runtime, provider, threads, attention())
+    element = _attention_type(provider)
+    wide = _run(runtime, provider, threads, attention(element=element))
     if wide.passed or wide.error is None:
         return None
     for rows in _FEWER:
-        if _run(runtime, provider, threads, attention(rows, WIDE - rows)).passed:
+        if _run(runtime, provider, threads, attention(rows, WIDE - rows, element)).passed:
             return rows
     raise ProviderError(
         f"{provider.runtime_name} computes {ATTENTION} wrongly here: it is off by {wide.error:.2g} of the largest value; "
@@ -49,10 +57,16 @@ def attention_rows(runtime: Any, provider: ActiveProvider, threads: int) -> int 
     )
 
 
+def _attention_type(provider: ActiveProvider) -> AttentionType:
+    """Return float32, or float16 where a provider does not attend in that."""
+    exact = provider.row is None or "float32" in provider.row.arithmetic
+    return "float32" if exact else "float16"
+
+
 def run_operators(runtime: Any, provider: ActiveProvider, threads: int) -> list[OperatorResult]:
     """Run every operator that decoders for a provider rely upon."""
     target = "cpu" if provider.row is None else provider.row.targets[0]
-    found = [_run(runtime, provider, threads, case) for case in cases(target)]
+    found = [_run(runtime, provider, threads, case) for case in cases(target, _attention_type(provider))]
     return [_narrowed(result, runtime, provider, threads) for result in found]
 
 
@@ -77,7 +91,8 @@ def too_many_rows(rows: int) -> str:
 def _run(runtime: Any, provider: ActiveProvider, threads: int, case: OperatorCase) -> OperatorResult:
     options = runtime_options(runtime, threads)
     try:
-        session = runtime.InferenceSession(case.model, sess_options=options, **provider.add_to(options))
+        arguments = provider.without_captures().add_to(options)
+        session = runtime.InferenceSession(case.model, sess_options=options, **arguments)
         found = session.run(["y"], dict(case.feeds))[0]
     except Exception as error:  # noqa: BLE001 - the runtime's own classes of errors share no narrower base
         return OperatorResult(case.name, False, None, None, " ".join(str(error).split())[:300])

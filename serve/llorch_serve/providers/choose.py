@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from llorch_serve.providers.libraries import available, missing_libraries, prelo
 from llorch_serve.providers.options import read_options
 from llorch_serve.providers.plugins import register, wheel_library
 from llorch_serve.providers.runtime import installed_runtimes, version_of
-from llorch_serve.providers.table import CPU, Memory, Provider, find_provider
+from llorch_serve.providers.table import CPU, CUDA_GRAPHS, Memory, Provider, find_provider
 
 _SOFTWARE_ADAPTER: Final = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
 _DEVICE_OPTIONS: Final = ("device_id", "deviceId")
@@ -59,6 +59,17 @@ class ActiveProvider:
     def in_place(self) -> bool:
         """Whether its kernels read host memory where it lies."""
         return self.row is not None and self.row.in_place
+
+    @property
+    def captures(self) -> bool:
+        """Whether it is asked to record the kernels of calls and replay them."""
+        return self.options.get(CUDA_GRAPHS) == "1"
+
+    def without_captures(self) -> ActiveProvider:
+        """Return the same provider for calls that are made once."""
+        return replace(
+            self, options={key: value for key, value in self.options.items() if key != CUDA_GRAPHS}
+        )
 
     @property
     def device_id(self) -> int:

@@ -30,7 +30,7 @@ class Memory(StrEnum):
     """Where keys and values are kept.
 
     HOST: in the process, where one call advances many sequences.
-    DEVICE: on the device, one buffer for each sequence, each of which takes a call of its own.
+    DEVICE: on the device, one buffer for each sequence, each of which takes a call of its own, unless buffers are ``divisible``.
     """
 
     HOST = "host"
@@ -50,6 +50,7 @@ class Provider:
     arithmetic: what it computes in; a type that is absent it has no kernels for.
     threads: the option that limits its threads, where that of the session does not. device: what it runs on, for people. device_type: onnxruntime's name of its memory, where that is a device's.
     in_place: its kernels read host memory where it lies; else onnxruntime copies what is bound.
+    divisible: addresses within a buffer on its device can be computed, so that one call advances many sequences there too.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Provider:
     memory: Memory = Memory.HOST
     device_type: str = "cpu"
     in_place: bool = False
+    divisible: bool = False
 
     @property
     def install(self) -> str:
@@ -79,7 +81,9 @@ def _native(*types: ComputeType) -> dict[ComputeType, Arithmetic]:
     return dict.fromkeys(types, Arithmetic.NATIVE)
 
 
-_ALL: Final[tuple[ComputeType, ...]] = ("float32", "float16", "bfloat16")
+CUDA_GRAPHS: Final = "enable_cuda_graph"
+"""The option by which CUDA's provider records the kernels of a call once and replays them."""
+
 _CUDA_DRIVER: Final = {"libcuda.so.1": "of NVIDIA's driver"}
 
 PROVIDERS: Final[tuple[Provider, ...]] = (
@@ -110,15 +114,18 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
             "use_tf32": FLAG,
             "enable_skip_layer_norm_strict_mode": FLAG,
             "use_ep_level_unified_stream": FLAG,
+            CUDA_GRAPHS: FLAG,
             "tunable_op_enable": FLAG,
             "tunable_op_tuning_enable": FLAG,
             "tunable_op_max_tuning_duration_ms": WHOLE,
         },
         targets=("cuda",),
-        arithmetic=_native(*_ALL),
+        # Its GroupQueryAttention has no float32.
+        arithmetic=_native("float16", "bfloat16"),
         device="NVIDIA GPUs",
         memory=Memory.DEVICE,
         device_type="cuda",
+        divisible=True,
     ),
     Provider(
         name="coreml",

@@ -1,0 +1,109 @@
+"""The real model on CUDA: greedy answers, with every node, the cache and recorded steps on the GPU.
+
+Needs an NVIDIA GPU, and an interpreter with onnxruntime-gpu named by LLORCH_CUDA_PYTHON; ``ci/test-cuda`` provides the latter.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from processes import llorch
+from tolerances import HALF_PROVIDER_DIFFERENCE
+
+pytestmark = [pytest.mark.cuda, pytest.mark.real_model]
+
+QUESTION = ("--chat", "What is the capital of France?", "--temperature", "0", "--repetition-penalty", "1")
+RECORDED = ("--provider-option", "enable_cuda_graph=1")
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    found = os.environ.get("LLORCH_CUDA_PYTHON")
+    assert found, "LLORCH_CUDA_PYTHON is not set; run ci/test-cuda"
+    return found
+
+
+@pytest.fixture(params=["fp16", "bf16", "int8", "int4"])
+def artifact(request: pytest.FixtureRequest, smollm2: Callable[..., Path]) -> Path:
+    return smollm2(request.param, "--target", "cuda")
+
+
+def test_doctor_finds_the_operators_right_on_the_gpu(python: str) -> None:
+    outcome = llorch("doctor", "--provider", "cuda", python=python)
+    assert outcome.code == 0, outcome
+    assert "GroupQueryAttention: ok" in outcome.stdout
+    assert "on CPUExecutionProvider" not in outcome.stdout
+
+
+def test_recorded_steps_give_the_ids_of_plain_ones(artifact: Path, python: str) -> None:
+    asked = (
+        "generate",
+        artifact,
+        *QUESTION,
+        "--max-tokens",
+        "48",
+        "--ignore-eos",
+        "--json",
+        "--provider",
+        "cuda",
+    )
+    plain = llorch(*asked, python=python)
+    recorded = llorch(*asked, *RECORDED, python=python)
+    assert recorded.document()["token_ids"] == plain.document()["token_ids"]
+    assert "no batching" not in plain.stderr
+
+
+def test_slots_are_copied_and_exchanged_on_the_gpu(smollm2: Callable[..., Path], python: str) -> None:
+    script = Path(__file__).parent.parent / "cuda_slots.py"
+    for flags in ((), ("enable_cuda_graph=1",)):
+        command = [python, script, smollm2("fp16", "--target", "cuda"), *flags]
+        result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        differences = [float(line) for line in result.stdout.split()]
+        assert len(differences) == 14
+        assert max(differences) < HALF_PROVIDER_DIFFERENCE, differences
+
+
+def test_answers_that_share_a_prompt_are_the_one_alone(smollm2: Callable[..., Path], python: str) -> None:
+    asked = ("generate", smollm2("fp16", "--target", "cuda"), *QUESTION, "--json", "--provider", "cuda")
+    alone = llorch(*asked, python=python).document()
+    together = llorch(*asked, "--n", "3", python=python).document()["answers"]
+    assert [answer["token_ids"] for answer in together] == 3 * [alone["token_ids"]]  # type: ignore[attr-defined]
+
+
+def test_it_answers(smollm2: Callable[..., Path], python: str) -> None:
+    for flags in ((), RECORDED):
+        outcome = llorch(
+            "generate",
+            smollm2("fp16", "--target", "cuda"),
+            *QUESTION,
+            "--provider",
+            "cuda",
+            *flags,
+            python=python,
+        )
+        assert outcome.stdout.strip() == "The capital of France is Paris.", outcome
+
+
+def test_many_streams_on_the_gpu_all_complete(smollm2: Callable[..., Path], python: str) -> None:
+    for flags in ((), RECORDED):
+        outcome = llorch(
+            "bench", smollm2("fp16", "--target", "cuda"), "--provider", "cuda", *flags, "--streams", "1,5",
+            "--prompt-tokens", "64", "--max-tokens", "16", "--repeat", "1", "--json", python=python,
+        )  # fmt: skip
+        (entry,) = outcome.document()["entries"]  # type: ignore[misc]
+        assert entry["problem"] is None
+        assert all(not result["failures"] for result in entry["results"])
+
+
+def test_memory_that_does_not_suffice_is_said(smollm2: Callable[..., Path], python: str) -> None:
+    outcome = llorch(
+        "generate", smollm2("fp16", "--target", "cuda"), *QUESTION, "--provider", "cuda",
+        "--provider-option", "gpu_mem_limit=300000000", "--max-context", "8192", python=python,
+    )  # fmt: skip
+    assert outcome.code == 6
+    assert "choose a smaller --max-context" in outcome.error()
