@@ -15,7 +15,8 @@ import numpy as np
 from llorch_serve.artifact import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.providers import ProviderChoice
-from llorch_serve.session import DecoderSession, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import open_session
 
 
 def calls(session: DecoderSession) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity import Divergence, DivergenceSum
-from llorch_serve.session import open_session
+from llorch_serve.session_opening import open_session
 from llorch_serve.text import Tokenizer
 
 CHUNK, FIRST, LAST, END = 256, 256, 768, 1280

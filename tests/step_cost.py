@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 
 from llorch_serve.artifact import load_artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.session import DecoderSession, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import open_session
 
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 STREAMS = (1, 2, 4, 8, 16, 32)

@@ -15,7 +15,8 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.fixed_session import FixedSession, open_fixed
 from llorch_serve.manifest import KvDtype
-from llorch_serve.session import DecoderSession, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import open_session
 
 Logits = npt.NDArray[np.float32]
 

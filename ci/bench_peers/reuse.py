@@ -21,7 +21,7 @@ from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.local import stream
 from llorch_serve.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from llorch_serve.sampling import SamplingParams
-from llorch_serve.session import open_session
+from llorch_serve.session_opening import open_session
 from llorch_serve.worker import Worker
 
 LOOKUP: Final = 16

@@ -20,7 +20,7 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.kv_cache import KvCache
 from llorch_serve.manifest import KvDtype, LlamaConfig, Recipe
-from llorch_serve.session import open_session
+from llorch_serve.session_opening import open_session
 from llorch_serve.text import Tokenizer
 
 Scales = npt.NDArray[np.float32]

@@ -32,7 +32,7 @@ from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity import DivergenceSum
-from llorch_serve.session import open_session
+from llorch_serve.session_opening import open_session
 from llorch_serve.text import Tokenizer
 
 MAX_TOKENS: Final = 2048

@@ -32,7 +32,7 @@ from llorch_serve.providers import (
     require_arithmetic,
     usable_cpus,
 )
-from llorch_serve.session import LoadReport, loaded_bytes
+from llorch_serve.session_opening import LoadReport, loaded_bytes
 
 Logits = npt.NDArray[np.float32]
 

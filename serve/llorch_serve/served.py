@@ -22,7 +22,8 @@ from llorch_serve.kv_cache import KvCapacity
 from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.providers import Placement
 from llorch_serve.runner import Session
-from llorch_serve.session import DecoderSession, LoadReport, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import LoadReport, open_session
 
 
 class ServedArchitecture(Protocol):
@@ -153,7 +154,7 @@ def load_model(folder: Path) -> Artifact | ForeignModel:
 def open_model(
     model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
 ) -> ServedSession:
-    """Load a model's graph and make its cache. See :func:`llorch_serve.session.open_session` for the errors."""
+    """Load a model's graph and make its cache. See :func:`llorch_serve.session_opening.open_session` for the errors."""
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
             return open_artifact(model, config, report)
@@ -164,6 +165,6 @@ def open_model(
 def open_artifact(
     artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
 ) -> DecoderSession | FixedSession:
-    """Load the graphs of an artifact with one of llorch's own. See :func:`llorch_serve.session.open_session` for the errors."""
+    """Load the graphs of an artifact with one of llorch's own. See :func:`llorch_serve.session_opening.open_session` for the errors."""
     opener = open_session if artifact.manifest.fixed_shapes is None else open_fixed
     return opener(artifact, config, report)

@@ -36,7 +36,7 @@ from llorch_serve.sampling import SamplingParams, check_defaults
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import FinishReason, TokenEvent
 from llorch_serve.served import ServedModel, ServedSession, load_model, open_model
-from llorch_serve.session import LoadReport
+from llorch_serve.session_opening import LoadReport
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.text import Tokenizer
 

@@ -97,7 +97,7 @@ def test_many_streams_on_the_gpu_all_complete(smollm2: Callable[..., Path], pyth
         )  # fmt: skip
         (entry,) = outcome.document()["entries"]  # type: ignore[misc]
         assert entry["problem"] is None
-        assert all(not result["failures"] for result in entry["results"])
+        assert all(not row["failures"] for row in entry["rows"])
 
 
 def test_memory_that_does_not_suffice_is_said(smollm2: Callable[..., Path], python: str) -> None:

@@ -18,7 +18,8 @@ from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.fidelity import DivergenceSum
-from llorch_serve.session import DecoderSession, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import open_session
 from tiny_exports import export_tiny, random_ids
 from tolerances import KL_INT8_CACHE
 

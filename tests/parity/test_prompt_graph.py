@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 
 from checkpoints import write_hf_folder
 from llorch_export.options import ExportOptions, Rule
+from llorch_serve import session_opening
 from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
-from llorch_serve.session import DecoderSession, open_session
+from llorch_serve.providers import takes_no_rows
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import open_session
 from tiny_exports import contents, export_tiny, random_ids
 
 ROWS: dict[str, Any] = {
@@ -139,3 +143,30 @@ def test_a_missing_file_is_told(artifact: Artifact, tmp_path: Path) -> None:
     (folder / "prompts.onnx.data").unlink()
     with pytest.raises(ArtifactError, match=r"prompts\.onnx\.data is missing"):
         load_artifact(folder)
+
+
+def test_a_runtime_that_goes_wrong_on_no_rows_is_asked_for_one(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chunk that is not a prompt's last no logits are wanted, and onnxruntime before 1.32 fails on none."""
+    asked: dict[bool, list[int]] = {}
+    found = {}
+    for able in (True, False):
+        monkeypatch.setattr(session_opening, "takes_no_rows", lambda runtime, able=able: able)
+        session = opened(artifact)
+        run, rows = session._prompts.run, asked.setdefault(able, [])
+        monkeypatch.setattr(
+            session._prompts, "run", lambda *of, run=run, rows=rows: rows.append(len(of[3])) or run(*of)
+        )
+        assert session.prefill(0, IDS[:20], 0, ()).shape == (0, 512)
+        found[able] = session.prefill(0, IDS[20:], 20).copy()
+    assert asked == {True: [0, 1], False: [1, 1]}
+    np.testing.assert_array_equal(found[True], found[False])
+
+
+def test_the_releases_that_take_no_rows() -> None:
+    taken = {
+        name: takes_no_rows(SimpleNamespace(__version__=name))
+        for name in ("1.24.1", "1.31.1", "1.32.0", "2.0.0")
+    }
+    assert taken == {"1.24.1": False, "1.31.1": False, "1.32.0": True, "2.0.0": True}

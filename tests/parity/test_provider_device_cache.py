@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_serve import session as session_module
+from llorch_serve import session_opening as session_module
 from llorch_serve.artifact import Artifact
 from llorch_serve.device_cache import DeviceCache
 from llorch_serve.errors import ProviderError, ResourceError

@@ -13,14 +13,15 @@ import pytest
 from checkpoints import VOCAB_SIZE, write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
-from llorch_serve import session as session_module
+from llorch_serve import session_opening as session_module
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import CPU
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import Sequence as TokenSequence
-from llorch_serve.session import DecoderSession, LoadReport, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import LoadReport, open_session
 
 Logits = npt.NDArray[np.float32]
 TOLERANCE = {"fp32": 2e-5, "fp16": 0.02, "int8": 0.1}  # one row alone against many together

@@ -19,7 +19,8 @@ from llorch_serve.artifact import MANIFEST_NAME, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import FileEntry, Manifest, TensorSpec, decode_manifest, encode_manifest
-from llorch_serve.session import DecoderSession, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import open_session
 
 DATA = "model.onnx.data"
 

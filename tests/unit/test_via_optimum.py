@@ -29,7 +29,7 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.foreign.detect import ModelKind
 from llorch_serve.served import load_model, open_model
-from llorch_serve.session import open_session
+from llorch_serve.session_opening import open_session
 from processes import llorch_here
 from tiny_exports import contents, silent
 from tolerances import FP32_LOGITS

@@ -25,7 +25,8 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity import DivergenceSum, log_softmax
 from llorch_serve.manifest import Recipe
 from llorch_serve.providers import usable_cpus
-from llorch_serve.session import DecoderSession, open_session
+from llorch_serve.session import DecoderSession
+from llorch_serve.session_opening import open_session
 
 PROMPT_TOKENS: Final = 64
 GREEDY_TOKENS: Final = 32

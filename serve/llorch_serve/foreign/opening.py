@@ -16,7 +16,7 @@ from llorch_serve.foreign.shared import SharedSession, layout
 from llorch_serve.kv_cache import plan_capacity
 from llorch_serve.providers import usable_cpus
 from llorch_serve.providers.table import find_provider
-from llorch_serve.session import LoadReport
+from llorch_serve.session_opening import LoadReport
 
 
 def open_foreign(

@@ -3,7 +3,13 @@
 from llorch_serve.providers.choose import ActiveProvider, ProviderChoice, activate
 from llorch_serve.providers.fitting import check_target, require_arithmetic
 from llorch_serve.providers.placement import Placement, ProviderShare, placement
-from llorch_serve.providers.runtime import EXACT_BYTES, byte_settings, import_runtime, usable_cpus
+from llorch_serve.providers.runtime import (
+    EXACT_BYTES,
+    byte_settings,
+    import_runtime,
+    takes_no_rows,
+    usable_cpus,
+)
 from llorch_serve.providers.table import ARITHMETIC, CPU, PROVIDERS, RUNS, Arithmetic, Memory, Provider
 
 __all__ = [
@@ -25,5 +31,6 @@ __all__ = [
     "import_runtime",
     "placement",
     "require_arithmetic",
+    "takes_no_rows",
     "usable_cpus",
 ]

@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from llorch_serve.errors import ProviderError
 
@@ -59,6 +59,11 @@ def import_runtime(minimum: str, *, instead: str | None = None) -> ModuleType:
         )
     module: ModuleType = onnxruntime
     return module
+
+
+def takes_no_rows(runtime: Any) -> bool:
+    """Return whether layers in whole bytes may be given no rows at all: before 1.32, ReduceMax of none keeps its input's shape."""
+    return _numbers(runtime.__version__) >= (1, 32)
 
 
 def usable_cpus() -> int:

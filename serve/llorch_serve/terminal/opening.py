@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llorch_serve.config import EngineConfig
 from llorch_serve.providers.placement import describe_shares
-from llorch_serve.session import LoadReport
+from llorch_serve.session_opening import LoadReport
 from llorch_serve.terminal.console import say
 from llorch_serve.worker import Worker
 
