@@ -161,6 +161,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         provider="CUDAExecutionProvider",
         carries_blocks=False,  # whose graphs compute in float32
         compute_types=("float16", "bfloat16"),
+        checked_on=(_CPU, "CUDAExecutionProvider"),
     ),
     "directml": _group_query(
         provider="DmlExecutionProvider",
