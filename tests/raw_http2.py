@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from google.protobuf.message import Message
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4
+ACK = 1
 INITIAL_WINDOW_SIZE = 4
 
 
@@ -58,6 +59,59 @@ def connected(address: str, timeout_s: float) -> Iterator[socket.socket]:
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout_s) as connection:
         yield connection
+
+
+class Streams:
+    """Calls of one connection whose streamed answers are read and nothing more: the least that a client can do.
+
+    What they send is not looked at but for where a message begins; a call without DATA before its end has failed.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb")
+        wide = frame(WINDOW_UPDATE, payload=struct.pack(">I", 2**30))
+        connection.sendall(PREFACE + settings({INITIAL_WINDOW_SIZE: 2**30}) + wide)
+        self._next = 1
+
+    def messages(self, path: str, requests: Iterable[Message]) -> list[list[bytes]]:
+        """Make the calls together; return the messages of each once all have ended."""
+        streams = range(self._next, self._next + 2 * len(found := [*requests]), 2)
+        self._next = streams.stop
+        data: dict[int, list[bytes]] = {stream: [] for stream in streams}
+        self._connection.sendall(
+            b"".join(call(path, request, stream) for request, stream in zip(found, streams, strict=True))
+        )
+        left = set(streams)
+        while left:
+            kind, flags, stream, payload = self._frame()
+            if kind == DATA:
+                data[stream].append(payload)
+            elif kind in (SETTINGS, PING) and not flags & ACK:
+                answer = payload if kind == PING else b""
+                self._connection.sendall(frame(kind, ACK, payload=answer))
+            elif kind in (RST_STREAM, GOAWAY):
+                raise RuntimeError(f"a frame of kind {kind} with {payload.hex()} ended a call")
+            if kind in (DATA, HEADERS) and flags & END_STREAM:
+                left.discard(stream)
+        return [_messages(b"".join(data[stream])) for stream in streams]
+
+    def _frame(self) -> tuple[int, int, int, bytes]:
+        head = self._file.read(9)
+        if len(head) < 9:
+            raise RuntimeError("the connection was closed")
+        kind, flags, stream = struct.unpack(">BBI", head[3:])
+        return kind, flags, stream, self._file.read(int.from_bytes(head[:3], "big"))
+
+
+def _messages(data: bytes) -> list[bytes]:
+    """Return the gRPC messages of a call's DATA."""
+    found = []
+    while data:
+        size = int.from_bytes(data[1:5], "big")
+        found.append(data[5 : 5 + size])
+        data = data[5 + size :]
+    return found
 
 
 def ends(connection: socket.socket) -> bool:

@@ -6,12 +6,12 @@ import copy
 
 import pytest
 
-from serving_cost import ASKED, STREAMS, Costs, measure, missed, table
+from serving_cost import ASKED, STREAMS, WAYS, Costs, measure, missed, table
 
 
 def test_every_way_and_wait_is_measured_once_a_round(long):
     costs = measure(long, rounds=2, times=2, answer=8)
-    assert set(costs.speeds) == {f"{way}, {n}" for way in ("alone", "gRPC", "HTTP") for n in STREAMS}
+    assert set(costs.speeds) == {f"{way}, {n}" for way in WAYS for n in STREAMS}
     assert set(costs.waits) == {
         f"{what}, {way}" for what in ("first token", "cancel to free slot") for way in ("gRPC", "HTTP")
     }
@@ -21,7 +21,7 @@ def test_every_way_and_wait_is_measured_once_a_round(long):
 
 
 GOOD = Costs(
-    speeds={f"{way}, {n}": [100.0, 50.0, 100.0] for way in ("alone", "gRPC", "HTTP") for n in STREAMS},
+    speeds={f"{way}, {n}": [100.0, 50.0, 100.0] for way in WAYS for n in STREAMS},
     waits={"first token, gRPC": [5.0, 300.0, 6.0]},
 )
 
