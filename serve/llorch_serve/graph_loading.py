@@ -24,6 +24,9 @@ def runtime_options(runtime: Any, threads: int) -> Any:
     # An explicit count also keeps the runtime from pinning threads to CPUs outside the process's cpuset.
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # A session's threads go on spinning for a while after a call. The threads of a prompt's graph would take the processors
+    # from the one that decodes, and those of both from whoever sends the answers.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options
