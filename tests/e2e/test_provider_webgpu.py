@@ -17,8 +17,9 @@ from processes import llorch, llorch_here
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.real_model]
 
-ASKED = ("--prompt", "The capital of France is", "--temperature", "0", "--repetition-penalty", "1")
-SHORT = ("--max-tokens", "4", "--max-context", "128", "--ignore-eos", "--json")
+GREEDY = ("--temperature", "0", "--repetition-penalty", "1", "--max-context", "128", "--json")
+ASKED = ("--prompt", "The capital of France is", "--max-tokens", "4", "--ignore-eos", *GREEDY)
+QUESTION = ("--chat", "What is the capital of France?", "--max-tokens", "12", *GREEDY)
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +34,16 @@ def library(python: str) -> str:
     return subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-@pytest.mark.parametrize(("precision", "by_path"), [("int8", False), ("fp32", True)])
+@pytest.mark.parametrize(
+    ("precision", "by_path", "asked"), [("int8", False, ASKED), ("fp32", True, QUESTION)]
+)
 def test_the_answer_is_the_cpus(
-    smollm2: Callable[..., Path], python: str, precision: str, by_path: bool
+    smollm2: Callable[..., Path], python: str, precision: str, by_path: bool, asked: tuple[str, ...]
 ) -> None:
-    expected = llorch_here("generate", smollm2(precision), *ASKED, *SHORT).document()
+    expected = llorch_here("generate", smollm2(precision), *asked).document()
     folder = smollm2(precision, "--target", "webgpu", "--compute-type", "float32")
     flags = ("--ep-library", library(python)) if by_path else ("--provider", "webgpu")
-    outcome = llorch("generate", folder, *ASKED, *SHORT, *flags, python=python)
+    outcome = llorch("generate", folder, *asked, *flags, python=python)
     answer = outcome.document()
     assert answer["token_ids"] == expected["token_ids"]
     assert "Paris" in str(answer["text"])
@@ -48,6 +51,6 @@ def test_the_answer_is_the_cpus(
 
 
 def test_an_artifact_for_the_cpu_is_refused(smollm2: Callable[..., Path], python: str) -> None:
-    outcome = llorch("generate", smollm2("int8"), *ASKED, *SHORT, "--provider", "webgpu", python=python)
+    outcome = llorch("generate", smollm2("int8"), *ASKED, "--provider", "webgpu", python=python)
     assert outcome.code == 4
     assert "--target webgpu" in outcome.stderr
