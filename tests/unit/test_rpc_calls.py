@@ -44,6 +44,39 @@ def test_updates_that_pile_up_become_one():
     asyncio.run(scenario())
 
 
+def test_a_message_waits_for_as_many_tokens_as_are_asked_for_but_the_first_and_the_last():
+    async def scenario():
+        live = LiveCalls(asyncio.get_running_loop())
+        live.add("a", call := LiveCall(whole=False, interval=3))
+        taken = []
+
+        async def follow():
+            while not call.ended:
+                taken.append([update.token_ids for update in await call.take()])
+
+        following = asyncio.ensure_future(follow())
+        for token in range(1, 8):
+            await delivered(live, GenerationUpdate("a", "x", (token,), open_answers=1))
+            await asyncio.sleep(0)
+        assert taken == [[(1,)], [(2, 3, 4)], [(5, 6, 7)]]
+        # Another answer's first token is due at once, and takes along what has come of the other.
+        await delivered(live, GenerationUpdate("a", "x", (8,), open_answers=1))
+        await delivered(live, GenerationUpdate("a", "y", (1,), index=1, open_answers=1))
+        await asyncio.sleep(0)
+        assert taken[3:] == [[(8,), (1,)]]
+        await delivered(live, GenerationUpdate("a", "x", (9,), DONE, open_answers=1))
+        await asyncio.sleep(0)
+        assert taken[4:] == [[(9,)]]
+        await delivered(live, GenerationUpdate("a", "y", (2,), index=1, open_answers=1))
+        await asyncio.sleep(0)
+        assert taken[5:] == []
+        await delivered(live, GenerationUpdate("a", "", (), DONE, index=1))
+        await following
+        assert taken[5:] == [[(2,)]]
+
+    asyncio.run(scenario())
+
+
 def test_a_whole_answer_wakes_its_handler_once():
     async def scenario():
         live, call = await with_call(whole=True)

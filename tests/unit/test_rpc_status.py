@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from llorch_serve.errors import (
+    OUT_OF_MEMORY,
     AuthenticationError,
     CancelledError,
     FieldViolation,
@@ -75,7 +76,20 @@ def test_logits_that_are_not_finite_are_internal_and_told_to_both_sides(caplog):
     assert str(there_and_back(error)).endswith(f"answered INTERNAL: {error}")
 
 
-@pytest.mark.parametrize("error", [ValueError("secret prompt"), ResourceError("secret path")])
+def test_too_little_memory_is_told_to_the_caller_and_why_to_the_log(caplog):
+    error = ResourceError("the device has no memory for a secret path")
+    with caplog.at_level(logging.ERROR):
+        code, text, _ = write_status(error, method="Generate")
+    assert (code, text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, OUT_OF_MEMORY)
+    assert f"Generate: {error}" in caplog.text
+    back = there_and_back(error)
+    assert type(back) is ResourceError
+    assert OUT_OF_MEMORY in str(back)
+    # From a proxy, or gRPC itself, it is not the worker's word.
+    assert type(read_status(Failed(code, "message too large"), address="host:1")) is WorkerError
+
+
+@pytest.mark.parametrize("error", [ValueError("secret prompt"), KeyError("secret path")])
 def test_a_bug_shows_an_id_only_and_the_log_has_the_rest(error, caplog):
     with caplog.at_level(logging.ERROR):
         code, text, trailers = write_status(error, method="Generate")

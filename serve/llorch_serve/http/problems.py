@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llorch_serve.errors import (
+    OUT_OF_MEMORY,
     CancelledError,
     EngineStoppedError,
     FieldViolation,
@@ -21,6 +22,7 @@ from llorch_serve.errors import (
     ModelMismatchError,
     NonFiniteLogitsError,
     QueueFullError,
+    ResourceError,
     UnavailableError,
     UnsupportedError,
 )
@@ -105,6 +107,9 @@ def describe(error: Exception, *, route: str) -> Problem:
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", route, text)
             return Problem(500, "server_error", "non_finite_logits", text)
+        case ResourceError():  # of a device, say; when there will be more is not known
+            logger.error("%s: %s", route, text)
+            return Problem(503, "server_error", "out_of_memory", OUT_OF_MEMORY)
     error_id = secrets.token_hex(4)
     logger.error("%s failed, error id %s", route, error_id, exc_info=error)
     message = f"internal error; the worker's log says more under error id {error_id}"

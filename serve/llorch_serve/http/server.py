@@ -42,13 +42,14 @@ class HttpConfig:
     """How the front listens.
 
     host, port: port 0 takes any free one. tokens: requests must carry one of them; none: no token is asked for.
-    tls: None: plain HTTP.
+    tls: None: plain HTTP. stream_interval: tokens of an answer that one event of its stream waits for.
     """
 
     host: str
     port: int
     tokens: tuple[str, ...] = field(default=(), repr=False)
     tls: ssl.SSLContext | None = None
+    stream_interval: int = 1
 
 
 class _Server(uvicorn.Server):
@@ -72,7 +73,7 @@ class HttpFront:
     ) -> None:
         self._config = config
         self._on_bound = on_bound
-        self._service = HttpService(load)
+        self._service = HttpService(load, stream_interval=config.stream_interval)
         access = Access(Bearer(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
         self._server = _Server(
             uvicorn.Config(

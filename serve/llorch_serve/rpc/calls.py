@@ -26,12 +26,15 @@ class LiveCall:
     owner: the caller, where the worker knows its callers; else empty.
     unwanted: it is to be aborted as soon as it has been submitted. Set on the loop.
     whole: the handler wants the whole answer, so it sleeps until the last update.
+    interval: tokens of an answer that it sleeps for, after the first ones and before the end.
     abandoned: the handler has left (answered, cancelled, deadline); updates are dropped. Read by other threads.
     submitted: the generator has accepted it and owes it a last update. Set by the thread that submits.
     ended: that last update has come; the generator no longer knows the request.
     """
 
     __slots__ = (
+        "_begun",
+        "_interval",
         "_news",
         "_waiter",
         "abandoned",
@@ -44,8 +47,10 @@ class LiveCall:
         "whole",
     )
 
-    def __init__(self, *, whole: bool, owner: str = "") -> None:
+    def __init__(self, *, whole: bool, owner: str = "", interval: int = 1) -> None:
         self.whole = whole
+        self._interval = interval
+        self._begun: set[int] = set()  # answers that something has been taken of
         self.owner = owner
         self.unwanted = False
         self.request_id = ""
@@ -67,6 +72,7 @@ class LiveCall:
         if self.error is not None:
             raise self.error
         news, self._news = self._news, {}
+        self._begun.update(news)
         return sorted(map(joined, news.values()), key=lambda update: (update.is_last, update.index))
 
     def add(self, update: GenerationUpdate) -> None:
@@ -86,7 +92,17 @@ class LiveCall:
     def _due(self) -> bool:
         if self.ended or self.error is not None:
             return True
-        return not self.whole and bool(self._news)
+        if self.whole or not self._news:
+            return False
+        return self._interval == 1 or any(self._suffices(*news) for news in self._news.items())
+
+    def _suffices(self, index: int, news: list[GenerationUpdate]) -> bool:
+        ended = news[-1].completion is not None
+        return (
+            index not in self._begun
+            or ended
+            or sum(len(update.token_ids) for update in news) >= self._interval
+        )
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done() and self._due():

@@ -44,6 +44,7 @@ class ServerConfig:
     max_message_bytes: largest message taken or sent, see MAX_MESSAGE_BYTES.
     idle_timeout_s: a worker without a call for so long stops as if it were told to; None: never.
     security: what it asks of its callers.
+    stream_interval: tokens of an answer that one message of its stream waits for.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +53,7 @@ class ServerConfig:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     idle_timeout_s: float | None = None
     security: Security = OPEN
+    stream_interval: int = 1
 
 
 class WorkerServer:
@@ -64,7 +66,9 @@ class WorkerServer:
         self._server = grpc.aio.server(
             options=_options(config), interceptors=(TokenCheck(tokens),) if tokens else ()
         )
-        self._servicer = GenerationServicer(self._progress, by_token=bool(tokens))
+        self._servicer = GenerationServicer(
+            self._progress, by_token=bool(tokens), stream_interval=config.stream_interval
+        )
         self._health = health.aio.HealthServicer()
 
     @property

@@ -2,8 +2,8 @@
 
 The servicer calls :func:`write_status` with what a request ended with; the client calls :func:`read_status` with
 what gRPC raised. Between them travel a code, one line of text and google.rpc details: BadRequest with each bad
-field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network or a proxy) is unavailable
-or lacks what was asked for.
+field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network or a proxy) is unavailable,
+lacks what was asked for, or has too little memory for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from llorch_serve.errors import (
+    OUT_OF_MEMORY,
     AuthenticationError,
     CancelledError,
     EngineStoppedError,
@@ -28,6 +29,7 @@ from llorch_serve.errors import (
     ModelMismatchError,
     NonFiniteLogitsError,
     QueueFullError,
+    ResourceError,
     UnavailableError,
     UnsupportedError,
     WorkerError,
@@ -40,6 +42,7 @@ _MAX_TEXT_BYTES: Final = 800  # of the status' one line, which travels a second 
 _MAX_VIOLATION_BYTES: Final = 400
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _DOMAIN: Final = "llorch"
+_NO_MEMORY: Final = "OUT_OF_MEMORY"
 
 _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,6 +53,7 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
     CancelledError: grpc.StatusCode.CANCELLED,
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
+    ResourceError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 M = TypeVar("M", bound=Message)
@@ -76,7 +80,9 @@ def write_status(
             f"internal error; the worker's log says more under error id {error_id}",
             (),
         )
-    text = _cut(str(error), _MAX_TEXT_BYTES)
+    # What there is too little of may be a file's, or a flag's; that is for the log.
+    told = OUT_OF_MEMORY if isinstance(error, ResourceError) else str(error)
+    text = _cut(told, _MAX_TEXT_BYTES)
     status = status_pb2.Status(code=code.value[0], message=text)
     match error:
         case InvalidRequestError():
@@ -87,6 +93,9 @@ def write_status(
             status.details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", method, text)
+        case ResourceError():  # a device's memory, say; when there will be more is not known
+            logger.error("%s: %s", method, error)
+            status.details.append(_pack(error_details_pb2.ErrorInfo(reason=_NO_MEMORY, domain=_DOMAIN)))
         case UnavailableError():
             status.details.append(_pack(error_details_pb2.ErrorInfo(reason="NOT_SERVING", domain=_DOMAIN)))
         case UnsupportedError():
@@ -141,6 +150,8 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         for retry in _details(error, error_details_pb2.RetryInfo):
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
+        if _is_ours(error):
+            return ResourceError(f"the worker at {address}: {text}")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return AuthenticationError(text)
     if code is grpc.StatusCode.CANCELLED:

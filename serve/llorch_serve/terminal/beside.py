@@ -57,13 +57,16 @@ def open_beside(
     security: Security = OPEN,
     tls: ssl.SSLContext | None = None,
     require_auth: bool = False,
+    stream_interval: int = 1,
 ) -> Beside:
     """Prepare what the flags ask for. Raises ProviderError, PortError or UsageError."""
     narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
     makers: list[Callable[[ClosableGenerator], Observer]] = []
     fronts: list[FrontMaker] = []
     if http is not None:
-        front, maker = _http_front(http, security, tls, narrator, require_auth=require_auth)
+        front, maker = _http_front(
+            http, security, tls, narrator, require_auth=require_auth, stream_interval=stream_interval
+        )
         fronts.append(front)
         makers.append(maker)
     if otlp_endpoint is not None:
@@ -105,6 +108,7 @@ def _http_front(
     narrator: Narrator,
     *,
     require_auth: bool,
+    stream_interval: int,
 ) -> tuple[FrontMaker, Callable[[ClosableGenerator], Observer]]:
     """Return what makes the front, and what makes the observer behind its /metrics."""
     with required("http"):
@@ -127,7 +131,7 @@ def _http_front(
 
     def make(load: Callable[[], Load]) -> Front:
         return HttpFront(
-            HttpConfig(host, port, security.tokens, tls),
+            HttpConfig(host, port, security.tokens, tls, stream_interval),
             load,
             meters.expose,
             on_answered=answered,

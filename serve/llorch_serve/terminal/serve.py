@@ -57,6 +57,7 @@ from llorch_serve.terminal.serving_flags import (
     RequireAuth,
     ServerCert,
     ServerKey,
+    StreamInterval,
     TokenFile,
     WorkerId,
     judge_exposure,
@@ -96,6 +97,7 @@ def command(
     max_queued_requests: MaxQueuedRequests = 1024,
     max_queued_tokens: MaxQueuedTokens = None,
     max_message_bytes: MaxMessageBytes = "16MiB",
+    stream_interval: StreamInterval = 1,
     token_file: TokenFile = None,
     tls_cert: ServerCert = None,
     tls_key: ServerKey = None,
@@ -189,6 +191,7 @@ def command(
         security=security,
         tls=read_tls(tls_cert, tls_key, tls_client_ca),
         require_auth=require_auth,
+        stream_interval=stream_interval,
     )
     pool = read_pool(worker_id, callback_url, advertise_host, model_ref, host=host, security=security)
     server = ServerConfig(
@@ -198,6 +201,7 @@ def command(
         max_message_bytes=read_message_bytes(max_message_bytes),
         idle_timeout_s=idle_timeout,
         security=security,
+        stream_interval=stream_interval,
     )
     opened: list[Worker] = []
     asyncio.run(

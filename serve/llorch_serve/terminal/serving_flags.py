@@ -67,6 +67,14 @@ RequireAuth = Annotated[
         help="Refuse to start where callers are not known, or beyond loopback without TLS, instead of warning.",
     ),
 ]
+StreamInterval = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="Tokens that each message of a stream waits for, but the first and the last: more cost less processor time, and come later.",
+    ),
+]
 PreloadOnly = Annotated[
     bool,
     typer.Option(
