@@ -42,7 +42,7 @@ class AsyncWorkerClient:
     """A connection to the worker at ``address`` (HOST:PORT), made on a running event loop and used on it.
 
     Raises as the other client does: InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError,
-    AuthenticationError or CancelledError as the worker would in this process, and WorkerError if it fails or is not there.
+    AuthenticationError, ResourceError or CancelledError as the worker would in this process, and WorkerError if it fails or is not there.
     """
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:

@@ -49,8 +49,8 @@ R = TypeVar("R")
 class WorkerClient:
     """A connection to the worker at ``address`` (HOST:PORT). Nothing is sent before the first call.
 
-    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError, AuthenticationError or
-    CancelledError as the worker would if it were called in this process, and WorkerError if it cannot be reached or fails.
+    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError, AuthenticationError,
+    ResourceError or CancelledError as the worker would if it were called in this process, and WorkerError if it cannot be reached or fails.
     """
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:

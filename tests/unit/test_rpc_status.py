@@ -6,12 +6,15 @@ import logging
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from llorch_serve.errors import (
     AuthenticationError,
     CancelledError,
     FieldViolation,
     InvalidRequestError,
+    LlorchError,
     ModelMismatchError,
     NonFiniteLogitsError,
     QueueFullError,
@@ -75,7 +78,23 @@ def test_logits_that_are_not_finite_are_internal_and_told_to_both_sides(caplog):
     assert str(there_and_back(error)).endswith(f"answered INTERNAL: {error}")
 
 
-@pytest.mark.parametrize("error", [ValueError("secret prompt"), ResourceError("secret path")])
+def test_a_full_memory_asks_to_try_again_and_the_log_has_the_rest(caplog):
+    error = ResourceError("no memory for the cache of one more sequence; choose fewer --slots")
+    with caplog.at_level(logging.ERROR):
+        code, text, trailers = write_status(error, method="Generate")
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "--slots" not in text
+    assert "--slots" in caplog.text
+    assert f"Generate failed, error id {text.rsplit(' ', 1)[1]}" in caplog.text
+    failed = Failed(code, text, trailers)
+    retry = error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(retry) for detail in rpc_status.from_call(failed).details)
+    assert retry.retry_delay.ToNanoseconds() > 0
+    back = read_status(failed, address="host:1")
+    assert (type(back), str(back)) == (ResourceError, text)
+
+
+@pytest.mark.parametrize("error", [ValueError("secret prompt"), LlorchError("secret path")])
 def test_a_bug_shows_an_id_only_and_the_log_has_the_rest(error, caplog):
     with caplog.at_level(logging.ERROR):
         code, text, trailers = write_status(error, method="Generate")
