@@ -262,6 +262,7 @@ class ModelInfo:
     kind: the tool that made the model's folder: llorch, onnxruntime-genai or optimum.
     limits: what that tool's graph cannot do, as phrases for people.
     provider_shares: nodes and weights of each provider, without their operators; empty from an older worker.
+    device: the provider's, like ``cpu`` or ``cuda:1``; empty from an older worker.
     """
 
     model_id: str
@@ -280,6 +281,7 @@ class ModelInfo:
     kind: str = "llorch"
     limits: tuple[str, ...] = ()
     provider_shares: tuple[ProviderShare, ...] = ()
+    device: str = ""
 
 
 class TextGenerator(Protocol):

@@ -17,7 +17,7 @@ from llorch_serve import session_opening as session_module
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
-from llorch_serve.providers import CPU
+from llorch_serve.providers import CPU, ActiveProvider
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import Sequence as TokenSequence
 from llorch_serve.session import DecoderSession
@@ -230,3 +230,8 @@ def test_opening_tells_what_it_decided_and_where_it_runs(artifact: Artifact) -> 
     assert (session.capacity.slots, session.capacity.context) == (2, 64)
     assert session.placement.provider == CPU
     assert session.placement.node_share == 1.0
+
+
+def test_opening_tells_the_providers_device(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActiveProvider, "device", "cpu:7")
+    assert opened(artifact).placement.device == "cpu:7"
