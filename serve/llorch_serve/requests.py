@@ -119,7 +119,7 @@ class ScoreRequest:
 
     context: without tokens it stands for the token that begins a text (BOS, else EOS).
     logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only sums.
-    priority, fingerprint: as in :class:`GenerationRequest`.
+    correlation_id, traceparent, priority, fingerprint: as in :class:`GenerationRequest`.
     """
 
     request_id: str
@@ -127,6 +127,8 @@ class ScoreRequest:
     continuations: tuple[TextPrompt | TokenPrompt, ...]
     logprobs: int | None = None
     client_id: str = ""
+    correlation_id: str = ""
+    traceparent: str = ""
     priority: int = 0
     fingerprint: str | None = None
 

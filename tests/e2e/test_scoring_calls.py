@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from llorch_serve.channel import PLAIN
 from llorch_serve.client import WorkerClient
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import AuthenticationError, InvalidRequestError, ModelMismatchError, UnsupportedError
+from llorch_serve.observe.logs import FIELDS
+from llorch_serve.observe.narration import Narrator
+from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Certificate, Security
@@ -111,6 +115,31 @@ def test_scores_through_the_client(client: WorkerClient) -> None:
         assert result.is_greedy == (tokens == greedy)
         assert [p.chosen.token_id for p in result.logprobs] == list(tokens)
         assert (result.token_count, result.context_tokens) == (len(tokens), len(PROMPT))
+
+
+def test_a_call_is_narrated_with_its_figures(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    observed = ObservedGenerator(worker, [Narrator("w")])
+    continuations = (TokenPrompt((7, 8)), TokenPrompt((9,)))
+    with (
+        caplog.at_level(logging.INFO, "llorch.narration"),
+        running_server(observed) as running,
+        WorkerClient(running.address) as client,
+    ):
+        client.score(ScoreRequest("s", TokenPrompt(PROMPT), continuations, correlation_id="c-1"))
+        observed.settle()
+    [fields] = [getattr(record, FIELDS) for record in caplog.records if hasattr(record, FIELDS)]
+    observed.close()
+    expected = {
+        "action": "inference.complete",
+        "job_id": "s",
+        "correlation_id": "c-1",
+        "finish_reason": "score",
+        "continuations": 2,
+        "tokens_in": len(PROMPT) + 3,
+        "tokens_out": 0,
+    }
+    assert {name: fields[name] for name in expected} == expected
+    assert fields["duration_ms"] > 0
 
 
 def test_grpcurl_is_enough(address: str) -> None:
