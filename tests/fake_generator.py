@@ -56,6 +56,7 @@ INFO = ModelInfo(
         ProviderShare("FakeExecutionProvider", 0.75, 0.875),
         ProviderShare("CPUExecutionProvider", 0.25, 0.125),
     ),
+    device="fake:3",
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
-from worker_scores import WorkerScores
+from worker_scores import WorkerScores, find_access
 
 from llorch_serve.sampling import SamplingParams
 
@@ -20,11 +20,21 @@ MOST_TOKENS: Final = 256  # what lm-eval's own models generate where a task does
 
 @register_model("llorch")
 class LlorchLM(LM):
-    """Implements lm-eval's interface. address: HOST:PORT of a worker."""
+    """Implements lm-eval's interface.
 
-    def __init__(self, address: str = "127.0.0.1:50051", **_: Any) -> None:
+    address: HOST:PORT of a worker. tls_ca, tls_cert, tls_key: PEM files, where it asks for TLS. A token is read from LLORCH_API_TOKEN.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        **_: Any,
+    ) -> None:
         super().__init__()
-        self._worker = WorkerScores(address)
+        self._worker = WorkerScores(address, find_access(tls_ca, tls_cert, tls_key))
 
     @property
     def tokenizer_name(self) -> str:

@@ -7,16 +7,20 @@ the choices of a question do, go in one call, so that the worker computes the co
 from __future__ import annotations
 
 import itertools
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
+from llorch_serve.channel import PLAIN, Access
 from llorch_serve.client import WorkerClient
 from llorch_serve.requests import GenerationRequest, Prompt, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.scoring import MAX_CONTINUATIONS
+from llorch_serve.terminal.access import TOKEN_VARIABLE, read_access
 
 CALLS_AT_ONCE: Final = 8
 
@@ -35,8 +39,8 @@ class Window:
 class WorkerScores:
     """Asks the worker at an address. Use it as a context manager, or call :meth:`close`."""
 
-    def __init__(self, address: str, *, wait_s: float = 60) -> None:
-        self._client = WorkerClient(address)
+    def __init__(self, address: str, access: Access = PLAIN, *, wait_s: float = 60) -> None:
+        self._client = WorkerClient(address, access)
         self._client.wait_until_ready(wait_s)
         self.info = self._client.model_info()
 
@@ -83,6 +87,15 @@ class WorkerScores:
     def _each(ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
         with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
             return list(pool.map(ask, items))
+
+
+def find_access(tls_ca: str | None = None, tls_cert: str | None = None, tls_key: str | None = None) -> Access:
+    """Return how to reach the worker: with the token in LLORCH_API_TOKEN, if there is one, and with TLS if files are named.
+
+    tls_ca, tls_cert, tls_key: PEM files, as of ``llorch score --connect``. Raises UsageError for files or a token that cannot be used.
+    """
+    files = (None if name is None else Path(name) for name in (tls_ca, tls_cert, tls_key))
+    return read_access(os.environ.get(TOKEN_VARIABLE) or None, *files)
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:

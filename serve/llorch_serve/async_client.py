@@ -42,7 +42,7 @@ class AsyncWorkerClient:
     """A connection to the worker at ``address`` (HOST:PORT), made on a running event loop and used on it.
 
     Raises as the other client does: InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError,
-    AuthenticationError or CancelledError as the worker would in this process, and WorkerError if it fails or is not there.
+    AuthenticationError, ResourceError or CancelledError as the worker would in this process, and WorkerError if it fails or is not there.
     """
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:
@@ -144,7 +144,8 @@ class AsyncWorkerClient:
         ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model's graph cannot score.
         """
         message = write_score_request(request)
-        return read_scores(await self._call(self._service.Score, message, timeout_s))
+        ids = write_ids(request.correlation_id, request.traceparent)
+        return read_scores(await self._call(self._service.Score, message, timeout_s, ids))
 
     async def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""

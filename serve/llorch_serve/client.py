@@ -49,8 +49,8 @@ R = TypeVar("R")
 class WorkerClient:
     """A connection to the worker at ``address`` (HOST:PORT). Nothing is sent before the first call.
 
-    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError, AuthenticationError or
-    CancelledError as the worker would if it were called in this process, and WorkerError if it cannot be reached or fails.
+    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError, AuthenticationError,
+    ResourceError or CancelledError as the worker would if it were called in this process, and WorkerError if it cannot be reached or fails.
     """
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:
@@ -162,7 +162,8 @@ class WorkerClient:
         ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model's graph cannot score.
         """
         message = write_score_request(request)
-        return read_scores(self._call(self._service.Score, message, timeout_s))
+        ids = write_ids(request.correlation_id, request.traceparent)
+        return read_scores(self._call(self._service.Score, message, timeout_s, ids))
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""

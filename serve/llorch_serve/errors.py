@@ -7,7 +7,7 @@
     ├── ArtifactError               exit 3   the artifact or checkpoint cannot be used as it is
     ├── ProviderError               exit 4   the runtime or execution provider is missing or refuses
     ├── PortError                   exit 5   the address cannot be bound
-    ├── ResourceError               exit 6   memory or disk is too small
+    ├── ResourceError               exit 6   memory or disk is too small; RESOURCE_EXHAUSTED
     ├── WorkerError                 exit 7   a worker could not be reached, or refused
     ├── EngineStoppedError          exit 1   INTERNAL, the same error id for every request it ended
     └── RequestError                         one request is refused; the worker goes on

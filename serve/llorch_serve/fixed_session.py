@@ -213,4 +213,5 @@ def open_fixed(
                 allow_cpu_nodes=config.provider.allow_cpu_nodes,
             )
         )
-    return FixedSession(artifact, min(places, key=lambda where: where.node_share), capacity, graphs)
+    where = replace(min(places, key=lambda where: where.node_share), device=provider.device)
+    return FixedSession(artifact, where, capacity, graphs)

@@ -119,7 +119,7 @@ class ScoreRequest:
 
     context: without tokens it stands for the token that begins a text (BOS, else EOS).
     logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only sums.
-    priority, fingerprint: as in :class:`GenerationRequest`.
+    correlation_id, traceparent, priority, fingerprint: as in :class:`GenerationRequest`.
     """
 
     request_id: str
@@ -127,6 +127,8 @@ class ScoreRequest:
     continuations: tuple[TextPrompt | TokenPrompt, ...]
     logprobs: int | None = None
     client_id: str = ""
+    correlation_id: str = ""
+    traceparent: str = ""
     priority: int = 0
     fingerprint: str | None = None
 
@@ -262,6 +264,7 @@ class ModelInfo:
     kind: the tool that made the model's folder: llorch, onnxruntime-genai or optimum.
     limits: what that tool's graph cannot do, as phrases for people.
     provider_shares: nodes and weights of each provider, without their operators; empty from an older worker.
+    device: the provider's, like ``cpu`` or ``cuda:1``; empty from an older worker.
     """
 
     model_id: str
@@ -280,6 +283,7 @@ class ModelInfo:
     kind: str = "llorch"
     limits: tuple[str, ...] = ()
     provider_shares: tuple[ProviderShare, ...] = ()
+    device: str = ""
 
 
 class TextGenerator(Protocol):

@@ -125,6 +125,7 @@ def open_session(
         where = placement(
             session, provider.runtime_name, graph=path, allow_cpu_nodes=config.provider.allow_cpu_nodes
         )
+        where = replace(where, device=provider.device)
         return where, _bind(
             session, slots, logits, inputs, runtime, provider, batch_invariant=config.batch_invariant
         )

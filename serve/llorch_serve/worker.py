@@ -186,6 +186,7 @@ class Worker:
             kind=self.artifact.kind.value,
             limits=self._session.capabilities.limits(),
             provider_shares=tuple(replace(share, operators=()) for share in self._session.placement.shares),
+            device=self._session.placement.device,
         )
 
     def load(self) -> Load:

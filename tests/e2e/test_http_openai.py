@@ -10,7 +10,7 @@ import pytest
 
 from fake_generator import INFO, PATIENCE_S, FakeGenerator
 from http_harness import fake_front, running_front, send
-from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.errors import NonFiniteLogitsError, ResourceError
 from llorch_serve.http.fields import MAX_LISTED
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, ToolCall, ToolCallDelta
 from llorch_serve.sequence import FinishReason
@@ -235,6 +235,16 @@ def test_a_full_queue_says_when_to_come_again():
         with pytest.raises(openai.RateLimitError, match="requests are live") as caught:
             client.completions.create(model=INFO.model_id, prompt="Hi")
         assert caught.value.response.headers["retry-after"] == "2"
+
+
+def test_a_full_memory_says_when_to_come_again():
+    with fake_front() as (front, generator), client_of(front) as client:
+        generator.fail_submit = ResourceError("no memory for one more sequence; choose fewer --slots")
+        with pytest.raises(openai.RateLimitError, match="memory is full") as caught:
+            client.completions.create(model=INFO.model_id, prompt="Hi")
+        assert caught.value.code == "out_of_memory"
+        assert caught.value.response.headers["retry-after"] == "1"
+        assert "--slots" not in str(caught.value)
 
 
 def test_a_failure_inside_a_stream_reaches_the_client():

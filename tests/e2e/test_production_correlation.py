@@ -16,7 +16,7 @@ from llorch_serve.errors import InvalidRequestError
 from llorch_serve.observe.logs import FIELDS
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import ObservedGenerator
-from llorch_serve.requests import GenerationRequest, TextPrompt
+from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.rpc import SERVICE_NAME
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling import SamplingParams
@@ -80,6 +80,20 @@ def test_refusals_of_every_method_bring_it_back_too(method):
             assert len(list(call)) == 1
         else:
             assert call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_both_clients_send_what_a_request_for_scores_says(worker):
+    address, generator = worker
+    request = ScoreRequest("s", TextPrompt("ab"), (TextPrompt("c"),), correlation_id="c-3", traceparent=TRACE)
+    with WorkerClient(address) as client:
+        client.score(request)
+
+    async def ask():
+        async with AsyncWorkerClient(address) as client:
+            await client.score(request)
+
+    asyncio.run(ask())
+    assert [(r.correlation_id, r.traceparent) for r in generator.scored] == [("c-3", TRACE)] * 2
 
 
 def asked(**ids):

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import fake_generator
 from fake_session import continuation
-from llorch_serve.errors import EngineStoppedError
+from llorch_serve.errors import EngineStoppedError, ResourceError
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.lifecycle import serve
@@ -77,7 +77,17 @@ def exhaust_prefill(_monkeypatch):
     return {"before_call": before}
 
 
-@pytest.mark.parametrize("fault", [spoil_logits, break_tokenizer, exhaust_sampling, exhaust_prefill])
+def fill_device(_monkeypatch):
+    def before(call):
+        if call.kind == "prefill" and call.tokens[0][:1] == BAD[:1]:
+            raise ResourceError("a secret of the device")
+
+    return {"before_call": before}
+
+
+@pytest.mark.parametrize(
+    "fault", [spoil_logits, break_tokenizer, exhaust_sampling, exhaust_prefill, fill_device]
+)
 def test_a_requests_failure_is_its_own(tmp_path, monkeypatch, caplog, fault):
     worker = make_worker(tmp_path, make_session(**fault(monkeypatch)))
     try:
@@ -86,7 +96,9 @@ def test_a_requests_failure_is_its_own(tmp_path, monkeypatch, caplog, fault):
             assert [list(call.result().choices[0].token_ids) for call in calls[1:]] == [
                 continuation(ids, 8, VOCAB) for ids in GOOD
             ]
-            assert calls[0].code() is grpc.StatusCode.INTERNAL
+            full = fault is fill_device
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.INTERNAL
+            assert calls[0].code() is code
             assert "secret" not in calls[0].details()
             load = stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S)
             assert (load.running, load.waiting, load.kv_tokens_running) == (0, 0, 0)

@@ -70,7 +70,7 @@ def test_a_manager_is_told_what_the_contract_says():
                 "model_ref": "hf:somebody/fake",
                 "uri": f"grpc://worker.example:{port}",
                 "backend": "fake",
-                "device": "fake",
+                "device": "fake:3",
                 "memory_architecture": "unknown",
                 "worker_type": "llorch",
                 "capabilities": ["generate", "tokenize", "chat"],
@@ -261,11 +261,16 @@ def test_urls_that_nothing_can_be_posted_to(url):
     ("provider", "backend", "device", "architecture"),
     [
         ("CPUExecutionProvider", "cpu", "cpu", "system"),
+        ("CUDAExecutionProvider", "cuda", "cuda:1", "discrete"),
         ("DmlExecutionProvider", "directml", "gpu:0", "discrete"),
-        ("NvTensorRTRTXExecutionProvider", "tensorrt", "tensorrt", "unknown"),
+        ("OpenVINOExecutionProvider", "openvino", "cpu", "system"),
+        ("OpenVINOExecutionProvider", "openvino", "gpu.1", "unknown"),
+        ("NvTensorRTRTXExecutionProvider", "tensorrt", "cuda:0", "unknown"),
         ("OtherExecutionProvider", "other", "other", "unknown"),
     ],
 )
 def test_a_backend_has_the_name_that_the_provider_flag_takes(provider, backend, device, architecture):
-    told = ready(replace(INFO, provider=provider), worker_id="w", model_ref=None, uri="grpc://a:1")
+    told = ready(
+        replace(INFO, provider=provider, device=device), worker_id="w", model_ref=None, uri="grpc://a:1"
+    )
     assert (told.backend, told.device, told.memory_architecture) == (backend, device, architecture)

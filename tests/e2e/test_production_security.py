@@ -235,12 +235,13 @@ def test_a_worker_refuses_secrets_that_are_none(tiny, certificates, flags, varia
     assert says in outcome.error()
 
 
+@pytest.mark.parametrize("flags", [("--host", "0.0.0.0"), ("--http", "0.0.0.0:0")])
 @pytest.mark.parametrize(
     ("variables", "says"), [({}, "anybody who reaches 0.0.0.0"), ({"LLORCH_API_TOKEN": "a"}, "in the clear")]
 )
-def test_an_open_worker_beyond_loopback_says_so(tiny, variables, says):
-    with running("serve", tiny, "--port", "0", "--host", "0.0.0.0", **variables) as worker:
-        worker.wait_for_line(f"^warning: .*{says}")
+def test_an_open_worker_beyond_loopback_says_so(tiny, flags, variables, says):
+    with running("serve", tiny, "--port", "0", *flags, **variables) as worker:
+        worker.wait_for_line(f"^warning: .*{says}.*--tls-cert with --tls-key")
 
 
 def test_access_flags_without_a_worker_are_refused(tiny):

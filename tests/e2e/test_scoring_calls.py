@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,20 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from worker_scores import WorkerScores, grouped, windows
+from worker_scores import WorkerScores, find_access, grouped, windows
 
+from certificates import make_certificates
 from fake_session import Call, continuation, next_logits
+from llorch_serve.channel import PLAIN
 from llorch_serve.client import WorkerClient
 from llorch_serve.config import EngineConfig
-from llorch_serve.errors import InvalidRequestError, ModelMismatchError, UnsupportedError
+from llorch_serve.errors import AuthenticationError, InvalidRequestError, ModelMismatchError, UnsupportedError
+from llorch_serve.observe.logs import FIELDS
+from llorch_serve.observe.narration import Narrator
+from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.security import Certificate, Security
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.worker import Worker
 from rpc_harness import open_stub, running_server
@@ -108,6 +115,31 @@ def test_scores_through_the_client(client: WorkerClient) -> None:
         assert result.is_greedy == (tokens == greedy)
         assert [p.chosen.token_id for p in result.logprobs] == list(tokens)
         assert (result.token_count, result.context_tokens) == (len(tokens), len(PROMPT))
+
+
+def test_a_call_is_narrated_with_its_figures(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    observed = ObservedGenerator(worker, [Narrator("w")])
+    continuations = (TokenPrompt((7, 8)), TokenPrompt((9,)))
+    with (
+        caplog.at_level(logging.INFO, "llorch.narration"),
+        running_server(observed) as running,
+        WorkerClient(running.address) as client,
+    ):
+        client.score(ScoreRequest("s", TokenPrompt(PROMPT), continuations, correlation_id="c-1"))
+        observed.settle()
+    [fields] = [getattr(record, FIELDS) for record in caplog.records if hasattr(record, FIELDS)]
+    observed.close()
+    expected = {
+        "action": "inference.complete",
+        "job_id": "s",
+        "correlation_id": "c-1",
+        "finish_reason": "score",
+        "continuations": 2,
+        "tokens_in": len(PROMPT) + 3,
+        "tokens_out": 0,
+    }
+    assert {name: fields[name] for name in expected} == expected
+    assert fields["duration_ms"] > 0
 
 
 def test_grpcurl_is_enough(address: str) -> None:
@@ -240,6 +272,24 @@ def scores(address: str) -> Iterator[WorkerScores]:
     made = WorkerScores(address)
     yield made
     made.close()
+
+
+def test_a_worker_with_tls_and_a_token_is_asked_with_both(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make_certificates(tmp_path)
+    certificate = Certificate(files.server_cert.read_bytes(), files.server_key.read_bytes())
+    security = Security(tokens=("s3cret",), certificate=certificate, client_ca=files.ca.read_bytes())
+    named = [str(path) for path in (files.ca, files.client_cert, files.client_key)]
+    with running_server(worker, security=security) as running:
+        monkeypatch.setenv("LLORCH_API_TOKEN", "s3cret")
+        made = WorkerScores(running.address, find_access(*named))
+        assert len(made.log_likelihoods([("hello", " there")])) == 1
+        made.close()
+        monkeypatch.setenv("LLORCH_API_TOKEN", "")
+        with pytest.raises(AuthenticationError):
+            WorkerScores(running.address, find_access(*named))
+    assert find_access() == PLAIN
 
 
 def test_pairs_are_scored_in_their_order(scores: WorkerScores) -> None:

@@ -23,6 +23,7 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity import DivergenceSum
 from llorch_serve.manifest import Recipe
+from llorch_serve.providers import ActiveProvider
 from quantised_numpy import dequantise
 from tiny_exports import Logits, all_logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
 from tolerances import KL_HALF_TARGETS, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0, STEPWISE_LOGITS
@@ -195,6 +196,13 @@ def test_fixed_shapes_slots_hold_sequences_of_their_own(fixed: Artifact) -> None
     near(session.decode([IDS[47], IDS[9], IDS[30]], [48, 10, 31]), expected[[47, 9, 30]])
     assert session.prefill(1, IDS[10:12], 10, ()).shape == (0, 512)
     near(session.prefill(1, IDS[12:14], 12, (0, 1)), expected[12:14])
+
+
+def test_a_session_of_fixed_shapes_tells_the_providers_device(
+    fixed: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ActiveProvider, "device", "coreml:7")
+    assert open_fixed_tiny(fixed).placement.device == "coreml:7"
 
 
 def near(found: Logits, expected: Logits) -> None:

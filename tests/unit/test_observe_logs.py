@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from llorch_serve.local import stream
 from llorch_serve.observe.logs import JsonFormatter, LogFormat, LogLevel, TextFormatter, set_up_logging
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import ObservedGenerator
-from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt
+from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.terminal.beside import open_beside
 
@@ -43,11 +44,14 @@ def test_prompts_and_secrets_are_in_no_line(style, capsys):
     bad = SamplingParams(stop=(CANARY * 100,))
     with pytest.raises(InvalidRequestError):
         list(stream(generator, GenerationRequest("bad", TextPrompt(CANARY), bad)))
+    scores = ScoreRequest("scored", TextPrompt(CANARY), (TextPrompt(CANARY),))
+    generator.submit_score(scores, SimpleNamespace(deliver=lambda updates: None))
     generator.close()
     logging.getLogger("a").warning("called with Authorization: Bearer %s and %s", TOKEN, TOKEN)
     logging.getLogger("a").warning("header Bearer %s", "another-token")
     text = capsys.readouterr().err
     assert "r0" in text
+    assert "scored" in text
     assert CANARY not in text
     assert TOKEN not in text
     assert "another-token" not in text
@@ -92,6 +96,33 @@ def test_an_event_has_the_narrations_fields(capsys):
     assert {key: event[key] for key in expected} == expected
     assert event["duration_ms"] >= event["first_token_ms"] >= 0
     assert "5 prompt tokens" in event["human"]
+
+
+def test_an_event_of_scores_has_them_too(capsys):
+    set_up_logging(LogFormat.JSON, LogLevel.INFO)
+    generator = ObservedGenerator(FakeGenerator(), [Narrator("w1")])
+    continuations = (TextPrompt("abc"), TextPrompt("d"))
+    request = ScoreRequest("s1", TextPrompt("Hello"), continuations, correlation_id="c-1")
+    generator.submit_score(request, SimpleNamespace(deliver=lambda updates: None))
+    generator.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    event = json.loads(line)
+    expected = {
+        "level": "info",
+        "action": "inference.complete",
+        "target": "s1",
+        "job_id": "s1",
+        "correlation_id": "c-1",
+        "finish_reason": "score",
+        "continuations": 2,
+        "tokens_in": 5 + 3 + 1,
+        "tokens_cached": 0,
+        "tokens_out": 0,
+        "queue_ms": 250.0,
+    }
+    assert {key: event[key] for key in expected} == expected
+    assert event["duration_ms"] >= 0
+    assert "9 tokens (0 cached), 2 continuations scored" in event["human"]
 
 
 def record(message, **attributes):

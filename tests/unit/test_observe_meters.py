@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,7 +12,7 @@ from llorch_serve.errors import InvalidRequestError
 from llorch_serve.local import stream
 from llorch_serve.observe.meters import Meters
 from llorch_serve.observe.tap import Observed, ObservedGenerator
-from llorch_serve.requests import GenerationRequest, TextPrompt
+from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
 
 
@@ -76,9 +78,25 @@ def test_what_requests_took(scraped):
 
 def test_how_requests_ended(scraped):
     ended = {key[1]: value for key, value in scraped.items() if key[0] == "llorch:request_success_total"}
-    assert ended == {"stop": 1, "length": 1, "tool_calls": 0, "abort": 0}
+    assert ended == {"stop": 1, "length": 1, "tool_calls": 0, "abort": 0, "score": 0}
     assert scraped["llorch:request_failure_total", "InvalidRequestError"] == 1
     assert scraped["llorch:http_requests_total", "/health", "200"] == 1
+
+
+def test_scores_count_as_requests_that_generate_nothing():
+    meters = Meters()
+    generator = ObservedGenerator(FakeGenerator(), [meters])
+    request = ScoreRequest("s", TextPrompt("Hello"), (TextPrompt("abc"), TextPrompt("d")))
+    generator.submit_score(request, SimpleNamespace(deliver=lambda updates: None))
+    generator.close()
+    samples = scrape(meters)
+    assert samples["llorch:request_success_total", "score"] == 1
+    assert samples["llorch:request_success_total", "length"] == 0
+    assert samples["llorch:e2e_request_latency_seconds_count",] == 1
+    assert samples["llorch:request_queue_time_seconds_sum",] == 0.25  # as the fake generator says
+    assert samples["llorch:request_prompt_tokens_sum",] == len("Hello") + 3 + 1
+    assert samples["llorch:request_generation_tokens_count",] == 0
+    assert samples["llorch:time_to_first_token_seconds_count",] == 0
 
 
 def test_guessed_tokens_share_the_time_that_they_took():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,7 @@ from fake_generator import FakeGenerator
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, QueueFullError
 from llorch_serve.local import stream
 from llorch_serve.observe.tap import ObservedGenerator
-from llorch_serve.requests import GenerationRequest, TextPrompt
+from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
@@ -62,6 +64,55 @@ def test_an_update_without_tokens_is_none(observed):
     list(stream(generator, request(tokens=None, stop=("w1",))))
     generator.settle()
     assert [entry[0] for entry in recorder.log] == ["begun", "produced", "ended"]
+
+
+def scored(request_id="s", *continuations):
+    return ScoreRequest(request_id, TextPrompt("Hi"), tuple(TextPrompt(text) for text in continuations))
+
+
+def ask(generator, request):
+    updates = []
+    generator.submit_score(request, SimpleNamespace(deliver=updates.extend))
+    return updates
+
+
+def test_a_request_for_scores_is_followed_too(observed):
+    generator, _, recorder = observed
+    updates = ask(generator, scored("s", "a", "bcd"))
+    assert [update.score.token_count for update in updates] == [1, 3]
+    generator.settle()
+    (begun, ended) = recorder.log
+    assert begun == ("begun", "s")
+    assert ended[:2] == ("ended", "s")
+    assert ended[2].scored
+    assert ended[2].completion.prompt_tokens == len("Hi") + 1 + 3
+
+
+def test_a_refused_request_for_scores_ends_with_its_error(observed):
+    generator, inner, recorder = observed
+    inner.fail_submit = QueueFullError("full", retry_after_s=1)
+    with pytest.raises(QueueFullError):
+        ask(generator, scored("s", "a"))
+    generator.settle()
+    assert type(recorder.log[-1][2].error) is QueueFullError
+
+
+def test_scores_that_were_given_up_are_cancelled(observed, monkeypatch):
+    generator, inner, recorder = observed
+    whole = FakeGenerator.submit_score
+
+    def broken_off(request, sink):
+        def deliver(updates):
+            last = replace(updates[-1].completion, reason=FinishReason.CANCELLED)
+            sink.deliver([*updates[:-1], replace(updates[-1], score=None, completion=last)])
+
+        whole(inner, request, SimpleNamespace(deliver=deliver))
+
+    monkeypatch.setattr(inner, "submit_score", broken_off)
+    ask(generator, scored("s", "a", "b"))
+    generator.settle()
+    ending = recorder.log[-1][2]
+    assert (ending.scored, ending.completion.reason) == (False, FinishReason.CANCELLED)
 
 
 def test_refusals_failures_and_aborts_end_too(observed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -15,7 +16,7 @@ from llorch_serve.errors import NonFiniteLogitsError, UsageError
 from llorch_serve.local import stream
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.observe.traces import Tracer, otlp_provider
-from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt
+from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.terminal.beside import open_beside
 
@@ -67,6 +68,28 @@ def test_a_request_is_a_span_under_the_callers(traced):
     assert "gen_ai.request.top_p" not in span.attributes
     (first,) = span.events
     assert before <= span.start_time <= first.timestamp <= span.end_time <= time.time_ns() + 10**7
+    assert CANARY not in span.to_json()
+
+
+def test_scores_are_a_span_too(traced):
+    generator, _, spans = traced
+    request = ScoreRequest(
+        "s1", TextPrompt(CANARY), (TextPrompt(CANARY),), correlation_id="c-1", traceparent=PARENT
+    )
+    generator.submit_score(request, SimpleNamespace(deliver=lambda updates: None))
+    (span,) = spans()
+    assert span.name == "score fake-1M"
+    assert f"{span.context.trace_id:032x}" == PARENT.split("-")[1]
+    expected = {
+        "gen_ai.operation.name": "score",
+        "gen_ai.response.id": "s1",
+        "gen_ai.response.finish_reasons": ("score",),
+        "gen_ai.usage.input_tokens": 2 * len(CANARY),
+        "gen_ai.usage.output_tokens": 0,
+        "llorch.correlation_id": "c-1",
+    }
+    assert {key: span.attributes[key] for key in expected} == expected
+    assert "gen_ai.request.temperature" not in span.attributes
     assert CANARY not in span.to_json()
 
 

@@ -13,7 +13,16 @@ import pytest
 from fake_runtime import FakeRuntime
 from llorch_export.graph.targets import TARGETS
 from llorch_serve.errors import ProviderError, UsageError
-from llorch_serve.providers import CPU, PROVIDERS, Memory, Provider, ProviderChoice, activate, check_target
+from llorch_serve.providers import (
+    CPU,
+    PROVIDERS,
+    ActiveProvider,
+    Memory,
+    Provider,
+    ProviderChoice,
+    activate,
+    check_target,
+)
 from llorch_serve.providers.table import find_provider, names
 
 OTHERS = [row for row in PROVIDERS if row.name != "cpu"]
@@ -175,6 +184,29 @@ def test_options_reach_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert (active.memory, active.device_id) == (Memory.DEVICE, 1)
     assert (active.memory_limit(10**6), active.memory_limit(100)) == (4096, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "device"),
+    [
+        ("cpu", {}, "cpu"),
+        ("cuda", {}, "cuda:0"),
+        ("cuda", {"device_id": "1"}, "cuda:1"),
+        ("tensorrt", {"device_id": "2"}, "cuda:2"),
+        ("directml", {"device_id": "1"}, "gpu:1"),
+        ("webgpu", {"deviceId": "1"}, "webgpu:1"),
+        ("openvino", {}, "cpu"),
+        ("openvino", {"device_type": "GPU.1"}, "gpu.1"),
+        ("coreml", {}, "coreml"),
+    ],
+)
+def test_a_device_is_told_as_the_options_choose_it(name: str, options: dict[str, str], device: str) -> None:
+    row = find_provider(name)
+    assert ActiveProvider(row.runtime_name, row, options).device == device
+
+
+def test_the_device_of_an_unknown_provider_is_called_after_it() -> None:
+    assert ActiveProvider("FastExecutionProvider", None, {}).device == "fast"
 
 
 def test_a_provider_with_threads_of_its_own_gets_the_sessions_number() -> None:

@@ -6,6 +6,8 @@ import logging
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from llorch_serve.errors import (
     OUT_OF_MEMORY,
@@ -13,6 +15,7 @@ from llorch_serve.errors import (
     CancelledError,
     FieldViolation,
     InvalidRequestError,
+    LlorchError,
     ModelMismatchError,
     NonFiniteLogitsError,
     QueueFullError,
@@ -76,20 +79,23 @@ def test_logits_that_are_not_finite_are_internal_and_told_to_both_sides(caplog):
     assert str(there_and_back(error)).endswith(f"answered INTERNAL: {error}")
 
 
-def test_too_little_memory_is_told_to_the_caller_and_why_to_the_log(caplog):
-    error = ResourceError("the device has no memory for a secret path")
+def test_a_full_memory_asks_to_try_again_and_the_log_has_the_rest(caplog):
+    error = ResourceError("no memory for the cache of one more sequence; choose fewer --slots")
     with caplog.at_level(logging.ERROR):
-        code, text, _ = write_status(error, method="Generate")
-    assert (code, text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, OUT_OF_MEMORY)
-    assert f"Generate: {error}" in caplog.text
-    back = there_and_back(error)
-    assert type(back) is ResourceError
-    assert OUT_OF_MEMORY in str(back)
-    # From a proxy, or gRPC itself, it is not the worker's word.
-    assert type(read_status(Failed(code, "message too large"), address="host:1")) is WorkerError
+        code, text, trailers = write_status(error, method="Generate")
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "--slots" not in text
+    assert "--slots" in caplog.text
+    assert f"Generate failed, error id {text.rsplit(' ', 1)[1]}" in caplog.text
+    failed = Failed(code, text, trailers)
+    retry = error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(retry) for detail in rpc_status.from_call(failed).details)
+    assert retry.retry_delay.ToNanoseconds() > 0
+    back = read_status(failed, address="host:1")
+    assert (type(back), str(back)) == (ResourceError, text)
 
 
-@pytest.mark.parametrize("error", [ValueError("secret prompt"), KeyError("secret path")])
+@pytest.mark.parametrize("error", [ValueError("secret prompt"), LlorchError("secret path")])
 def test_a_bug_shows_an_id_only_and_the_log_has_the_rest(error, caplog):
     with caplog.at_level(logging.ERROR):
         code, text, trailers = write_status(error, method="Generate")

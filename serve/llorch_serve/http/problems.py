@@ -1,7 +1,7 @@
 """Errors of ours as HTTP statuses: the table of the worker's contract, in OpenAI's words and in the older worker's.
 
 Input: whatever a request ended with. Output: a :class:`Problem`, and from it a body in the shape that the route's
-clients read. Anything but a request's own error is a bug: the log has it under an error id, and the client gets the id.
+clients read. Anything but a request's own error and want of memory is a bug: the log has both under an error id, and the client gets the id.
 """
 
 from __future__ import annotations
@@ -112,5 +112,8 @@ def describe(error: Exception, *, route: str) -> Problem:
             return Problem(503, "server_error", "out_of_memory", OUT_OF_MEMORY)
     error_id = secrets.token_hex(4)
     logger.error("%s failed, error id %s", route, error_id, exc_info=error)
+    if isinstance(error, ResourceError):  # what to change is for whoever runs the worker
+        message = f"the worker's memory is full; try again later. Its log says more under error id {error_id}"
+        return Problem(429, "rate_limit_error", "out_of_memory", message, headers=(("Retry-After", "1"),))
     message = f"internal error; the worker's log says more under error id {error_id}"
     return Problem(500, "server_error", "internal_error", message)

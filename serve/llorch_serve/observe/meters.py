@@ -21,8 +21,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from llorch_serve.load import Load
-from llorch_serve.observe.tap import Ending, Observed
-from llorch_serve.requests import TextGenerator
+from llorch_serve.observe.tap import SCORE, Ending, Observed
+from llorch_serve.requests import GenerationRequest, TextGenerator
 from llorch_serve.sequence import FinishReason
 
 # Seconds. A small model on a CPU gives a token in 5 to 50 ms, a large one in a second.
@@ -69,7 +69,7 @@ class Meters:
         self._generated = tokens("request_generation_tokens", "Generated tokens of requests that ended.")
         self._ended = Counter(
             "llorch:request_success",
-            "Requests that ended, by finish reason: stop, length, tool_calls or abort.",
+            "Requests that ended, by finish reason: stop, length, tool_calls, abort, or score of those for scores.",
             ("finished_reason",),
             registry=self._registry,
         )
@@ -85,7 +85,7 @@ class Meters:
             ("route", "status"),
             registry=self._registry,
         )
-        for reason in _REASONS.values():
+        for reason in (*_REASONS.values(), SCORE):
             self._ended.labels(reason)  # there from the start, at 0, so that rates have a beginning
 
     def watch(self, generator: TextGenerator) -> None:
@@ -118,11 +118,12 @@ class Meters:
             self._failed.labels(type(ending.error).__name__).inc()
             return
         completion, timings = ending.completion, ending.completion.timings
-        self._ended.labels(_REASONS[completion.reason]).inc()
+        self._ended.labels(SCORE if ending.scored else _REASONS[completion.reason]).inc()
         self._whole.observe(ending.at_s - seen.submitted_s)
         self._queue.observe(timings.queue_s)
         self._prompt.observe(completion.prompt_tokens)
-        self._generated.observe(completion.generated_tokens)
+        if isinstance(seen.request, GenerationRequest):
+            self._generated.observe(completion.generated_tokens)
         if completion.generated_tokens:
             self._prefill.observe(timings.prefill_s)
             self._decode.observe(timings.decode_s)

@@ -12,7 +12,7 @@ from typing import Final
 
 from llorch_serve.errors import RequestError
 from llorch_serve.observe.logs import FIELDS
-from llorch_serve.observe.tap import Answered, Ending, Observed
+from llorch_serve.observe.tap import SCORE, Answered, Ending, Observed
 from llorch_serve.requests import Completion
 
 logger = logging.getLogger("llorch.narration")
@@ -61,6 +61,8 @@ class Narrator:
         if completion is None:
             kind = type(ending.error).__name__
             action, human = "inference.fail", f"{request.request_id}: ended with {kind}"
+        elif ending.scored:
+            action, human = "inference.complete", _scores(request.request_id, seen, completion, whole_s)
         else:
             action, human = "inference.complete", _sentence(request.request_id, completion, whole_s, first_s)
         self.tell(
@@ -71,13 +73,14 @@ class Narrator:
             job_id=request.request_id,
             correlation_id=request.correlation_id,
             error_kind=type(ending.error).__name__ if completion is None else None,
-            finish_reason=None if completion is None else completion.reason.value,
+            finish_reason=None if completion is None else SCORE if ending.scored else completion.reason.value,
             tokens_in=None if completion is None else completion.prompt_tokens,
             tokens_cached=None if completion is None else completion.cached_tokens,
             tokens_out=None if completion is None else completion.generated_tokens,
             duration_ms=round(whole_s * _MS, 1),
             queue_ms=None if completion is None else round(completion.timings.queue_s * _MS, 1),
             first_token_ms=None if first_s is None else round(first_s * _MS, 1),
+            continuations=len(seen.scores) if ending.scored else None,
         )
 
     def answered(self, answered: Answered) -> None:
@@ -96,6 +99,13 @@ class Narrator:
 
     def close(self) -> None:
         """See the protocol: nothing is held back."""
+
+
+def _scores(request_id: str, seen: Observed, completion: Completion, whole_s: float) -> str:
+    return (
+        f"{request_id}: {completion.prompt_tokens} tokens ({completion.cached_tokens} cached), "
+        f"{len(seen.scores)} continuations scored in {whole_s:.2f} s"
+    )
 
 
 def _sentence(request_id: str, completion: Completion, whole_s: float, first_s: float | None) -> str:

@@ -13,12 +13,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from llorch_serve.errors import EngineStoppedError, FieldViolation
 from llorch_serve.load import Load
 from llorch_serve.requests import (
     Completion,
+    ContinuationScore,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
@@ -28,6 +29,10 @@ from llorch_serve.requests import (
 )
 from llorch_serve.rpc.lifecycle import ClosableGenerator
 from llorch_serve.sampling import SamplingParams
+from llorch_serve.sequence import FinishReason
+
+SCORE: Final = "score"
+"""What observers call the end of a request for scores, beside the reasons that generation has."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,28 +43,32 @@ class Observed:
 
     submitted_ns: the same moment as ``submitted_s``, in nanoseconds since 1970.
     first_s, last_s: when its first and its last tokens came; None before.
-    last_by_answer: when each answer's last tokens came. completions: of the answers that have ended.
+    last_by_answer: when each answer's last tokens came. completions: of the answers, or continuations, that have ended.
+    scores: of the continuations that have been scored.
     """
 
-    request: GenerationRequest
+    request: GenerationRequest | ScoreRequest
     submitted_s: float
     submitted_ns: int
     first_s: float | None = None
     last_s: float | None = None
     last_by_answer: dict[int, float] = field(default_factory=dict)
     completions: list[Completion] = field(default_factory=list)
+    scores: list[ContinuationScore] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a request ended, ``at_s`` on the clock of :class:`Observed`: with an error, or a completion.
 
-    completion: of several answers the first one's, with the tokens of all.
+    completion: of several answers, or continuations, the first one's, with the tokens of all.
+    scored: every continuation of a request for scores has its score.
     """
 
     at_s: float
     completion: Completion | None = None
     error: Exception | None = None
+    scored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,18 @@ class ObservedGenerator:
 
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
         """Pass a request on; see :meth:`llorch_serve.requests.TextGenerator.submit`."""
+        self._pass_in(request, sink, lambda tap: self._inner.submit(request, tap))
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+        """Pass a request for scores on; see :meth:`llorch_serve.requests.TextGenerator.submit_score`."""
+        self._pass_in(request, sink, lambda tap: self._inner.submit_score(request, tap))
+
+    def _pass_in(
+        self,
+        request: GenerationRequest | ScoreRequest,
+        sink: UpdateSink,
+        submit: Callable[[UpdateSink], None],
+    ) -> None:
         seen = Observed(request, time.perf_counter(), time.time_ns())
         with self._lock:
             tap = self._taps.get(id(sink))
@@ -150,14 +171,10 @@ class ObservedGenerator:
                 tap = self._taps[id(sink)] = _Tap(sink, self._items)
         self._items.put(_Submitted(seen))  # before its first update can come
         try:
-            self._inner.submit(request, tap)
+            submit(tap)
         except Exception as error:
             self._items.put(_Refused(seen, Ending(time.perf_counter(), error=error)))
             raise
-
-    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
-        """Pass a request for scores on, unobserved: it generates nothing."""
-        self._inner.submit_score(request, sink)
 
     def abort(self, request_id: str) -> None:
         """End a request, if it is live."""
@@ -240,11 +257,24 @@ class ObservedGenerator:
                     observer.produced(seen, len(update.token_ids), gap)
         if update.completion is not None:
             seen.completions.append(update.completion)
+        if update.score is not None:
+            seen.scores.append(update.score)
         if update.is_last:
             del self._live[update.request_id]
-            completion = None if update.error is not None else _together(seen.completions)
+            ending = _ending(seen, at_s) if update.error is None else Ending(at_s, error=update.error)
             for observer in self._observers:
-                observer.ended(seen, Ending(at_s, completion, update.error))
+                observer.ended(seen, ending)
+
+
+def _ending(seen: Observed, at_s: float) -> Ending:
+    """Return how a request ended that no error has ended."""
+    completion = _together(seen.completions)
+    if isinstance(seen.request, GenerationRequest):
+        return Ending(at_s, completion)
+    if len(seen.scores) < len(seen.request.continuations):
+        return Ending(at_s, replace(completion, reason=FinishReason.CANCELLED))
+    tokens = seen.scores[0].context_tokens + sum(score.token_count for score in seen.scores)
+    return Ending(at_s, replace(completion, prompt_tokens=tokens), scored=True)
 
 
 def _together(completions: list[Completion]) -> Completion:

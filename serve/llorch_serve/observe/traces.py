@@ -17,8 +17,9 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from llorch_serve.observe.tap import Ending, Observed
-from llorch_serve.requests import ChatPrompt
+from llorch_serve.observe.tap import SCORE, Ending, Observed
+from llorch_serve.requests import ChatPrompt, ScoreRequest
+from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
 
 _NS: Final = 1_000_000_000
@@ -49,7 +50,7 @@ class Tracer:
     def ended(self, seen: Observed, ending: Ending) -> None:
         """Make the request's span."""
         request = seen.request
-        operation = "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+        operation = _operation(seen)
         carrier = {"traceparent": request.traceparent} if request.traceparent else {}
         span = self._tracer.start_span(
             f"{operation} {self._model_id}",
@@ -75,15 +76,16 @@ def _moment(seen: Observed, at_s: float) -> int:
     return seen.submitted_ns + int((at_s - seen.submitted_s) * _NS)
 
 
+def _operation(seen: Observed) -> str:
+    if isinstance(seen.request, ScoreRequest):  # the conventions have no name for it
+        return "score"
+    return "chat" if isinstance(seen.request.prompt, ChatPrompt) else "text_completion"
+
+
 def _asked(seen: Observed, operation: str, model_id: str) -> dict[str, AttributeValue]:
-    sampling = seen.request.sampling
-    given = {
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.max_tokens": sampling.max_tokens,
-        "gen_ai.request.seed": sampling.seed,
-    }
+    given: dict[str, AttributeValue | None] = {}
+    if not isinstance(seen.request, ScoreRequest):
+        given = _sampling(seen.request.sampling)
     named: dict[str, AttributeValue] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "llorch",
@@ -96,6 +98,16 @@ def _asked(seen: Observed, operation: str, model_id: str) -> dict[str, Attribute
     return named | {name: value for name, value in given.items() if value is not None}
 
 
+def _sampling(sampling: SamplingParams) -> dict[str, AttributeValue | None]:
+    return {
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.seed": sampling.seed,
+    }
+
+
 def _found(seen: Observed, ending: Ending) -> dict[str, AttributeValue]:
     completion = ending.completion
     found: dict[str, AttributeValue] = {}
@@ -103,7 +115,9 @@ def _found(seen: Observed, ending: Ending) -> dict[str, AttributeValue]:
         found["gen_ai.server.time_to_first_token"] = seen.first_s - seen.submitted_s
     if completion is None:
         return found
-    reason = "abort" if completion.reason is FinishReason.CANCELLED else completion.reason.value
+    reason = SCORE if ending.scored else completion.reason.value
+    if completion.reason is FinishReason.CANCELLED:
+        reason = "abort"
     return found | {
         "gen_ai.response.finish_reasons": [reason],
         "gen_ai.usage.input_tokens": completion.prompt_tokens,

@@ -13,14 +13,8 @@ from llorch_serve.load import Load, WorkerState
 from llorch_serve.providers.table import PROVIDERS
 from llorch_serve.requests import ModelInfo
 
-# Backend -> device, memory architecture. "system": the host's RAM; "discrete": the device's own; "unified": both.
-_DEVICES: Final = {
-    "cpu": ("cpu", "system"),
-    "openvino": ("cpu", "system"),
-    "cuda": ("cuda:0", "discrete"),
-    "directml": ("gpu:0", "discrete"),
-    "coreml": ("coreml", "unified"),
-}
+# Where a backend's memory is, beyond "system", the host's RAM: "discrete": the device's own; "unified": both.
+_ARCHITECTURES: Final = {"cuda": "discrete", "directml": "discrete", "coreml": "unified"}
 _BACKENDS: Final = {row.runtime_name: row.name for row in PROVIDERS}
 
 
@@ -56,13 +50,13 @@ class Heartbeat(msgspec.Struct, frozen=True):
 def ready(info: ModelInfo, *, worker_id: str, model_ref: str | None, uri: str) -> Ready:
     """Return the message of a worker that serves ``info`` at ``uri``."""
     backend = _BACKENDS.get(info.provider) or info.provider.removesuffix("ExecutionProvider").lower()
-    device, architecture = _DEVICES.get(backend, (backend, "unknown"))
+    architecture = "system" if info.device == "cpu" else _ARCHITECTURES.get(backend, "unknown")
     return Ready(
         worker_id=worker_id,
         model_ref=model_ref or info.model_id,
         uri=uri,
         backend=backend,
-        device=device,
+        device=info.device,
         memory_bytes=psutil.Process().memory_info().rss,
         memory_architecture=architecture,
         worker_type="llorch",

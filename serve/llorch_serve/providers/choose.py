@@ -76,6 +76,16 @@ class ActiveProvider:
         """The number of the device, among those of its kind."""
         return next((int(self.options[key]) for key in _DEVICE_OPTIONS if key in self.options), 0)
 
+    @property
+    def device(self) -> str:
+        """The device that it runs on, like ``cpu`` or ``cuda:1``; OpenVINO's as the options name it."""
+        if self.row is None:
+            return self.runtime_name.removesuffix("ExecutionProvider").lower()
+        label = self.row.label or self.row.name
+        if any(key in self.row.options for key in _DEVICE_OPTIONS):
+            return f"{label}:{self.device_id}"
+        return self.options.get("device_type", label).lower()
+
     def memory_limit(self, free: int) -> int:
         """Return the bytes that it may take of ``free``: fewer, if an option says so."""
         return min(free, int(self.options.get("gpu_mem_limit", free)))

@@ -32,11 +32,15 @@ class ProviderShare:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the graph runs. node_share: part of the nodes on ``provider``, 0..1. shares: of every provider, that one first."""
+    """Where the graph runs. node_share: part of the nodes on ``provider``, 0..1. shares: of every provider, that one first.
+
+    device: that provider's, like ``cuda:1``.
+    """
 
     provider: str
     node_share: float
     shares: tuple[ProviderShare, ...] = ()
+    device: str = "cpu"
 
 
 def describe_shares(shares: Sequence[ProviderShare]) -> str:

@@ -48,7 +48,8 @@ class Provider:
     libraries: shared libraries of others that it needs, and whose they are.
     options: what ``--provider-option`` takes. targets: whose graphs it runs, its own first.
     arithmetic: what it computes in; a type that is absent it has no kernels for.
-    threads: the option that limits its threads, where that of the session does not. device: what it runs on, for people. device_type: onnxruntime's name of its memory, where that is a device's.
+    threads: the option that limits its threads, where that of the session does not. device: what it runs on, for people.
+    label: what such a device is called for machines, before its number; empty: as the provider. device_type: onnxruntime's name of its memory, where that is a device's.
     in_place: its kernels read host memory where it lies; else onnxruntime copies what is bound.
     divisible: addresses within a buffer on its device can be computed, so that one call advances many sequences there too.
     """
@@ -65,6 +66,7 @@ class Provider:
     targets: tuple[Target, ...]
     arithmetic: Mapping[ComputeType, Arithmetic]
     device: str
+    label: str = ""
     threads: str | None = None
     memory: Memory = Memory.HOST
     device_type: str = "cpu"
@@ -164,6 +166,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         targets=("directml",),
         arithmetic=_native("float32", "float16"),
         device="DirectX 12 GPUs",
+        label="gpu",
     ),
     Provider(
         name="openvino",
@@ -187,6 +190,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         targets=("openvino",),
         arithmetic=_native("float32", "float16"),
         device="CPUs, and Intel's GPUs and NPUs",
+        label="cpu",
         threads="num_of_threads",
         in_place=True,
     ),
@@ -231,6 +235,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         targets=("cuda",),
         arithmetic=_native("float32", "float16"),
         device="NVIDIA RTX GPUs",
+        label="cuda",
         memory=Memory.DEVICE,
         device_type="cuda",
     ),

@@ -169,7 +169,12 @@ class GenerationServicer:
             assert self._generator is not None
             message = _parse(pb.ScoreRequest, raw)
             self._check_model(message)
-            request = read_score_request(message, connection=connection)
+            ids = read_ids(context.invocation_metadata())
+            request = replace(
+                read_score_request(message, connection=connection),
+                correlation_id=ids.correlation_id,
+                traceparent=ids.traceparent,
+            )
             return request.request_id, functools.partial(self._generator.submit_score, request)
 
         return await self._run(read, raw, context, collect, whole=True)

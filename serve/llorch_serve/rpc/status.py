@@ -2,8 +2,8 @@
 
 The servicer calls :func:`write_status` with what a request ended with; the client calls :func:`read_status` with
 what gRPC raised. Between them travel a code, one line of text and google.rpc details: BadRequest with each bad
-field, RetryInfo where the queue is full, ErrorInfo where the worker itself (and not the network or a proxy) is unavailable,
-lacks what was asked for, or has too little memory for it.
+field, RetryInfo where the queue or the memory is full, ErrorInfo where the worker itself (and not the network or a proxy) is
+unavailable, out of memory, or lacks what was asked for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_TEXT_BYTES: Final = 800  # of the status' one line, which travels a second 
 _MAX_VIOLATION_BYTES: Final = 400
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _DOMAIN: Final = "llorch"
-_NO_MEMORY: Final = "OUT_OF_MEMORY"
+_MEMORY_RETRY_S: Final = 1.0  # by then requests that run may have ended and left their memory to others
 
 _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -66,8 +66,8 @@ def write_status(
 ) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """Return code, text and trailing metadata for an error.
 
-    Anything but a request's own error is a bug here: it is logged with a traceback and an error id, and the
-    caller learns the id only.
+    Anything but a request's own error and want of memory is a bug here: it is logged with a traceback and an error id, and
+    the caller learns the id only.
     """
     if isinstance(error, EngineStoppedError):  # logged once, where it happened
         return grpc.StatusCode.INTERNAL, str(error), ()
@@ -75,6 +75,8 @@ def write_status(
     if code is None:
         error_id = secrets.token_hex(4)
         logger.error("%s failed, error id %s", method, error_id, exc_info=error)
+        if isinstance(error, ResourceError):
+            return _out_of_memory(error_id)
         return (
             grpc.StatusCode.INTERNAL,
             f"internal error; the worker's log says more under error id {error_id}",
@@ -88,9 +90,7 @@ def write_status(
         case InvalidRequestError():
             status.details.append(_pack(_bad_request(error, MAX_STATUS_BYTES - status.ByteSize())))
         case QueueFullError():
-            delay = duration_pb2.Duration()
-            delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-            status.details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+            status.details.append(_retry_after(error.retry_after_s))
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", method, text)
         case ResourceError():  # a device's memory, say; when there will be more is not known
@@ -101,6 +101,22 @@ def write_status(
         case UnsupportedError():
             status.details.append(_pack(error_details_pb2.ErrorInfo(reason="UNSUPPORTED", domain=_DOMAIN)))
     return code, text, ((_DETAILS_KEY, status.SerializeToString()),)
+
+
+def _out_of_memory(error_id: str) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """Return what a caller learns: to try again. What to change is for whoever runs the worker, so the log has it."""
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    text = f"the worker's memory is full; try again later. Its log says more under error id {error_id}"
+    status = status_pb2.Status(code=code.value[0], message=text)
+    status.details.append(_retry_after(_MEMORY_RETRY_S))
+    status.details.append(_pack(error_details_pb2.ErrorInfo(reason="OUT_OF_MEMORY", domain=_DOMAIN)))
+    return code, text, ((_DETAILS_KEY, status.SerializeToString()),)
+
+
+def _retry_after(seconds: float) -> any_pb2.Any:
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(int(seconds * 1e9))
+    return _pack(error_details_pb2.RetryInfo(retry_delay=delay))
 
 
 def _bad_request(error: InvalidRequestError, room: int) -> error_details_pb2.BadRequest:
@@ -148,6 +164,8 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         return ModelMismatchError(text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if _is_ours(error):
+            return ResourceError(text)
         for retry in _details(error, error_details_pb2.RetryInfo):
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
         if _is_ours(error):
