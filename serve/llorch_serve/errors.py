@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 
 class LlorchError(Exception):
@@ -68,10 +68,6 @@ class ResourceError(LlorchError):
     """Memory or disk does not suffice."""
 
     exit_code = 6
-
-
-OUT_OF_MEMORY: Final = "the worker has too little memory for this request; its log says of what"
-"""What callers are told where a request ends with ResourceError."""
 
 
 class WorkerError(LlorchError):

@@ -17,7 +17,8 @@ from llorch_serve import session_opening as session_module
 from llorch_serve.artifact import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
-from llorch_serve.providers import CPU, ActiveProvider
+from llorch_serve.graph_loading import runtime_options
+from llorch_serve.providers import CPU, ActiveProvider, import_runtime
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import Sequence as TokenSequence
 from llorch_serve.session import DecoderSession
@@ -235,3 +236,10 @@ def test_opening_tells_what_it_decided_and_where_it_runs(artifact: Artifact) -> 
 def test_opening_tells_the_providers_device(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ActiveProvider, "device", "cpu:7")
     assert opened(artifact).placement.device == "cpu:7"
+
+
+def test_threads_are_told_not_to_outlast_a_call() -> None:
+    """Those of one graph would take the processors from the other; what that costs is in ARCHITECTURE.md."""
+    options = runtime_options(import_runtime("1.24"), 2)
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
+    assert options.intra_op_num_threads == 2

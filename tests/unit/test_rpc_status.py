@@ -10,7 +10,6 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from llorch_serve.errors import (
-    OUT_OF_MEMORY,
     AuthenticationError,
     CancelledError,
     FieldViolation,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llorch_serve.errors import (
-    OUT_OF_MEMORY,
     CancelledError,
     EngineStoppedError,
     FieldViolation,
@@ -107,9 +106,6 @@ def describe(error: Exception, *, route: str) -> Problem:
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", route, text)
             return Problem(500, "server_error", "non_finite_logits", text)
-        case ResourceError():  # of a device, say; when there will be more is not known
-            logger.error("%s: %s", route, text)
-            return Problem(503, "server_error", "out_of_memory", OUT_OF_MEMORY)
     error_id = secrets.token_hex(4)
     logger.error("%s failed, error id %s", route, error_id, exc_info=error)
     if isinstance(error, ResourceError):  # what to change is for whoever runs the worker

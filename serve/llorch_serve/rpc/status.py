@@ -19,7 +19,6 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from llorch_serve.errors import (
-    OUT_OF_MEMORY,
     AuthenticationError,
     CancelledError,
     EngineStoppedError,
@@ -53,7 +52,6 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     AuthenticationError: grpc.StatusCode.UNAUTHENTICATED,
     CancelledError: grpc.StatusCode.CANCELLED,
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
-    ResourceError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 M = TypeVar("M", bound=Message)
@@ -82,9 +80,7 @@ def write_status(
             f"internal error; the worker's log says more under error id {error_id}",
             (),
         )
-    # What there is too little of may be a file's, or a flag's; that is for the log.
-    told = OUT_OF_MEMORY if isinstance(error, ResourceError) else str(error)
-    text = _cut(told, _MAX_TEXT_BYTES)
+    text = _cut(str(error), _MAX_TEXT_BYTES)
     status = status_pb2.Status(code=code.value[0], message=text)
     match error:
         case InvalidRequestError():
@@ -93,9 +89,6 @@ def write_status(
             status.details.append(_retry_after(error.retry_after_s))
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", method, text)
-        case ResourceError():  # a device's memory, say; when there will be more is not known
-            logger.error("%s: %s", method, error)
-            status.details.append(_pack(error_details_pb2.ErrorInfo(reason=_NO_MEMORY, domain=_DOMAIN)))
         case UnavailableError():
             status.details.append(_pack(error_details_pb2.ErrorInfo(reason="NOT_SERVING", domain=_DOMAIN)))
         case UnsupportedError():
@@ -168,8 +161,6 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
             return ResourceError(text)
         for retry in _details(error, error_details_pb2.RetryInfo):
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
-        if _is_ours(error):
-            return ResourceError(f"the worker at {address}: {text}")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return AuthenticationError(text)
     if code is grpc.StatusCode.CANCELLED:
