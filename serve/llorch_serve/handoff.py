@@ -3,7 +3,7 @@
 Attention over many rows of an int8 cache is slow, and every chunk of a prompt would read what the chunks before it
 were rounded to. So a prompt is computed in a cache of its own, with room for one sequence, and each chunk's keys and
 values are rounded into the sequence's slot once. One prompt is under way at a time; where another slot's prefix is
-taken up, what that slot holds is widened first, unless it was copied from the last prompt's.
+taken up, what that slot holds is widened first.
 """
 
 from __future__ import annotations
@@ -82,14 +82,9 @@ class Handoff:
             np.copyto(target, steps, casting="unsafe")
         self._length = stop
 
-    def copied(self, source: int, target: int, tokens: int) -> None:
-        """Follow the first ``tokens`` positions of the prompt's slot to where they have been copied, to be continued there.
-
-        Forget the prompt where another slot's have come in place of it.
-        """
-        if source == self._slot:
-            self._slot, self._length = target, min(self._length, tokens)
-        elif target == self._slot:
+    def overwritten(self, slot: int) -> None:
+        """Forget the prompt if it was that slot's: it now holds something else."""
+        if slot == self._slot:
             self._slot = None
 
     def swapped(self, first: int, second: int) -> None:

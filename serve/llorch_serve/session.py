@@ -132,7 +132,7 @@ class DecoderSession:
         """Copy the keys and values of the first ``tokens`` positions to another slot."""
         self.cache.copy(source, target, tokens)
         if self._handoff is not None:
-            self._handoff.copied(source, target, tokens)
+            self._handoff.overwritten(target)
 
     def swap_slots(self, first: int, second: int, tokens: int) -> None:
         """Exchange the keys and values of the first ``tokens`` positions of two slots."""

@@ -200,21 +200,6 @@ def test_part_of_the_last_prompt_is_taken_up_unrounded_in_its_own_slot(artifact:
     assert not np.array_equal(session.prefill(0, others[10:], 50, range(10)), expected[10:])
 
 
-def test_a_copy_of_the_last_prompt_is_taken_up_unrounded(artifact: Artifact) -> None:
-    session = opened(artifact)
-    ids, others = random_ids(64), random_ids(20, seed=7)
-    expected = session.prefill(1, [*ids[:40], *others], 0, range(40, 60)).copy()
-    session.prefill(0, ids, 0)
-    session.decode([5], [65])  # behind it
-    session.copy_slot(0, 2, 40)
-    assert np.array_equal(session.prefill(2, others, 40, range(20)), expected)
-    # The first slot is no longer the prompt's, and a copy is exact as far as it goes.
-    assert not np.array_equal(session.prefill(0, others, 40, range(20)), expected)
-    session.copy_slot(0, 1, 30)
-    session.verify(1, ids[30:40], 30)
-    assert not np.array_equal(session.prefill(1, others, 40, range(20)), expected)
-
-
 def test_the_cost_of_rounding_is_small(artifact: Artifact) -> None:
     assert 0 < cost_of_rounding(artifact) < KL_INT8_CACHE
 
