@@ -1,13 +1,13 @@
-"""Runs a graph on an even number of rows, so that 4-bit kernels give each row the same bits in any call.
+"""Runs a graph on an even number of rows, so that kernels which take rows in pairs give each row the same bits in any call.
 
-MatMulNBits multiplies by 4-bit weights two rows at a time, and a last odd row by another kernel, whose last bits differ. So a row's
+MatMulNBits multiplies by 4-bit weights, and by 8-bit ones in blocks of more than 64, two rows at a time, and a last odd row by another kernel, whose last bits differ. So a row's
 bits depend on whether it is that one: alone, at the end of an odd batch, or at the end of a part of a prompt. The session puts
 :class:`PairedGraph` around its graphs under ``--batch-invariant``; what it returns has no padding in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -15,9 +15,19 @@ import numpy as np
 from llorch_serve.bound_graph import BoundGraph, Logits
 from llorch_serve.errors import UsageError
 from llorch_serve.kv_cache import KvCache
+from llorch_serve.manifest import Recipe
 
-PAIRED: Final = frozenset({"int4", "source"})
+_PAIRED: Final = frozenset({"int4", "source"})
 """Precisions some of whose kernels take rows in pairs; ``source`` holds blocks of 4 bits beside others."""
+
+_MOST_SINGLE: Final = 64
+"""Elements of the largest 8-bit blocks whose kernel takes rows one by one."""
+
+
+def takes_pairs(recipe: Recipe) -> bool:
+    """Return whether some kernel takes the rows of a graph of this recipe in pairs."""
+    sizes = (recipe.block_size, recipe.fine_block_size, *(rule.block_size for rule in recipe.rules))
+    return bool(_PAIRED & recipe.precisions) or any((size or 0) > _MOST_SINGLE for size in sizes)
 
 
 def even(count: int) -> int:
@@ -25,17 +35,17 @@ def even(count: int) -> int:
     return count + count % 2
 
 
-def require_effect(precisions: Iterable[str], *, on_cpu: bool) -> None:
+def require_effect(recipes: Sequence[Recipe], *, on_cpu: bool) -> None:
     """Raise UsageError where ``--batch-invariant`` changes nothing or cannot keep its promise.
 
-    precisions: of every matrix in the graphs that are loaded. on_cpu: they run on the CPU provider.
+    recipes: of the graphs that are loaded. on_cpu: they run on the CPU provider.
     """
     if not on_cpu:
         raise UsageError(
             "--batch-invariant is for the cpu provider; what another gives a row in a batch is not known. Leave it out"
         )
-    found = sorted(set(precisions))
-    if not PAIRED.intersection(found):
+    if not any(map(takes_pairs, recipes)):
+        found = sorted({precision for recipe in recipes for precision in recipe.precisions})
         raise UsageError(
             f"--batch-invariant has no effect here: {' and '.join(found)} give every request the same bits in any batch "
             "as they are; leave it out"

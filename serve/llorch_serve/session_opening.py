@@ -39,7 +39,7 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.providers.device_memory import DeviceMemory, device_memory
-from llorch_serve.row_pairs import PAIRED, PairedGraph, even, require_effect
+from llorch_serve.row_pairs import PairedGraph, even, require_effect, takes_pairs
 from llorch_serve.session import DecoderSession, Graph
 from llorch_serve.shared_device_cache import SharedDeviceCache
 
@@ -87,11 +87,11 @@ def open_session(
     step_path = artifact.graph_path if int8 is None else artifact.folder / int8.decode_graph
     prompt_path = artifact.graph_path if own is None else artifact.folder / own.graph
     apart = own is not None or (int8 is not None and not config.single_graph)
-    precisions = manifest.recipe.precisions | (frozenset() if own is None else own.recipe.precisions)
+    recipes = (manifest.recipe,) if own is None else (manifest.recipe, own.recipe)
     bytes_in_prompts = (manifest.recipe if own is None else own.recipe).multiplies_bytes
     on_cpu = provider.runtime_name == CPU
     if config.batch_invariant:
-        require_effect(precisions, on_cpu=on_cpu)
+        require_effect(recipes, on_cpu=on_cpu)
     loaded = loaded_bytes(manifest, provider.runtime_name, weights=1 + apart, prompts=own)
     memory = device_memory(provider, runtime)
     available = psutil.virtual_memory().available if memory is None else memory.free_bytes()
@@ -156,7 +156,7 @@ def open_session(
         handoff=handoff,
         most_rows=most_rows,
         some_row=bytes_in_prompts and not takes_no_rows(runtime),
-        batch_invariant=on_cpu and (config.batch_invariant or not PAIRED & precisions),
+        batch_invariant=on_cpu and (config.batch_invariant or not any(map(takes_pairs, recipes))),
     )
 
 

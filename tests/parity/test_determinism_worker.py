@@ -54,6 +54,7 @@ ROWS = {
     "as by default": Row(
         {"precision": "int8", "kv_dtype": "int8", "transforms": TRANSFORMS, "prompts": OWN_PROMPTS}
     ),
+    "int8 in large blocks": Row({"precision": "int8", "block_size": 128}, flag=True, kv_dtype="float32"),
     "int4": Row({"precision": "int4"}, flag=True, kv_dtype="float32"),
     "int4 over int8": Row({"precision": "int4", "head_precision": "int4", "kv_dtype": "int8"}, flag=True),
     "a GGUF file's blocks": Row({"precision": "source"}, flag=True, kv_dtype="float32"),

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
 from llorch_serve.bound_graph import BoundGraph, Logits
 from llorch_serve.errors import ProviderError, UsageError
 from llorch_serve.kv_cache import KvCache, KvCapacity
-from llorch_serve.manifest import KvLayout
+from llorch_serve.manifest import KvLayout, Recipe
 from llorch_serve.row_pairs import PairedGraph, require_effect
 
 SLOTS, CONTEXT = 4, 8
@@ -101,15 +102,45 @@ def test_the_slot_that_stands_in_keeps_what_it_holds(
     assert np.argwhere(changed).tolist() == [[slot, 3]]
 
 
-@pytest.mark.parametrize("precisions", [{"int4", "int8"}, {"source"}])
-def test_the_flag_has_an_effect_on_four_bits(precisions: set[str]) -> None:
-    require_effect(precisions, on_cpu=True)
+def recipe(precision: str, head: str, block_size: int | None = None, **fields: Any) -> Recipe:
+    return msgspec.convert(
+        {
+            "precision": precision,
+            "head_precision": head,
+            "block_size": block_size,
+            "accuracy_level": 4,
+            "kl_limit": 1.0,
+            **fields,
+        },
+        Recipe,
+    )
+
+
+PLAIN = recipe("int8", "fp32", 64)
+RULE = {"modules": ["a"], "precision": "int8", "block_size": 256}
 
 
 @pytest.mark.parametrize(
-    ("precisions", "on_cpu", "words"),
-    [({"int8", "fp32"}, True, "no effect here: fp32 and int8"), ({"int4"}, False, "is for the cpu provider")],
+    "paired",
+    [
+        recipe("int4", "int8", 32),
+        recipe("source", "source"),
+        recipe("int8", "int8", 128),
+        recipe("int8", "int8", 32, fine_block_size=128),
+        recipe("int8", "int8", 32, rules=[RULE]),
+    ],
 )
-def test_elsewhere_it_is_refused(precisions: set[str], on_cpu: bool, words: str) -> None:
+def test_the_flag_has_an_effect_on_four_bits_and_on_large_blocks(paired: Recipe) -> None:
+    require_effect([PLAIN, paired], on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("plain", "on_cpu", "words"),
+    [
+        (PLAIN, True, "no effect here: fp32 and int8"),
+        (recipe("int4", "int8", 32), False, "is for the cpu provider"),
+    ],
+)
+def test_elsewhere_it_is_refused(plain: Recipe, on_cpu: bool, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        require_effect(precisions, on_cpu=on_cpu)
+        require_effect([plain], on_cpu=on_cpu)
