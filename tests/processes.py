@@ -36,6 +36,13 @@ _ISOLATED = {
 }
 
 
+def interpreter(variable: str, script: str) -> str:
+    """Return the interpreter that a script of ci/ has named for tests of what it installed there."""
+    found = os.environ.get(variable)
+    assert found, f"{variable} is not set; run {script}"
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a finished command left."""

@@ -23,6 +23,8 @@ class LlorchLM(LM):
     """Implements lm-eval's interface.
 
     address: HOST:PORT of a worker. tls_ca, tls_cert, tls_key: PEM files, where it asks for TLS. A token is read from LLORCH_API_TOKEN.
+    batch_size, max_batch_size, device: what lm-eval tells every model; the worker decides them itself. Anything else is refused, so that
+    a misspelt tls_ca does not send a token in the clear.
     """
 
     def __init__(
@@ -31,7 +33,9 @@ class LlorchLM(LM):
         tls_ca: str | None = None,
         tls_cert: str | None = None,
         tls_key: str | None = None,
-        **_: Any,
+        batch_size: object = None,
+        max_batch_size: object = None,
+        device: object = None,
     ) -> None:
         super().__init__()
         self._worker = WorkerScores(address, find_access(tls_ca, tls_cert, tls_key))

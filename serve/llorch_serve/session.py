@@ -14,9 +14,7 @@ from llorch_serve.device_cache import DeviceCache
 from llorch_serve.device_graph import DeviceGraph
 from llorch_serve.handoff import Handoff
 from llorch_serve.kv_cache import KvCapacity, SlotCache
-from llorch_serve.providers import (
-    Placement,
-)
+from llorch_serve.providers import Placement
 from llorch_serve.row_pairs import PairedGraph
 
 Graph = BoundGraph | PairedGraph | DeviceGraph

@@ -6,7 +6,6 @@ Needs an interpreter with onnxruntime-genai, named by LLORCH_GENAI_PYTHON; ``ci/
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from arch_rows import HF
 from checkpoints import write_hf_folder
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.text import Tokenizer
-from processes import llorch_here
+from processes import interpreter, llorch_here
 from tiny_exports import export_tiny, random_ids
 
 pytestmark = pytest.mark.genai
@@ -43,8 +42,7 @@ Ask = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="module")
 def ask() -> Ask:
     """Return a function that puts questions to onnxruntime-genai."""
-    python = os.environ.get("LLORCH_GENAI_PYTHON")
-    assert python, "LLORCH_GENAI_PYTHON is not set; run ci/test-genai"
+    python = interpreter("LLORCH_GENAI_PYTHON", "ci/test-genai")
 
     def ask(
         folder: Path,

@@ -5,14 +5,13 @@ Needs an NVIDIA GPU, and an interpreter with onnxruntime-gpu named by LLORCH_CUD
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from processes import llorch
+from processes import interpreter, llorch
 from tolerances import HALF_PROVIDER_DIFFERENCE
 
 pytestmark = [pytest.mark.cuda, pytest.mark.real_model]
@@ -23,9 +22,7 @@ RECORDED = ("--provider-option", "enable_cuda_graph=1")
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    found = os.environ.get("LLORCH_CUDA_PYTHON")
-    assert found, "LLORCH_CUDA_PYTHON is not set; run ci/test-cuda"
-    return found
+    return interpreter("LLORCH_CUDA_PYTHON", "ci/test-cuda")
 
 
 @pytest.fixture(params=["fp16", "bf16", "int8", "int4"])

@@ -5,7 +5,6 @@ Needs an interpreter with onnxruntime-openvino, named by LLORCH_OPENVINO_PYTHON;
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from llorch_serve.artifact import load_artifact
 from llorch_serve.bench.schema import Report
 from llorch_serve.client import WorkerClient
-from processes import Outcome, llorch, llorch_here, serving
+from processes import Outcome, interpreter, llorch, llorch_here, serving
 from reference_files import own_reference
 from tiny_exports import random_ids
 
@@ -28,9 +27,7 @@ PROVIDER = ("--provider", "openvino")
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    found = os.environ.get("LLORCH_OPENVINO_PYTHON")
-    assert found, "LLORCH_OPENVINO_PYTHON is not set; run ci/test-openvino"
-    return found
+    return interpreter("LLORCH_OPENVINO_PYTHON", "ci/test-openvino")
 
 
 @pytest.fixture

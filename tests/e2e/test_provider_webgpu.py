@@ -6,14 +6,13 @@ A driver in software takes seconds a token, so answers are short.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from processes import llorch, llorch_here
+from processes import interpreter, llorch, llorch_here
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.real_model]
 
@@ -24,9 +23,7 @@ QUESTION = ("--chat", "What is the capital of France?", "--max-tokens", "12", *G
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    found = os.environ.get("LLORCH_WEBGPU_PYTHON")
-    assert found, "LLORCH_WEBGPU_PYTHON is not set; run ci/test-webgpu"
-    return found
+    return interpreter("LLORCH_WEBGPU_PYTHON", "ci/test-webgpu")
 
 
 def library(python: str) -> str:

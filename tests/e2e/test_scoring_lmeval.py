@@ -6,7 +6,6 @@ Needs an interpreter with lm-eval, named by LLORCH_LMEVAL_PYTHON; ``ci/test-lmev
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REPOSITORY
-from processes import WorkerProcess, environment
+from processes import WorkerProcess, environment, interpreter
 
 pytestmark = [pytest.mark.lmeval, pytest.mark.real_model]
 
@@ -27,8 +26,7 @@ def evaluate(
     output: Path, command: tuple[str, ...], model: str, arguments: str
 ) -> tuple[dict[str, float], list[float]]:
     """Run lm-eval; return the accuracies, and the log-likelihoods of all choices in their order."""
-    python = os.environ.get("LLORCH_LMEVAL_PYTHON")
-    assert python, "LLORCH_LMEVAL_PYTHON is not set; run ci/test-lmeval"
+    python = interpreter("LLORCH_LMEVAL_PYTHON", "ci/test-lmeval")
     flags = ("--model", model, "--model_args", arguments, "--tasks", "llorch_everyday", "--device", "cpu")
     subprocess.run(
         [python, *command, *flags, "--output_path", str(output), "--log_samples"],
@@ -57,3 +55,24 @@ def test_the_accuracy_through_score_is_that_of_lm_evals_own_model(
     assert ours[0] == theirs[0]
     assert len(ours[1]) == 200
     assert ours[1] == pytest.approx(theirs[1], abs=LOG_LIKELIHOODS)
+
+
+def test_an_argument_that_is_none_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    python = interpreter("LLORCH_LMEVAL_PYTHON", "ci/test-lmeval")
+    flags = (
+        "--model",
+        "llorch",
+        "--model_args",
+        "address=127.0.0.1:1,tls_caa=ca.pem",
+        "--tasks",
+        "llorch_everyday",
+    )
+    result = subprocess.run(
+        [python, str(EXAMPLE / "run.py"), *flags, "--output_path", str(tmp_path)],
+        check=False,
+        env=environment(HF_DATASETS_OFFLINE="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    assert "unexpected keyword argument 'tls_caa'" in result.stderr

@@ -5,14 +5,13 @@ Needs an interpreter with optimum-onnx, named by LLORCH_OPTIMUM_PYTHON; ``ci/tes
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from arch_rows import HF
 from checkpoints import write_hf_folder
-from processes import llorch_here
+from processes import interpreter, llorch_here
 from tiny_exports import random_ids
 
 pytestmark = [pytest.mark.optimum, pytest.mark.reference]
@@ -22,9 +21,7 @@ ROWS = ["yarn in rope_parameters", "mistral, window", "qwen2", "qwen3", "smollm3
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    found = os.environ.get("LLORCH_OPTIMUM_PYTHON")
-    assert found, "LLORCH_OPTIMUM_PYTHON is not set; run ci/test-optimum"
-    return found
+    return interpreter("LLORCH_OPTIMUM_PYTHON", "ci/test-optimum")
 
 
 def generated(folder: Path) -> object:

@@ -19,7 +19,8 @@ from llorch_serve.manifest import KvLayout
 from llorch_serve.providers import CPU, ActiveProvider, Memory
 from llorch_serve.providers.table import find_provider
 from llorch_serve.session import DecoderSession
-from tiny_exports import export_tiny, open_tiny, random_ids
+from slot_calls import slot_calls
+from tiny_exports import export_tiny, open_tiny
 
 KV = KvLayout(layers=2, kv_heads=2, head_dim=16)
 CAPACITY = KvCapacity(slots=2, context=8, bytes_per_token=KV.bytes_per_token, budget=16)
@@ -38,24 +39,10 @@ def on_device(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> DecoderSes
     return open_tiny(artifact, slots=3)
 
 
-def steps(session: DecoderSession) -> list[np.ndarray]:
-    """Prompts, chunks, a copied and a swapped slot, and steps of several sequences at once."""
-    found = [
-        session.prefill(0, random_ids(9), 0).copy(),
-        session.prefill(1, random_ids(5, seed=2), 0, range(5)).copy(),
-        session.prefill(1, random_ids(3, seed=3), 5).copy(),
-        session.decode([7, 8], [10, 9]).copy(),
-    ]
-    session.copy_slot(0, 2, 10)
-    session.swap_slots(0, 1, 10)
-    found += [session.decode([1, 2, 3], [10, 11, 11]).copy(), session.verify(2, [4, 5, 6], 11).copy()]
-    return found
-
-
 def test_it_computes_what_a_cache_in_host_memory_does(artifact: Artifact, on_device: DecoderSession) -> None:
     assert isinstance(on_device.cache, DeviceCache)
     assert not on_device.capabilities.batched_decode
-    for mine, expected in zip(steps(on_device), steps(open_tiny(artifact, slots=3)), strict=True):
+    for mine, expected in zip(slot_calls(on_device), slot_calls(open_tiny(artifact, slots=3)), strict=True):
         assert mine.shape == expected.shape
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 

@@ -21,6 +21,7 @@ from llorch_serve.session import DecoderSession
 from llorch_serve.session_opening import open_session
 from llorch_serve.shared_device_cache import SharedDeviceCache
 from played_memory import PlayedMemory
+from slot_calls import slot_calls
 from tiny_exports import export_tiny, open_tiny, random_ids
 
 Opener = Callable[..., DecoderSession]
@@ -51,28 +52,13 @@ def on_device(artifact: Artifact, memory: PlayedMemory, monkeypatch: pytest.Monk
     return opened
 
 
-def steps(session: DecoderSession) -> list[np.ndarray]:
-    """Prompts, chunks, a copied and a swapped slot, steps of one to three sequences, and a check of a draft."""
-    found = [
-        session.prefill(0, random_ids(9), 0).copy(),
-        session.prefill(1, random_ids(5, seed=2), 0, range(5)).copy(),
-        session.prefill(1, random_ids(3, seed=3), 5).copy(),
-        session.decode([7, 8], [10, 9]).copy(),
-    ]
-    session.copy_slot(0, 2, 10)
-    session.swap_slots(0, 1, 10)
-    found += [session.decode([1, 2, 3], [10, 11, 11]).copy(), session.verify(2, [4, 5, 6], 11).copy()]
-    found += [session.decode([9], [11]).copy(), session.decode([1, 2], [12, 12]).copy()]
-    return found
-
-
 def test_it_computes_what_a_cache_in_host_memory_does(
     artifact: Artifact, on_device: Opener, memory: PlayedMemory
 ) -> None:
     session = on_device()
     assert isinstance(session.cache, SharedDeviceCache)
     assert session.capabilities.batched_decode
-    for mine, expected in zip(steps(session), steps(open_tiny(artifact, slots=3)), strict=True):
+    for mine, expected in zip(slot_calls(session), slot_calls(open_tiny(artifact, slots=3)), strict=True):
         assert mine.shape == expected.shape
         np.testing.assert_allclose(mine, expected, atol=1e-5)
     assert memory.waiting == 0, "every copy was waited for"
@@ -117,7 +103,7 @@ def test_steps_are_recorded_by_their_number_of_sequences_and_prompts_never(
 ) -> None:
     session = on_device({CUDA_GRAPHS: "1"})
     seen = watched(session)
-    for mine, expected in zip(steps(session), steps(open_tiny(artifact, slots=3)), strict=True):
+    for mine, expected in zip(slot_calls(session), slot_calls(open_tiny(artifact, slots=3)), strict=True):
         np.testing.assert_allclose(mine, expected, atol=1e-5)
     assert seen.recordings == ["-1", "-1", "-1", "2", "3", "-1", "1", "2"]
 

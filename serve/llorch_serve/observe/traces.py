@@ -78,7 +78,7 @@ def _moment(seen: Observed, at_s: float) -> int:
 
 def _operation(seen: Observed) -> str:
     if isinstance(seen.request, ScoreRequest):  # the conventions have no name for it
-        return "score"
+        return SCORE
     return "chat" if isinstance(seen.request.prompt, ChatPrompt) else "text_completion"
 
 
