@@ -227,6 +227,7 @@ def test_loading_serving_draining():
     with running_front(None) as front:
         assert send(front.port, "GET", "/health").status == 503
         assert send(front.port, "GET", "/health").document["status"] == "starting"
+        assert "provider" not in send(front.port, "GET", "/health").document, "not known yet"
         answer = send(front.port, "POST", "/v1/completions", BODY)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert send(front.port, "GET", "/v1/models").status == 503
@@ -236,6 +237,16 @@ def test_loading_serving_draining():
             "status": "ready",
             "reason": None,
             "load_percent": 100.0,
+            "provider": INFO.provider,
+            "device": INFO.device,
+            "provider_shares": [
+                {
+                    "provider": share.provider,
+                    "node_share": share.node_share,
+                    "weight_share": share.weight_share,
+                }
+                for share in INFO.provider_shares
+            ],
         }
         with connect(
             front.port, "/v1/completions", {"prompt": "a", "max_tokens": 2, "stream": True}

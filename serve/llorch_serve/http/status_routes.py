@@ -36,10 +36,12 @@ class StatusRoutes:
         self._created = int(time.time())
 
     async def health(self, _request: Request) -> Response:
-        """200 while requests are taken, 503 before and after."""
+        """200 while requests are taken, 503 before and after; with where the model runs, once that is known."""
         refusal = self._service.refusal
         load = self._service.load()
         body = {"status": load.state.value, "reason": refusal, "load_percent": load.load_percent}
+        if (info := self._service.info) is not None:
+            body |= _placement(info)
         return json_response(body, 200 if refusal is None else 503)
 
     async def load(self, _request: Request) -> Response:
@@ -82,6 +84,14 @@ class StatusRoutes:
             "owned_by": "llorch",
             "llorch": asdict(info),
         }
+
+
+def _placement(info: ModelInfo) -> dict[str, Any]:
+    shares = [
+        {"provider": share.provider, "node_share": share.node_share, "weight_share": share.weight_share}
+        for share in info.provider_shares
+    ]
+    return {"provider": info.provider, "device": info.device, "provider_shares": shares}
 
 
 def json_response(body: object, status: int = 200) -> Response:
