@@ -23,6 +23,7 @@ class SessionConfig:
     single_graph: run prompts on the graph that decodes too, which is slower and saves the memory of another.
     batch_invariant: run every call on an even number of rows, so that 4-bit weights too give a sequence the same bits whatever
         else is running.
+    huge_pages: move the loaded weights into huge pages, which takes some seconds for a large model; None: where the system can.
     provider: what runs the graph.
     """
 
@@ -33,6 +34,7 @@ class SessionConfig:
     kv_dtype: KvDtype | None = None
     single_graph: bool = False
     batch_invariant: bool = False
+    huge_pages: bool | None = False
     provider: ProviderChoice = field(default_factory=ProviderChoice)
 
 

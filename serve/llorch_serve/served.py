@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from llorch_serve import huge_pages
 from llorch_serve.artifact import Artifact, is_artifact, load_artifact
 from llorch_serve.config import SessionConfig
+from llorch_serve.errors import UsageError
 from llorch_serve.fixed_session import FixedSession, open_fixed
 from llorch_serve.foreign.detect import ModelKind, foreign_kind
 from llorch_serve.foreign.genai import describe_genai
@@ -154,7 +156,26 @@ def load_model(folder: Path) -> Artifact | ForeignModel:
 def open_model(
     model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
 ) -> ServedSession:
-    """Load a model's graph and make its cache. See :func:`llorch_serve.session_opening.open_session` for the errors."""
+    """Load a model's graph and make its cache. See :func:`llorch_serve.session_opening.open_session` for the errors.
+
+    Raises UsageError too where ``config.huge_pages`` is asked for and has no effect.
+    """
+    if config.huge_pages:
+        huge_pages.require()
+    session = _open(model, config, report)
+    if config.huge_pages is not False:
+        if session.placement.device == "cpu":
+            huge_pages.gather()
+        elif config.huge_pages:
+            raise UsageError(
+                f"--huge-pages has no effect on weights that lie on {session.placement.device}; leave it out"
+            )
+    return session
+
+
+def _open(
+    model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
             return open_artifact(model, config, report)

@@ -12,12 +12,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from checkpoints import write_hf_folder
+from llorch_serve import huge_pages
 from llorch_serve.client import WorkerClient
 from llorch_serve.errors import UnavailableError
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
-from processes import PATIENCE_S, llorch_here, serving
+from processes import PATIENCE_S, llorch_here, running, serving
 
 
 def endless(request_id="endless", tokens=150_000):
@@ -130,3 +131,13 @@ def test_an_abandoned_answer_frees_its_slot(long):
 def test_slots_must_be_positive(tiny):
     outcome = llorch_here("serve", tiny, "--slots", "0")
     assert (outcome.code, "--slots" in outcome.error()) == (2, True)
+
+
+@pytest.mark.skipif(huge_pages.lacking() is not None, reason=f"huge pages: {huge_pages.lacking()}")
+@pytest.mark.parametrize(
+    ("flags", "told"), [((), True), (("--huge-pages",), True), (("--no-huge-pages",), False)]
+)
+def test_weights_lie_in_huge_pages_unless_they_are_not_to(tiny, flags, told):
+    with running("serve", tiny, "--port", "0", *flags) as command:
+        command.wait_for_line("^serving ")
+        assert any("MiB in huge pages" in line for line in command.log) is told

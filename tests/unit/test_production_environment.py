@@ -55,6 +55,7 @@ VALUES = {
     "log_level": ("debug", "error"),
     "preload_only": (True, False),
     "batch_invariant": (True, False),
+    "huge_pages": (True, False),
 }
 
 

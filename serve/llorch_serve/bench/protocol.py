@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_dtype: KvDtype | None
     single_graph: bool
     batch_invariant: bool
+    huge_pages: bool | None
     provider: str | None
     options: tuple[str, ...]
     library: str | None
@@ -47,6 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             kv_dtype=config.kv_dtype,
             single_graph=config.single_graph,
             batch_invariant=config.batch_invariant,
+            huge_pages=config.huge_pages,
             provider=choice.name,
             options=choice.options,
             library=None if choice.library is None else str(choice.library),
@@ -63,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             kv_dtype=self.kv_dtype,
             single_graph=self.single_graph,
             batch_invariant=self.batch_invariant,
+            huge_pages=self.huge_pages,
             provider=ProviderChoice(self.provider, self.options, library, self.allow_cpu_nodes),
         )
 

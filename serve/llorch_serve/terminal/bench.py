@@ -17,6 +17,7 @@ from llorch_serve.terminal.flags import (
     BatchInvariant,
     Connect,
     EpLibrary,
+    HugePages,
     KvCacheDtype,
     MaxContext,
     Model,
@@ -123,6 +124,7 @@ def command(
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
     batch_invariant: BatchInvariant = False,
+    huge_pages: HugePages = None,
     threads: Threads = None,
     reference: Annotated[
         Path | None,
@@ -194,6 +196,7 @@ def command(
                 "--kv-dtype": kv_dtype,
                 "--single-graph": single_graph,
                 "--batch-invariant": batch_invariant,
+                "--huge-pages": huge_pages,
                 "--threads": threads,
                 "--reference": reference,
             },
@@ -232,6 +235,7 @@ def command(
             kv_dtype=kv_dtype,
             single_graph=single_graph,
             batch_invariant=batch_invariant,
+            huge_pages=huge_pages,
         ),
         reference=reference,
     )

@@ -79,6 +79,14 @@ BatchInvariant = Annotated[
         help="Run 4-bit weights on even numbers of rows, so that an answer is the same bits whatever else is running.",
     ),
 ]
+HugePages = Annotated[
+    bool | None,
+    typer.Option(
+        "--huge-pages/--no-huge-pages",
+        help="Move the loaded weights into huge pages: faster, after a load that takes longer. Default: where the system can (Linux 6.1).",
+        show_default=False,
+    ),
+]
 NoPrefixCache = Annotated[
     bool,
     typer.Option("--no-prefix-cache/--prefix-cache", help="Compute every prompt from its first token."),

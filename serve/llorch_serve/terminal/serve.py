@@ -22,6 +22,7 @@ from llorch_serve.terminal.flags import (
     BatchInvariant,
     EpLibrary,
     Http,
+    HugePages,
     KvCacheDtype,
     KvCacheMemory,
     LogFormatFlag,
@@ -84,6 +85,7 @@ def command(
     kv_dtype: KvCacheDtype = None,
     single_graph: SingleGraph = False,
     batch_invariant: BatchInvariant = False,
+    huge_pages: HugePages = None,
     no_prefix_cache: NoPrefixCache = False,
     strict_reuse: StrictReuse = False,
     lookup: Lookup = 0,
@@ -153,6 +155,7 @@ def command(
         kv_dtype=kv_dtype,
         single_graph=single_graph,
         batch_invariant=batch_invariant,
+        huge_pages=huge_pages,
         provider=provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes),
     )
     config = EngineConfig(
