@@ -49,7 +49,9 @@ def submit(worker: Worker, name: str, prompt: tuple[int, ...], tokens: int) -> A
 
 def main(folder: Path, length: int) -> None:
     """Measure and print."""
-    config = EngineConfig(SessionConfig(slots=2, max_context=length + 100), prefix_cache=False)
+    config = EngineConfig(
+        SessionConfig(slots=2, max_context=length + 100, huge_pages=None), prefix_cache=False
+    )
     worker = Worker.open(folder, config, lambda _report: None)
     long = tuple(100 + i % 400 for i in range(length))
     submit(worker, "warm-up", long, 1).last.wait()

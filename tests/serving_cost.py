@@ -1,6 +1,6 @@
 """What the ways into a worker cost: tokens per second through gRPC and HTTP beside the engine alone, and two waits.
 
-    python tests/serving_cost.py ARTIFACT [--rounds 7] [--stream-interval 1] [--output FILE.json]
+    python tests/serving_cost.py ARTIFACT [--rounds 7] [--stream-interval auto] [--output FILE.json]
 
 Every round runs the same work on the engine alone (in this process), through gRPC and through HTTP (a worker process; this
 one is the client, on the same processors), in an order that turns from round to round. What is asked of gRPC is asked with the
@@ -195,10 +195,12 @@ def measure_waits(
                 costs.waits.setdefault(f"cancel to free slot, {way}", []).append(free_ms)
 
 
-def measure(artifact: Path, *, rounds: int, times: int, answer: int, interval: int = 1) -> Costs:
+def measure(artifact: Path, *, rounds: int, times: int, answer: int, interval: str = "auto") -> Costs:
     """Measure everything once."""
     costs = Costs()
-    engine = open_worker(artifact, EngineConfig(session=SessionConfig(slots=max(STREAMS))), tokenizer=None)
+    engine = open_worker(
+        artifact, EngineConfig(session=SessionConfig(slots=max(STREAMS), huge_pages=None)), tokenizer=None
+    )
     try:
         engine.warm_up()
         prompt = text_prompt(PROMPT_TOKENS, engine.tokenize)
@@ -258,7 +260,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     times: Annotated[int, typer.Option(min=1, help="How often each wait is measured.")] = 20,
     answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
-    stream_interval: Annotated[int, typer.Option(min=1, help="The worker's.")] = 1,
+    stream_interval: Annotated[str, typer.Option(help="The worker's.")] = "auto",
     output: Annotated[Path, typer.Option(help="Where measurements go as JSON.")] = Path("serving_cost.json"),
 ) -> None:
     """Measure and print; exit with 1 where a median misses what is asked."""

@@ -129,7 +129,9 @@ def alone(folder: Path, work: Work, *, slots: int, cycles: int) -> float:
 
     Counted until the last of them has started, so that all slots are taken all the time.
     """
-    worker = open_worker(folder, EngineConfig(session=SessionConfig(slots=slots)), tokenizer=None)
+    worker = open_worker(
+        folder, EngineConfig(session=SessionConfig(slots=slots, huge_pages=None)), tokenizer=None
+    )
     try:
         worker.warm_up()
         records = LocalBackend(worker).run([work.request(index) for index in range(cycles * CYCLE)])

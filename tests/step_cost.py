@@ -15,10 +15,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from llorch_serve.artifact import load_artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import open_session
+from llorch_serve.served import ServedSession, load_model, open_model
 
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 STREAMS = (1, 2, 4, 8, 16, 32)
@@ -29,7 +27,7 @@ PASSES = 3
 Costs = dict[tuple[int, int], float]
 
 
-def measure(session: DecoderSession) -> Costs:
+def measure(session: ServedSession) -> Costs:
     """Return seconds per step, the median over all steps, by streams and context; passes go through all of them in turn."""
     most = CONTEXTS[-1]
     for start in range(0, most, 256):
@@ -79,8 +77,8 @@ def draw(costs: Costs, path: Path) -> None:
 
 def main(folder: Path, picture: Path) -> None:
     """Measure, print a table and draw."""
-    config = SessionConfig(slots=max(STREAMS), max_context=CONTEXTS[-1] + 1)
-    session = open_session(load_artifact(folder), config, lambda report: None)
+    config = SessionConfig(slots=max(STREAMS), max_context=CONTEXTS[-1] + 1, huge_pages=None)
+    session = open_model(load_model(folder), config, lambda report: None)
     costs = measure(session)
     print("| streams | " + " | ".join(f"{context:,}" for context in CONTEXTS) + " |")  # noqa: T201 - a script's output
     print("|" + " --- |" * (len(CONTEXTS) + 1))  # noqa: T201 - as above

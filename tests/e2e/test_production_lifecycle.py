@@ -27,7 +27,7 @@ def endless(name):
 def test_preload_only_loads_says_so_and_opens_no_port(tiny, tiny_worker):
     outcome = llorch_here("serve", tiny, "--preload-only", "--port", tiny_worker.port)
     assert (outcome.code, outcome.stdout) == (0, "")
-    assert outcome.stderr.startswith("loaded source (")
+    assert "\nloaded source (" in f"\n{outcome.stderr}"
     assert "CPUExecutionProvider with 8 slots of 128 tokens" in outcome.stderr
 
 

@@ -1,4 +1,4 @@
-"""``llorch serve --stream-interval``: messages of a stream wait for tokens, and nothing of the answer is lost."""
+"""``llorch serve --stream-interval``: messages of a stream wait for tokens or time, and nothing of the answer is lost."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ REQUEST = GenerationRequest(
 def test_messages_wait_for_tokens_over_grpc_and_http(tiny):
     with serving(tiny) as worker, WorkerClient(worker.address) as client:
         expected = [token for update in client.generate(REQUEST) for token in update.token_ids]
+    assert len(expected) == TOKENS
     with (
         serving(tiny, "--stream-interval", INTERVAL, "--http", 0) as worker,
         WorkerClient(worker.address) as client,

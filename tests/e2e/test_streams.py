@@ -32,8 +32,10 @@ LATE = 3  # so many streams join when the first has been answering for a while
 
 @pytest.fixture
 def client(smollm2_worker):
-    # Over a cache in int8 a prefix that is taken up again is one that was rounded.
-    with WorkerClient(smollm2_worker("int8", "--no-prefix-cache").address) as client:
+    # Over a cache in int8 a prefix that is taken up again is one that was rounded. Every token comes in a message of its own.
+    with WorkerClient(
+        smollm2_worker("int8", "--no-prefix-cache", "--stream-interval", "1").address
+    ) as client:
         yield client
 
 

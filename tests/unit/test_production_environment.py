@@ -37,7 +37,7 @@ VALUES = {
     "max_queued_requests": (5, 6),
     "max_queued_tokens": (7, 8),
     "max_message_bytes": ("1MiB", "2MiB"),
-    "stream_interval": (2, 3),
+    "stream_interval": ("2", "auto"),
     "token_file": ("a", "b"),
     "tls_cert": ("a", "b"),
     "tls_key": ("a", "b"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
+from typing import cast
 
 import pytest
 
@@ -16,8 +18,8 @@ DONE = Completion(FinishReason.LENGTH, None, 1, 2, 3, Timings(0, 0, 0))
 
 
 async def with_call(*, whole: bool) -> tuple[LiveCalls, LiveCall]:
-    live = LiveCalls(asyncio.get_running_loop())
-    call = LiveCall(whole=whole)
+    live = LiveCalls(asyncio.get_running_loop(), 1)
+    call = live.call(whole=whole, owner="")
     live.add("a", call)
     return live, call
 
@@ -46,8 +48,8 @@ def test_updates_that_pile_up_become_one():
 
 def test_a_message_waits_for_as_many_tokens_as_are_asked_for_but_the_first_and_the_last():
     async def scenario():
-        live = LiveCalls(asyncio.get_running_loop())
-        live.add("a", call := LiveCall(whole=False, interval=3))
+        live = LiveCalls(asyncio.get_running_loop(), 3)
+        live.add("a", call := live.call(whole=False, owner=""))
         taken = []
 
         async def follow():
@@ -73,6 +75,147 @@ def test_a_message_waits_for_as_many_tokens_as_are_asked_for_but_the_first_and_t
         await delivered(live, GenerationUpdate("a", "", (), DONE, index=1))
         await following
         assert taken[5:] == [[(2,)]]
+
+    asyncio.run(scenario())
+
+
+class Paced:
+    """A loop with a clock and timers that are set by hand. hops: deliveries that reached it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.now = 50.0
+        self.hops = 0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        self.hops += 1
+        self.loop.call_soon(callback)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Paced:
+        self.timers = [(delay, callback)]
+        return self
+
+    def cancel(self) -> None:
+        self.timers = []
+
+
+def paced(
+    *names: str, whole: bool = False, interval: int | None = None
+) -> tuple[Paced, LiveCalls, list[LiveCall]]:
+    """Return calls whose first tokens have been delivered and taken."""
+    loop = Paced(asyncio.get_running_loop())
+    live = LiveCalls(cast("asyncio.AbstractEventLoop", loop), interval)
+    calls = [live.call(whole=whole, owner="") for _ in names]
+    for name, call in zip(names, calls, strict=True):
+        live.add(name, call)
+    return loop, live, calls
+
+
+async def step(live: LiveCalls, loop: Paced, names: Iterable[str], token: int, after: float = 0.0) -> int:
+    """Deliver a token to each call after some seconds; return how many hops there have been."""
+    loop.now += after
+    await delivered(live, *(GenerationUpdate(name, "x", (token,)) for name in names))
+    return loop.hops
+
+
+@pytest.mark.parametrize(("streams", "spacing"), [(1, 0.01), (2, 0.01), (8, 0.032), (25, 0.1), (100, 0.1)])
+def test_messages_are_spaced_by_how_many_there_would_be(streams, spacing):
+    async def scenario():
+        names = [str(number) for number in range(streams)]
+        loop, live, calls = paced(*names)
+        assert await step(live, loop, names, 1) == 1  # first tokens go at once
+        assert [update.token_ids for update in await calls[0].take()] == [(1,)]
+        assert await step(live, loop, names, 2, spacing / 2) == 1
+        assert await step(live, loop, names, 3, spacing / 2 - 0.001) == 1
+        assert await step(live, loop, names, 4, 0.0011) == 2
+        for call in calls[1:]:
+            assert [update.token_ids for update in await call.take()] == [(1, 2, 3, 4)]
+        assert [update.token_ids for update in await calls[0].take()] == [(2, 3, 4)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "urgent",
+    [
+        GenerationUpdate("a", "y", (9,), DONE),
+        GenerationUpdate("a", "y", (9,), DONE, open_answers=1),
+        GenerationUpdate("a", "y", (9,), index=1, open_answers=1),
+        GenerationUpdate("a", "", (), error=CancelledError("gone")),
+    ],
+    ids=["the end", "the end of one answer", "another answer's first token", "an error"],
+)
+def test_what_is_urgent_waits_for_nothing_and_takes_along_what_was_kept(urgent):
+    async def scenario():
+        loop, live, (call, other) = paced("a", "b")
+        await step(live, loop, "ab", 1)
+        await call.take()
+        await other.take()
+        assert await step(live, loop, "ab", 2, 0.001) == 1
+        await delivered(live, urgent)
+        assert loop.hops == 2
+        assert await other.take() == [GenerationUpdate("b", "x", (2,))]
+        if urgent.error is None:
+            assert (await call.take())[0].token_ids[0] == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_a_long_step_leaves_behind_is_fetched():
+    async def scenario():
+        loop, live, (call,) = paced("a")
+        await step(live, loop, "a", 1)
+        await call.take()
+        await step(live, loop, "a", 2, 0.001)
+        waiting = asyncio.ensure_future(call.take())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        [(delay, fetch)] = loop.timers
+        fetch()
+        assert delay == calls.LONGEST_WAIT_S
+        assert await waiting == [GenerationUpdate("a", "x", (2,))]
+
+    asyncio.run(scenario())
+
+
+def test_whole_answers_cost_a_hop_now_and_then():
+    async def scenario():
+        loop, live, (call,) = paced("a", whole=True)
+        loop.now += 1
+        assert await step(live, loop, "a", 1) == 1
+        for token in range(2, 10):
+            assert await step(live, loop, "a", token, 0.01) == 1
+        await delivered(live, GenerationUpdate("a", "", (), DONE))
+        assert (await call.take())[0].token_ids == tuple(range(1, 10))
+
+    asyncio.run(scenario())
+
+
+def test_a_fixed_interval_is_not_spaced_by_time():
+    async def scenario():
+        loop, live, (call,) = paced("a", interval=2)
+        await step(live, loop, "a", 1)
+        await call.take()
+        await step(live, loop, "a", 2)
+        assert await step(live, loop, "a", 3) == 3
+        assert await call.take() == [GenerationUpdate("a", "xx", (2, 3))]
+        assert not loop.timers
+
+    asyncio.run(scenario())
+
+
+def test_what_was_kept_comes_before_the_end_of_all():
+    async def scenario():
+        loop, live, (call,) = paced("a")
+        await step(live, loop, "a", 1)
+        await call.take()
+        live.deliver([GenerationUpdate("a", "x", (2,), DONE)])  # its hop comes later
+        live.end_all(UnavailableError("stopped"))
+        assert await call.take() == [GenerationUpdate("a", "x", (2,), DONE)]
 
     asyncio.run(scenario())
 

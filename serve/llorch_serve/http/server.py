@@ -42,14 +42,14 @@ class HttpConfig:
     """How the front listens.
 
     host, port: port 0 takes any free one. tokens: requests must carry one of them; none: no token is asked for.
-    tls: None: plain HTTP. stream_interval: tokens of an answer that one event of its stream waits for.
+    tls: None: plain HTTP. stream_interval: tokens of an answer that one event of its stream waits for; None: as the load asks for.
     """
 
     host: str
     port: int
     tokens: tuple[str, ...] = field(default=(), repr=False)
     tls: ssl.SSLContext | None = None
-    stream_interval: int = 1
+    stream_interval: int | None = None
 
 
 class _Server(uvicorn.Server):

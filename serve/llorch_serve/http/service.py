@@ -87,13 +87,12 @@ class _Admission:
 class HttpService:
     """Serves one generator. All methods belong to the event loop that it is made on.
 
-    stream_interval: see :class:`llorch_serve.rpc.calls.LiveCall`.
+    stream_interval: see :class:`llorch_serve.rpc.calls.LiveCalls`.
     """
 
-    def __init__(self, load: Callable[[], Load], *, stream_interval: int = 1) -> None:
+    def __init__(self, load: Callable[[], Load], *, stream_interval: int | None = None) -> None:
         self._load = load
-        self._stream_interval = stream_interval
-        self._calls = LiveCalls(asyncio.get_running_loop())
+        self._calls = LiveCalls(asyncio.get_running_loop(), stream_interval)
         self._threads = ReadingThreads("llorch-http", MAX_PENDING_BYTES)
         self._activity = Activity()
         self._generator: TextGenerator | None = None
@@ -207,7 +206,7 @@ class HttpService:
         assert self._info is not None
         plan = dialect.read(raw, self._info, caller)
         for request in plan.requests:
-            call = LiveCall(whole=not plan.stream, owner=caller.owner, interval=self._stream_interval)
+            call = self._calls.call(whole=not plan.stream, owner=caller.owner)
             try:
                 self._calls.add(request.request_id, call)
                 self._generator.submit(request, self._calls)

@@ -3,20 +3,29 @@
 Input: the updates of an engine step, all at once, on the engine's thread (:meth:`LiveCalls.deliver`). Output: a
 :class:`LiveCall` per request, from which its handler takes everything that has come in since it last looked.
 
-One hop to the loop per engine step, however many requests it served. Nothing is queued: what arrives while a
-handler is busy writing is joined to what is already there, so a slow reader gets fewer, larger messages, and the
-most a call can hold is the rest of its own answer (max_tokens, at most the context).
+At most one hop to the loop per engine step, however many requests it served. What arrives while a handler is busy writing is
+joined to what is already there, so a slow reader gets fewer, larger messages, and the most a call can hold is the rest of
+its own answer (max_tokens, at most the context).
+
+A hop and the messages that it leads to cost processor time that the model could use, and many streams are many messages. So
+hops are spaced: for :data:`SHORTEST_WAIT_S`, or for as long as keeps a step's streams to :data:`MESSAGES_PER_S` together, at
+most :data:`LONGEST_WAIT_S`. The first token of an answer and its end wait for nothing. A fixed interval in tokens takes the
+place of that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Final
 
 from llorch_serve.errors import CancelledError, FieldViolation, InvalidRequestError, QueueFullError
 from llorch_serve.requests import GenerationUpdate, joined
 from llorch_serve.sequence import FinishReason
 
+SHORTEST_WAIT_S: Final = 0.01  # screens show 60 pictures a second
+MESSAGES_PER_S: Final = 250
+LONGEST_WAIT_S: Final = 0.1  # below what people see as halting
 MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tokenisation
 
 
@@ -27,6 +36,7 @@ class LiveCall:
     unwanted: it is to be aborted as soon as it has been submitted. Set on the loop.
     whole: the handler wants the whole answer, so it sleeps until the last update.
     interval: tokens of an answer that it sleeps for, after the first ones and before the end.
+    delivered: answers that an update has been delivered of. Used by the engine's thread.
     abandoned: the handler has left (answered, cancelled, deadline); updates are dropped. Read by other threads.
     submitted: the generator has accepted it and owes it a last update. Set by the thread that submits.
     ended: that last update has come; the generator no longer knows the request.
@@ -38,6 +48,7 @@ class LiveCall:
         "_news",
         "_waiter",
         "abandoned",
+        "delivered",
         "ended",
         "error",
         "owner",
@@ -51,6 +62,7 @@ class LiveCall:
         self.whole = whole
         self._interval = interval
         self._begun: set[int] = set()  # answers that something has been taken of
+        self.delivered: set[int] = set()
         self.owner = owner
         self.unwanted = False
         self.request_id = ""
@@ -110,16 +122,29 @@ class LiveCall:
 
 
 class LiveCalls:
-    """All live requests of a worker, by request id. The sink of every request that the servicer submits."""
+    """All live requests of a worker, by request id. The sink of every request that the servicer submits.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    interval: of every call, see :class:`LiveCall`; None: updates are spaced as the load asks for.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, interval: int | None = None) -> None:
         self._loop = loop
+        self._interval = interval
         self._calls: dict[str, LiveCall] = {}
         self._end: Exception | None = None
+        self._lock = threading.Lock()
+        self._kept: list[GenerationUpdate] = []  # what no hop has taken along yet
+        self._hopped_at = float("-inf")  # by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+
+    def call(self, *, whole: bool, owner: str) -> LiveCall:
+        """Return a call that is not entered yet."""
+        return LiveCall(whole=whole, owner=owner, interval=self._interval or 1)
 
     def end_all(self, error: Exception) -> None:
         """End every call with an error, those too that are still being admitted. On the loop."""
         self._end = error
+        self._distribute()
         for call in tuple(self._calls.values()):
             call.fail(error)
 
@@ -160,9 +185,42 @@ class LiveCalls:
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
         """Take the updates of one engine step. The engine's thread."""
-        self._loop.call_soon_threadsafe(self._distribute, updates)
+        with self._lock:
+            self._kept += updates
+        now = self._loop.time()
+        if now - self._hopped_at >= self._spacing(updates):
+            self._hopped_at = now
+            self._loop.call_soon_threadsafe(self._distribute)
 
-    def _distribute(self, updates: list[GenerationUpdate]) -> None:
+    def _spacing(self, updates: list[GenerationUpdate]) -> float:
+        """Return the seconds since the last hop before which these updates need none; at most LONGEST_WAIT_S."""
+        if self._interval is not None:
+            return 0.0
+        streams, urgent = set(), False
+        for update in updates:
+            call = self._calls.get(update.request_id)
+            if call is None:
+                continue
+            if update.is_last:
+                urgent = True
+            elif not call.whole:
+                begins = not update.is_empty and update.index not in call.delivered
+                if begins:
+                    call.delivered.add(update.index)
+                urgent = urgent or begins or update.completion is not None
+                streams.add(update.request_id)
+        if urgent:
+            return 0.0
+        if not streams:
+            return LONGEST_WAIT_S
+        return min(max(len(streams) / MESSAGES_PER_S, SHORTEST_WAIT_S), LONGEST_WAIT_S)
+
+    def _distribute(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            updates, self._kept = self._kept, []
         for update in updates:
             call = self._calls.get(update.request_id)
             if call is None:
@@ -173,6 +231,9 @@ class LiveCalls:
                 call.ended = call.ended or update.is_last
             else:
                 call.add(update)
+        if self._interval is None and updates and self._calls:
+            # The next step may take long; what the engine keeps back meanwhile is fetched.
+            self._timer = self._loop.call_later(LONGEST_WAIT_S, self._distribute)
 
 
 def check_completed(update: GenerationUpdate) -> None:

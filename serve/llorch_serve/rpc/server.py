@@ -44,7 +44,7 @@ class ServerConfig:
     max_message_bytes: largest message taken or sent, see MAX_MESSAGE_BYTES.
     idle_timeout_s: a worker without a call for so long stops as if it were told to; None: never.
     security: what it asks of its callers.
-    stream_interval: tokens of an answer that one message of its stream waits for.
+    stream_interval: tokens of an answer that one message of its stream waits for; None: as the load asks for.
     """
 
     host: str = "127.0.0.1"
@@ -53,7 +53,7 @@ class ServerConfig:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     idle_timeout_s: float | None = None
     security: Security = OPEN
-    stream_interval: int = 1
+    stream_interval: int | None = None
 
 
 class WorkerServer:

@@ -49,17 +49,18 @@ _Submission = tuple[str, Callable[[UpdateSink], None]]
 class GenerationServicer:
     """Serves one generator. All methods belong to the event loop that it is made on.
 
-    progress: of the load that comes first. by_token: callers are known by their tokens. stream_interval: see :class:`LiveCall`.
+    progress: of the load that comes first. by_token: callers are known by their tokens. stream_interval: see :class:`LiveCalls`.
 
     Until :meth:`start`, and after :meth:`refuse`, every new call but GetLoad and Abort ends with UNAVAILABLE.
     """
 
-    def __init__(self, progress: LoadProgress, *, by_token: bool = False, stream_interval: int = 1) -> None:
-        self._stream_interval = stream_interval
+    def __init__(
+        self, progress: LoadProgress, *, by_token: bool = False, stream_interval: int | None = None
+    ) -> None:
         self._progress = progress
         self._by_token = by_token
         self._state = WorkerState.STARTING
-        self._calls = LiveCalls(asyncio.get_running_loop())
+        self._calls = LiveCalls(asyncio.get_running_loop(), stream_interval)
         self._threads = ReadingThreads("llorch-request", MAX_PENDING_BYTES)
         self._activity = Activity()
         self._generator: TextGenerator | None = None
@@ -236,7 +237,7 @@ class GenerationServicer:
     ) -> R:
         """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does."""
         owner = caller_of(context, by_token=self._by_token)
-        call = LiveCall(whole=whole, owner=owner, interval=self._stream_interval)
+        call = self._calls.call(whole=whole, owner=owner)
         # Shielded, since a thread cannot be interrupted: what it admits after the caller left is aborted then.
         admission = asyncio.ensure_future(
             self._threads.run(len(raw), functools.partial(self._admit, read, context.peer(), call))

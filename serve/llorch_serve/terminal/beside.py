@@ -57,7 +57,7 @@ def open_beside(
     security: Security = OPEN,
     tls: ssl.SSLContext | None = None,
     require_auth: bool = False,
-    stream_interval: int = 1,
+    stream_interval: int | None = None,
 ) -> Beside:
     """Prepare what the flags ask for. Raises ProviderError, PortError or UsageError."""
     narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
@@ -108,7 +108,7 @@ def _http_front(
     narrator: Narrator,
     *,
     require_auth: bool,
-    stream_interval: int,
+    stream_interval: int | None,
 ) -> tuple[FrontMaker, Callable[[ClosableGenerator], Observer]]:
     """Return what makes the front, and what makes the observer behind its /metrics."""
     with required("http"):

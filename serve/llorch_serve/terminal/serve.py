@@ -64,6 +64,7 @@ from llorch_serve.terminal.serving_flags import (
     judge_exposure,
     read_message_bytes,
     read_pool,
+    read_stream_interval,
 )
 from llorch_serve.terminal.target import export_source, find_artifact, find_target, find_tokenizer
 
@@ -99,7 +100,7 @@ def command(
     max_queued_requests: MaxQueuedRequests = 1024,
     max_queued_tokens: MaxQueuedTokens = None,
     max_message_bytes: MaxMessageBytes = "16MiB",
-    stream_interval: StreamInterval = 1,
+    stream_interval: StreamInterval = "auto",
     token_file: TokenFile = None,
     tls_cert: ServerCert = None,
     tls_key: ServerKey = None,
@@ -143,6 +144,7 @@ def command(
     if slots < 1:
         raise UsageError(f"--slots is {slots}; at least 1 is needed")
     set_up_logging(log_format, log_level)
+    spacing = read_stream_interval(stream_interval)
     target = find_target(model_dir, model)
     folder, tokenizer = find_artifact(target), find_tokenizer()
     refuse_invariant_lookup(batch_invariant=batch_invariant, lookup=lookup)
@@ -194,7 +196,7 @@ def command(
         security=security,
         tls=read_tls(tls_cert, tls_key, tls_client_ca),
         require_auth=require_auth,
-        stream_interval=stream_interval,
+        stream_interval=spacing,
     )
     pool = read_pool(worker_id, callback_url, advertise_host, model_ref, host=host, security=security)
     server = ServerConfig(
@@ -204,7 +206,7 @@ def command(
         max_message_bytes=read_message_bytes(max_message_bytes),
         idle_timeout_s=idle_timeout,
         security=security,
-        stream_interval=stream_interval,
+        stream_interval=spacing,
     )
     opened: list[Worker] = []
     asyncio.run(

@@ -68,11 +68,11 @@ RequireAuth = Annotated[
     ),
 ]
 StreamInterval = Annotated[
-    int,
+    str,
     typer.Option(
-        min=1,
-        max=1024,
-        help="Tokens that each message of a stream waits for, but the first and the last: more cost less processor time, and come later.",
+        metavar="auto|N",
+        help="Tokens that each message of a stream waits for, but the first and the last. auto: every token goes out at once until "
+        "messages get so many that they would cost the model its time, and none waits for over 0.1 s.",
     ),
 ]
 PreloadOnly = Annotated[
@@ -152,6 +152,15 @@ def read_pool(
         secure=security.certificate is not None,
         model_ref=model_ref,
     )
+
+
+def read_stream_interval(value: str) -> int | None:
+    """Return the tokens that ``--stream-interval`` stands for, None for ``auto``. Raises UsageError."""
+    if value == "auto":
+        return None
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 1024:
+        raise UsageError(f"--stream-interval is {value}; expected auto or 1 to 1024")
+    return int(value)
 
 
 def read_message_bytes(value: str) -> int:
