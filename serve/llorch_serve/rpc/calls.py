@@ -24,7 +24,7 @@ from llorch_serve.requests import GenerationUpdate, joined
 from llorch_serve.sequence import FinishReason
 
 SHORTEST_WAIT_S: Final = 0.01  # screens show 60 pictures a second
-MESSAGES_PER_S: Final = 250
+MESSAGES_PER_S: Final = 125
 LONGEST_WAIT_S: Final = 0.1  # below what people see as halting
 MAX_LIVE_CALLS: Final = 1024  # a flood is turned away here, before it costs tokenisation
 
