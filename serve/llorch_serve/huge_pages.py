@@ -1,7 +1,6 @@
 """Loaded weights in huge pages, where Linux has them.
 
-A step reads every weight once. In pages of 4 KiB, looking up where each page lies takes a tenth of the decode of a model of a
-billion parameters; in pages of 2 MiB next to nothing. The runtime allocates the weights itself and asks for no such pages, so they
+A step reads every weight once, and in pages of 4 KiB looking up where each lies takes a share of it (docs/performance.md). The runtime allocates the weights itself and asks for no such pages, so they
 are gathered once it has: the kernel copies each run of small pages into a huge one at the same address
 (madvise(2), MADV_COLLAPSE). What has never been touched gets no memory by that, so a cache that grows page by page still does.
 """
