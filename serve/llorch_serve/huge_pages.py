@@ -1,8 +1,9 @@
 """Loaded weights in huge pages, where Linux has them.
 
-A step reads every weight once, and in pages of 4 KiB looking up where each lies takes a share of it (docs/performance.md). The runtime allocates the weights itself and asks for no such pages, so they
-are gathered once it has: the kernel copies each run of small pages into a huge one at the same address
-(madvise(2), MADV_COLLAPSE). What has never been touched gets no memory by that, so a cache that grows page by page still does.
+A step reads every weight once, and in pages of 4 KiB looking up where each lies takes a share of it (docs/performance.md). The
+runtime allocates the weights itself and asks for no larger pages, so they are gathered once it has: the kernel copies each run of small
+pages into a huge one at the same address (madvise(2), MADV_COLLAPSE). What has never been touched gets no memory by that, so a
+cache that grows page by page still does.
 """
 
 from __future__ import annotations
