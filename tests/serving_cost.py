@@ -1,12 +1,12 @@
 """What the ways into a worker cost: tokens per second through gRPC and HTTP beside the engine alone, and two waits.
 
-    python tests/serving_cost.py ARTIFACT [--rounds 7] [--stream-interval auto] [--output FILE.json]
+    python tests/serving_cost.py ARTIFACT [--restarts 3] [--rounds 3] [--stream-interval auto] [--output FILE.json]
 
 Every round runs the same work on the engine alone (in this process), through gRPC and through HTTP (a worker process; this
 one is the client, on the same processors), in an order that turns from round to round. What is asked of gRPC is asked with the
 least that reads its streams, as over HTTP; beside it stands llorch's own client, whose processor time is the engine's loss too.
-Ratios are taken within a round. Then,
-with the worker idle: the first token of a short prompt, and how long a slot stays taken once its call is cancelled.
+Ratios are taken within a round. A process keeps a speed of its own, some percent apart from another's, so engine and worker are
+started several times. Each time, with the worker idle: the first token of a short prompt, and how long a slot stays taken once its call is cancelled.
 Means something on a machine with nothing else to do.
 """
 
@@ -195,9 +195,10 @@ def measure_waits(
                 costs.waits.setdefault(f"cancel to free slot, {way}", []).append(free_ms)
 
 
-def measure(artifact: Path, *, rounds: int, times: int, answer: int, interval: str = "auto") -> Costs:
-    """Measure everything once."""
-    costs = Costs()
+def measure(
+    artifact: Path, costs: Costs, *, rounds: int, times: int, answer: int, interval: str = "auto"
+) -> None:
+    """Start an engine and a worker, and measure everything."""
     engine = open_worker(
         artifact, EngineConfig(session=SessionConfig(slots=max(STREAMS), huge_pages=None)), tokenizer=None
     )
@@ -221,7 +222,6 @@ def measure(artifact: Path, *, rounds: int, times: int, answer: int, interval: s
             measure_waits(client, over_http, work, times, costs)
     finally:
         engine.close()
-    return costs
 
 
 def table(costs: Costs) -> str:
@@ -257,14 +257,17 @@ def missed(costs: Costs) -> list[str]:
 
 def main(
     artifact: Path,
-    rounds: Annotated[int, typer.Option(min=1)] = 7,
-    times: Annotated[int, typer.Option(min=1, help="How often each wait is measured.")] = 20,
+    restarts: Annotated[int, typer.Option(min=1, help="Starts of engine and worker.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds after each.")] = 3,
+    times: Annotated[int, typer.Option(min=1, help="How often each wait is measured after each.")] = 7,
     answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
     stream_interval: Annotated[str, typer.Option(help="The worker's.")] = "auto",
     output: Annotated[Path, typer.Option(help="Where measurements go as JSON.")] = Path("serving_cost.json"),
 ) -> None:
     """Measure and print; exit with 1 where a median misses what is asked."""
-    costs = measure(artifact, rounds=rounds, times=times, answer=answer, interval=stream_interval)
+    costs = Costs()
+    for _ in range(restarts):
+        measure(artifact, costs, rounds=rounds, times=times, answer=answer, interval=stream_interval)
     output.write_bytes(msgspec.json.format(msgspec.json.encode(costs)))
     typer.echo(table(costs))
     if found := missed(costs):

@@ -10,13 +10,15 @@ from serving_cost import ASKED, STREAMS, WAYS, Costs, measure, missed, table
 
 
 def test_every_way_and_wait_is_measured_once_a_round(long):
-    costs = measure(long, rounds=2, times=2, answer=8)
+    costs = Costs()
+    measure(long, costs, rounds=2, times=1, answer=8)
+    measure(long, costs, rounds=1, times=2, answer=8)
     assert set(costs.speeds) == {f"{way}, {n}" for way in WAYS for n in STREAMS}
     assert set(costs.waits) == {
         f"{what}, {way}" for what in ("first token", "cancel to free slot") for way in ("gRPC", "HTTP")
     }
     assert all(
-        len(found) == 2 and min(found) > 0 for found in (*costs.speeds.values(), *costs.waits.values())
+        len(found) == 3 and min(found) > 0 for found in (*costs.speeds.values(), *costs.waits.values())
     )
 
 

@@ -122,9 +122,7 @@ async def step(live: LiveCalls, loop: Paced, names: Iterable[str], token: int, a
     return loop.hops
 
 
-@pytest.mark.parametrize(
-    ("streams", "spacing"), [(1, 0.01), (2, 0.016), (8, 0.064), (12, 0.096), (13, 0.1), (100, 0.1)]
-)
+@pytest.mark.parametrize(("streams", "spacing"), [(1, 0.0125), (2, 0.025), (7, 0.0875), (8, 0.1), (100, 0.1)])
 def test_messages_are_spaced_by_how_many_there_would_be(streams, spacing):
     async def scenario():
         names = [str(number) for number in range(streams)]
