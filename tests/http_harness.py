@@ -96,7 +96,7 @@ def running_front(
 
     def make(load: Callable[[], Load]) -> HttpFront:
         return HttpFront(
-            HttpConfig("127.0.0.1", 0, () if token is None else (token, "another"), tls),
+            HttpConfig("127.0.0.1", 0, () if token is None else (token, "another"), tls, stream_interval=1),
             load,
             exposition or (lambda: (b"", "text/plain")),
             on_answered=answered.append,

@@ -55,8 +55,11 @@ class RunningServer:
 
 @contextmanager
 def running_server(generator: TextGenerator | None = None, **config: Any) -> Iterator[RunningServer]:
-    """A server on a free port; still loading unless it is given a generator."""
-    running = RunningServer(ServerConfig(port=0, **config))
+    """A server on a free port; still loading unless it is given a generator.
+
+    Every token has a message, unless said otherwise: a fake engine makes a whole answer in the time that others wait for one.
+    """
+    running = RunningServer(ServerConfig(port=0, **{"stream_interval": 1, **config}))
     try:
         if generator is not None:
             running.call(running.server.set_ready(generator))

@@ -124,7 +124,7 @@ def test_streams_side_by_side_keep_apart(stub):
 def test_a_reader_that_sleeps_gets_everything_in_fewer_messages():
     words, padding = 3000, 2000  # 6 MB, far beyond what the transport buffers
     generator = FakeGenerator(padding=padding)
-    with running_server(generator, stream_interval=1) as running, open_stub(running.address) as stub:
+    with running_server(generator) as running, open_stub(running.address) as stub:
         responses = stream(stub, max_tokens=words)
         generator.wait_for(lambda g: g.steps == words and not g.live_ids)
         messages = list(responses)
@@ -330,7 +330,7 @@ def test_a_client_that_closes_its_channel_frees_its_slots(stepped):
 
 def test_a_client_that_goes_away_in_mid_stream_leaves_no_noise(caplog):
     generator = FakeGenerator(padding=1000)
-    with caplog.at_level(logging.INFO), running_server(generator, stream_interval=1) as running:
+    with caplog.at_level(logging.INFO), running_server(generator) as running:
         for _ in range(20):
             with open_stub(running.address) as stub:
                 next(stream(stub, max_tokens=None))
