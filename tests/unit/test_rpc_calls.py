@@ -106,7 +106,7 @@ class Paced:
 def paced(
     *names: str, whole: bool = False, interval: int | None = None
 ) -> tuple[Paced, LiveCalls, list[LiveCall]]:
-    """Return calls whose first tokens have been delivered and taken."""
+    """Return a loop, its live calls, and a call for each name, entered and without news."""
     loop = Paced(asyncio.get_running_loop())
     live = LiveCalls(cast("asyncio.AbstractEventLoop", loop), interval)
     calls = [live.call(whole=whole, owner="") for _ in names]
