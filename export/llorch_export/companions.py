@@ -50,7 +50,7 @@ def prompt_recipe(
     """
     if options.prompts is None:
         return None
-    found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks or {})
+    found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks)
     refuse_beyond(options.target, found)
     check_static(found, None)
     if found.compute_type != recipe.compute_type:

@@ -63,9 +63,13 @@ def export_fingerprint(
     interop: Interop | None = None,
     target: Target = "cpu",
     prompts: Recipe | None = None,
-    chooses: Sequence[str | None] = (),
+    prompts_choose: Sequence[str] = (),
+    chooses: Sequence[str] = (),
 ) -> str:
-    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value."""
+    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value.
+
+    chooses, prompts_choose: what the rules of either recipe choose modules by, where that is yet to be measured.
+    """
     parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
     # Plain exports for the CPU keep the names that they had before there were others.
     if interop is not None:
@@ -73,7 +77,9 @@ def export_fingerprint(
     if target != "cpu":
         parts.append(target)
     if prompts is not None:
-        parts.append([prompts, *chooses])
+        parts.append([prompts, *prompts_choose])
+    if chooses:
+        parts.append(["spikiest", *chooses])
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 

@@ -92,8 +92,7 @@ class Rule:
     layers: only in these, as ``first 4``, ``last 1/8``, ``every 3``; empty: in all.
     precision and the rest: None takes what the recipe says for that precision, or the precision's default.
     label: names the rule in errors.
-    spikiest: of the modules so far only those whose inputs have the largest peaks on a calibration text, as ``6`` or ``1/5``; for
-        graphs for prompts.
+    spikiest: of the modules so far only those whose inputs have the largest peaks on a calibration text, as ``6`` or ``1/5``.
     """
 
     modules: tuple[str, ...]

@@ -37,7 +37,7 @@ from llorch_export.precisions import refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import ErrorFactors, error_factor
 from llorch_export.recipes.default import with_quantizer
-from llorch_export.recipes.resolve import with_rules
+from llorch_export.recipes.resolve import Peaks, choices, with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
     CalibrationIds,
@@ -88,11 +88,11 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     options = with_quantizer(options, checkpoint.config)
-    recipe = with_rules(options.recipe(), options.rules, checkpoint.config)
-    wants_cache = recipe.int8_cache
-    recipe = with_cache(recipe, options.kv_dtype, checkpoint.config)
+    recipe = _resolved(options, checkpoint.config)
+    wants_cache = options.recipe().int8_cache
     refuse_beyond(options.target, recipe)
-    require_use(recipe, options.calibration, may_measure=uses_static(recipe))
+    chooses = choices(options.rules, options.calibration)
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe) or bool(chooses))
     check_static(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
     text = None
@@ -100,22 +100,30 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         text = read_calibration(options.calibration, checkpoint)
         recipe = msgspec.structs.replace(recipe, calibration=text.text)
     prompts = prompt_recipe(options, recipe, checkpoint.config)
-    chooses = [rule.spikiest for rule in options.prompts.rules if rule.spikiest] if options.prompts else []
-    if chooses and text is None:
-        raise UsageError(
-            "spikiest in --prefill-recipe chooses by what is measured on a text; add --calibration FILE"
-        )
+    prompts_choose = choices(options.prompts.rules, options.calibration) if options.prompts else []
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
     export_print = export_fingerprint(
-        source_print, recipe, context_length, terms, options.interop, options.target, prompts, chooses
+        source_print,
+        recipe,
+        context_length,
+        terms,
+        options.interop,
+        options.target,
+        prompts,
+        prompts_choose,
+        chooses,
     )
     existing = loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
-    prepared = prepare(checkpoint, recipe, text, progress, measure=bool(chooses))
+    prepared = prepare(checkpoint, recipe, text, progress, measure=bool(chooses or prompts_choose))
     if prepared.calibration is not None:
-        prompts = prompt_recipe(options, recipe, checkpoint.config, prepared.calibration.peaks())
+        peaks = prepared.calibration.peaks()
+        recipe = msgspec.structs.replace(
+            _resolved(options, checkpoint.config, peaks), calibration=recipe.calibration
+        )
+        prompts = prompt_recipe(options, recipe, checkpoint.config, peaks)
     with (
         _error_factors(prepared, recipe, text, progress) as factors,
         ArtifactWriter(options.output, force=replace) as writer,
@@ -184,6 +192,11 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     uncached = left_out(checkpoint.config) if wants_cache and not recipe.int8_cache else None
     notices = tuple(notice for notice in (graph.narrowing.notice(), probed, uncached) if notice is not None)
     return ExportResult(load_artifact(options.output), changed=True, notices=notices)
+
+
+def _resolved(options: ExportOptions, config: LlamaConfig, peaks: Peaks | None = None) -> Recipe:
+    """Return the first graph's recipe. peaks: see :func:`with_rules`."""
+    return with_cache(with_rules(options.recipe(), options.rules, config, peaks), options.kv_dtype, config)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from llorch_export.options import ExportOptions
 from llorch_export.pipeline import check_source, resolve_context
 from llorch_export.precisions import refuse_beyond
 from llorch_export.recipes.default import with_quantizer
-from llorch_export.recipes.resolve import with_rules
+from llorch_export.recipes.resolve import choices, with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
 from llorch_export.transform.prepare import fixed_transforms
@@ -48,7 +48,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
     recipe = with_rules(options.recipe(), options.rules, config)
     recipe = with_cache(recipe, options.kv_dtype, config)
     refuse_beyond(options.target, recipe)
-    require_use(recipe, options.calibration, may_measure=uses_static(recipe))
+    chooses = choices(options.rules, options.calibration)
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe) or bool(chooses))
     check_static(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
@@ -58,6 +59,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
     prompts = prompt_recipe(options, recipe, config)
     prompt_bytes = None
     if prompts is not None:
+        assert options.prompts is not None
+        choices(options.prompts.rules, options.calibration)
         plan = prompt_plan(recipe, prompts, graph)
         build_decoder(
             built, prompts, tensors, context_length=context_length, target=options.target, weights=plan

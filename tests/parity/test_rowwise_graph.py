@@ -15,6 +15,7 @@ import numpy_llama
 from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from integer_numpy import Matrix, quarter_product, row_product
 from llorch_export.modules import stored_modules
+from llorch_export.options import Rule
 from llorch_serve.artifact import Artifact
 from llorch_serve.fidelity import DivergenceSum
 from llorch_serve.manifest import Activations
@@ -48,13 +49,17 @@ def export_rows(
 
 
 def expected_logits(
-    overrides: dict[str, Any], *, rounded: bool, product: Callable[[Matrix, Matrix], Matrix] = row_product
+    overrides: dict[str, Any],
+    *,
+    rounded: bool,
+    product: Callable[[Matrix, Matrix], Matrix] = row_product,
+    head: bool = False,
 ) -> npt.NDArray[np.float32]:
     weights = tiny_weights(tiny_llama_config(**overrides))
 
     def multiply(x: numpy_llama.Array, module: str) -> numpy_llama.Array:
         weight = weights[f"{module}.weight"]
-        if not rounded or module in ("lm_head", "model.embed_tokens"):
+        if not rounded or (module in ("lm_head", "model.embed_tokens") and not head):
             return x @ weight.astype(np.float64).T
         return product(x.astype(np.float32), weight).astype(np.float64)
 
@@ -82,6 +87,22 @@ def test_the_decoder_with_quarters_is_numpy_with_quarters(tmp_path: Path, name: 
     found = all_logits(export_rows(tmp_path, name, "quarters"), IDS)
     assert kl(expected_logits(MODELS[name], rounded=True, product=quarter_product), found) < KL_ROW_CODES
     assert kl(expected_logits(MODELS[name], rounded=True), found) > 2 * KL_ROW_CODES
+
+
+@pytest.mark.parametrize("name", ["plain", "odd sizes"])
+def test_a_head_in_whole_bytes_is_numpy_s(tmp_path: Path, name: str) -> None:
+    source = write_hf_folder(tmp_path / "model", MODELS[name])
+    head = Rule(("lm_head",), precision="int8", activations="row")
+    artifact = export_tiny(
+        source, tmp_path / "a", precision="int8", head_precision="fp32", activations="row", rules=(head,)
+    )
+    found = all_logits(artifact, IDS)
+    assert kl(expected_logits(MODELS[name], rounded=True, head=True), found) < KL_ROW_CODES
+    assert kl(expected_logits(MODELS[name], rounded=True), found) > 2 * KL_ROW_CODES
+    model = onnx.load(artifact.graph_path, load_external_data=False)
+    (stored,) = (module for module in stored_modules(model) if module.name == "lm_head")
+    hidden = artifact.manifest.model.hidden_size
+    assert (stored.precision, stored.block_size, stored.bits_per_weight) == ("int8", None, 8 + 32 / hidden)
 
 
 def test_a_row_does_not_depend_on_how_a_prompt_is_cut(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from checkpoints import write_hf_folder
+from checkpoints import Weights, write_hf_folder
 from llorch_export.modules import StoredModule, stored_modules
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
@@ -132,6 +133,37 @@ def test_static_scales_that_nothing_settles_are_refused(source: Path, tmp_path: 
     ] * 2
 
 
+def test_rules_choose_by_what_a_text_shows(tmp_path: Path, text: Path) -> None:
+    def edit(weights: Weights) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][3] *= 100  # one channel far above all others
+
+    source = write_hf_folder(tmp_path / "model", edit=edit)
+    rules = (
+        Rule(("*.down_proj",), activations="static"),
+        Rule(("*.down_proj",), activations="block", spikiest="1/2", label="the rule"),
+    )
+    artifact = export_tiny(source, tmp_path / "a", precision="int8", rules=rules, calibration=text)
+    found = forms(artifact)
+    assert found["model.layers.0.mlp.down_proj"] == "static_codes"
+    assert found["model.layers.1.mlp.down_proj"] == "block"
+    other = (rules[0], dataclasses.replace(rules[1], spikiest="1"))
+    again = export_tiny(source, tmp_path / "b", precision="int8", rules=other, calibration=text)
+    assert again.manifest.recipe == artifact.manifest.recipe
+    assert again.manifest.fingerprint != artifact.manifest.fingerprint
+    without = ExportOptions(source=str(source), output=tmp_path / "c", rules=(rules[1],))
+    for run in (lambda: export(without, silent), lambda: preview(without)):
+        with pytest.raises(UsageError, match="the rule: spikiest chooses by .* add --calibration FILE"):
+            run()
+
+
+def test_a_text_for_a_choice_alone_has_a_use(source: Path, tmp_path: Path, text: Path) -> None:
+    rule = Rule(("*.down_proj",), precision="fp32", spikiest="1")
+    options: dict[str, Any] = {"precision": "int8", "calibration": text, "kv_dtype": "float32"}
+    assert export_tiny(source, tmp_path / "a", rules=(rule,), **options).manifest.recipe.rules
+    with pytest.raises(UsageError, match="has no effect on this export"):
+        export_tiny(source, tmp_path / "b", **options)
+
+
 def test_rules_choose_forms_module_by_module(source: Path, tmp_path: Path) -> None:
     rules = (
         Rule(("model.layers.1.mlp.down_proj",), activations="block"),
@@ -212,13 +244,33 @@ def test_a_text_that_rules_leave_without_use_is_refused(source: Path, tmp_path: 
             Rule(("*.mlp.*",), precision="int4", activations="row"),
             "activations row is for int8, and model.layers.0.mlp",
         ),
-        (Rule(("lm_head",), activations="row"), "lm_head is a table, which has blocks"),
+        (
+            Rule(("model.embed_tokens",), activations="row"),
+            "model.embed_tokens is looked up, which takes blocks$",
+        ),
     ],
 )
 def test_rules_that_cannot_be_are_refused(source: Path, tmp_path: Path, rule: Rule, message: str) -> None:
     options = ExportOptions(source=str(source), output=tmp_path / "a", rules=(rule,))
     with pytest.raises(UsageError, match=message):
         preview(options)
+
+
+def test_a_tied_head_has_whole_bytes_where_a_rotation_unties_it(tmp_path: Path) -> None:
+    source = write_hf_folder(tmp_path / "model", {"tie_word_embeddings": True})
+    rule = Rule(("lm_head",), activations="row")
+    tied = ExportOptions(source=str(source), output=tmp_path / "a", rules=(rule,))
+    for run in (lambda: export(tied, silent), lambda: preview(tied)):
+        with pytest.raises(
+            UsageError, match=r"this model's head is the same table; .* \(--transform rotate\)"
+        ):
+            run()
+    artifact = export_tiny(
+        source, tmp_path / "b", precision="int8", rules=(rule,), transforms=("rotate",), kv_dtype="float32"
+    )
+    assert {name for name, form in forms(artifact).items() if form == "row_codes"} == {"logits"}
+    fp32 = all_logits(export_tiny(source, tmp_path / "fp32"), IDS)
+    assert 1e-6 < kl(fp32, all_logits(artifact, IDS)) < KL_ROW_TINY
 
 
 @pytest.mark.parametrize("rotated", [False, True])

@@ -201,8 +201,8 @@ def test_the_spikiest_are_those_with_the_largest_peaks() -> None:
     recipe = ExportOptions(source="", output=Path(), precision="int8").recipe()
     found = with_rules(recipe, (rule,), config, peaks)
     assert [one.modules for one in found.rules] == [("model.layers.1.mlp.down_proj",)]
-    with pytest.raises(UsageError, match=r"the rule: spikiest is '1/2'; .* graph for prompts"):
-        with_rules(recipe, (rule,), config)
+    unknown = with_rules(recipe, (rule,), config)  # not measured yet: the first stands for it
+    assert [one.modules for one in unknown.rules] == [("model.layers.0.mlp.down_proj",)]
     for wrong in ("0", "1/0", "half", "-1"):
         with pytest.raises(UsageError, match="expected a number like '6' or a share"):
             with_rules(recipe, (replace(rule, spikiest=wrong),), config, peaks)

@@ -11,6 +11,7 @@ from llorch_export.formats import EMBEDDING, HEAD
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes
+from llorch_export.graph.integer import integer_linear
 from llorch_export.graph.linear import matmul, matmul_nbits
 from llorch_export.quantize.layout import block_count
 
@@ -77,6 +78,8 @@ def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str
     if dequantizes(b, form):
         matrix = dequantized_matrix(b, HEAD, [f"{source}.weight"], form)
         return matmul(b, x, matrix, name=name, shape=shape)
+    if form.activations is not None:
+        return integer_linear(b, x, [HEAD], form.activations, name=name, lead=(b.dims.rows,), bias=None)
     table = embedding if c.tie_word_embeddings and embedding is not None else _table(b, HEAD)
     if isinstance(table, ir.Value):
         # Gemm reads the table as it lies, so a tied one serves lookup and head alike.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -40,8 +41,7 @@ def with_rules(
 ) -> Recipe:
     """Return ``recipe`` with ``rules`` resolved for the model of ``config``.
 
-    peaks: what ``spikiest`` chooses by; empty: not known yet, the first modules stand for those that it will be; None: such
-        rules are refused.
+    peaks: what ``spikiest`` chooses by; None: not known yet, the first modules stand for those that it will be.
 
     Raises UsageError if a rule means no module, is overruled everywhere, or does not fit the recipe.
     """
@@ -58,12 +58,17 @@ def with_rules(
     winners: dict[str, Rule] = {}
     for rule in rules:
         winners |= dict.fromkeys(
-            _spikiest(rule, _matched(rule, names, config.num_hidden_layers), peaks), rule
+            _spikiest(rule, _matched(rule, names, config.num_hidden_layers), peaks or {}), rule
         )
     for rule in rules:
         if rule not in winners.values():
             raise UsageError(f"{rule.label} has no effect: later rules settle every module that it matches")
-    formats = {module: _format(rule, recipe, module) for module, rule in winners.items()}
+    formats = {
+        module: _format(
+            rule, recipe, module, looked_up=module == EMBEDDING or (shared_table and module == HEAD)
+        )
+        for module, rule in winners.items()
+    }
     if shared_table:
         _join_tables(formats, winners)
     grouped: dict[ModuleFormat, list[str]] = {}
@@ -84,6 +89,16 @@ def with_rules(
             for form, modules in grouped.items()
         ),
     )
+
+
+def choices(rules: Sequence[Rule], calibration: Path | None) -> list[str]:
+    """Return what ``rules`` choose modules by that is measured on a text. Raises UsageError where there is none."""
+    found = [rule for rule in rules if rule.spikiest is not None]
+    if found and calibration is None:
+        raise UsageError(
+            f"{found[0].label}: spikiest chooses by what is measured on a text; add --calibration FILE"
+        )
+    return [rule.spikiest for rule in found if rule.spikiest is not None]
 
 
 def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
@@ -109,15 +124,14 @@ def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
     return [name for name in names if name in found]
 
 
-def _spikiest(rule: Rule, modules: list[str], peaks: Peaks | None) -> list[str]:
+def _spikiest(rule: Rule, modules: list[str], peaks: Peaks) -> list[str]:
     """Return the modules whose inputs have the largest peaks, as many as the rule says; all if it does not say."""
     if rule.spikiest is None:
         return modules
     parts = _SHARE.fullmatch(rule.spikiest)
-    if parts is None or peaks is None:
+    if parts is None:
         raise UsageError(
-            f"{rule.label}: spikiest is {rule.spikiest!r}; expected a number like '6' or a share like '1/5', in the recipe of a graph "
-            "for prompts"
+            f"{rule.label}: spikiest is {rule.spikiest!r}; expected a number like '6' or a share like '1/5'"
         )
     count = int(parts[1])
     if parts[2]:
@@ -163,13 +177,16 @@ def _chosen_layers(rule: Rule, layers: int) -> set[int]:
     return chosen
 
 
-def _format(rule: Rule, recipe: Recipe, module: str) -> ModuleFormat:
-    """Return what a rule makes of a module; what it leaves open is the recipe's, where that speaks of the same precision."""
+def _format(rule: Rule, recipe: Recipe, module: str, *, looked_up: bool) -> ModuleFormat:
+    """Return what a rule makes of a module; what it leaves open is the recipe's, where that speaks of the same precision.
+
+    looked_up: the module is a table from which rows are taken, as an embedding is, or a head that shares its table.
+    """
     default = default_format(recipe, module)
     precision = rule.precision or default.precision
     if precision == "source":
         raise UsageError(f"{rule.label}: precision source is for the whole model; choose fp32, int8 or int4")
-    activations = _activations(rule, default, module, precision)
+    activations = _activations(rule, default, module, precision, looked_up=looked_up)
     if activations is not None:
         _refuse_block_settings(
             rule,
@@ -212,7 +229,9 @@ def _refuse_block_settings(rule: Rule, why: str) -> None:
             raise UsageError(f"{rule.label}: {key} has no effect {why}")
 
 
-def _activations(rule: Rule, default: ModuleFormat, module: str, precision: Precision) -> Whole | None:
+def _activations(
+    rule: Rule, default: ModuleFormat, module: str, precision: Precision, *, looked_up: bool
+) -> Whole | None:
     """Return how the module's input is rounded, if by whole rows. Raises UsageError where that cannot be."""
     if rule.activations is None:
         return default.activations if precision == "int8" else None
@@ -220,9 +239,11 @@ def _activations(rule: Rule, default: ModuleFormat, module: str, precision: Prec
         raise UsageError(
             f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision {precision}"
         )
-    if rule.activations != "block" and module in (EMBEDDING, HEAD):
+    if rule.activations != "block" and looked_up:
+        shared = ", and this model's head is the same table; a rotation (--transform rotate) makes two of it"
         raise UsageError(
-            f"{rule.label}: activations {rule.activations} is for linear layers; {module} is a table, which has blocks"
+            f"{rule.label}: activations {rule.activations} is for matrices that are only multiplied with; {EMBEDDING} is looked up, "
+            f"which takes blocks{shared if module == HEAD else ''}"
         )
     return whole(rule.activations)
 
