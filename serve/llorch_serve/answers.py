@@ -109,6 +109,8 @@ class Answer:
 
     def _opened(self, update: GenerationUpdate, tokenizer: Tokenizer) -> GenerationUpdate:
         """Return the update, with what is told once: by the first one."""
+        if not self.opening and self.report is None:
+            return update
         report, scores = self.report, self.sequence.prompt_scores
         update = replace(update, text=self.opening + update.text)
         self.opening, self.report = "", None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 import numpy as np
@@ -73,20 +74,19 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
     """
     assert logits.ndim == 2
     assert len(logits) == len(rows)
-    if not rows:
-        return []
-    best = logits.argmax(axis=1)
-    # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
-    finite = np.isfinite(logits[np.arange(len(rows)), best]) & np.isfinite(logits.min(axis=1))
-    chosen: list[int | RequestError] = best.tolist()
-    for index in np.flatnonzero(~finite).tolist():
-        chosen[index] = _non_finite(logits[index])
-    # Where nothing applies to a greedy row, the most likely token is it.
-    rest = [
-        i
-        for i, row in enumerate(rows)
-        if finite[i] and (row.params.temperature or row.adjustment.applies or row.constraint is not None)
-    ]
+    chosen: list[int | RequestError] = []
+    rest = []
+    # One by one, as a step of the model leaves nothing in the processor's caches: the second look at a row then finds it there.
+    for index, (values, row) in enumerate(zip(logits, rows, strict=True)):
+        best = int(values.argmax())
+        # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
+        if not (isfinite(values.item(best)) and isfinite(values.min())):
+            chosen.append(_non_finite(values))
+            continue
+        # Where nothing applies to a greedy row, the most likely token is it.
+        chosen.append(best)
+        if row.params.temperature or row.adjustment.applies or row.constraint is not None:
+            rest.append(index)
     if rest:
         some = logits if len(rest) == len(rows) else logits[rest]
         for index, token in zip(rest, _choose(some, [rows[i] for i in rest]), strict=True):
