@@ -1,7 +1,7 @@
 """A Llama of a given shape with random weights, as GGUF files in several types: speed does not ask what weights mean.
 
-llama.cpp quantises it, so that ours and llama.cpp run the same blocks. Its vocabulary is that of a real model, and
-filled up with tokens that no text gives.
+llama.cpp quantises it, so that ours and llama.cpp can run the same blocks; the model itself is there as well. Its vocabulary is
+that of a real model, and filled up with tokens that no text gives.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ INTERMEDIATE: Final = 8192
 VOCABULARY: Final = 128_256
 CONTEXT: Final = 4096
 SHAPE: Final = "Llama-3.2-1B"
+WHOLE: Final = "F16"
+"""The model itself, as llama.cpp names the type."""
 
 _UNUSED: Final = 5  # llama.cpp's number for tokens that stand for no text
 _TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
@@ -32,20 +34,22 @@ _QUANTIZE: Final = Path(__file__).resolve().parents[2] / "tests" / "run_llamacpp
 
 
 def make(kinds: tuple[str, ...], vocabulary: Path, folder: Path, peers: PeersFolder) -> dict[str, Path]:
-    """Return the model as one file for each of ``kinds``, as llama.cpp names them (``Q8_0``), made unless they are there.
+    """Return the model as a file and as one for each of ``kinds``, as llama.cpp names them (``Q8_0``), made unless they are there.
 
-    vocabulary: a GGUF file whose tokenizer is taken. Takes 3 GB of disk while it works. Raises ResourceError if llama.cpp fails.
+    vocabulary: a GGUF file whose tokenizer is taken. Takes 5 GB of disk. Raises ResourceError if llama.cpp fails.
     """
-    files = {kind: folder / f"{SHAPE}-random.{kind}.gguf" for kind in kinds}
-    if not all(path.exists() for path in files.values()):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".random-", dir=folder) as scratch:
-            whole = Path(scratch) / "F16.gguf"
-            _write(whole, vocabulary)
-            for kind, path in files.items():
-                made = Path(scratch) / path.name
-                run_process(peers.main_python, _QUANTIZE, "quantize", whole, made, kind)
-                made.rename(path)
+    files = {kind: folder / f"{SHAPE}-random.{kind}.gguf" for kind in (WHOLE, *kinds)}
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".random-", dir=folder) as scratch:
+        for kind, path in files.items():
+            if path.exists():
+                continue
+            made = Path(scratch) / path.name
+            if kind == WHOLE:
+                _write(made, vocabulary)
+            else:
+                run_process(peers.main_python, _QUANTIZE, "quantize", files[WHOLE], made, kind)
+            made.rename(path)
     return files
 
 

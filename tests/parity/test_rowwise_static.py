@@ -152,7 +152,7 @@ def test_rules_choose_by_what_a_text_shows(tmp_path: Path, text: Path) -> None:
     assert again.manifest.fingerprint != artifact.manifest.fingerprint
     without = ExportOptions(source=str(source), output=tmp_path / "c", rules=(rules[1],))
     for run in (lambda: export(without, silent), lambda: preview(without)):
-        with pytest.raises(UsageError, match="the rule: spikiest chooses by .* add --calibration FILE"):
+        with pytest.raises(UsageError, match=r"the rule: spikiest chooses by .* add --calibration FILE"):
             run()
 
 

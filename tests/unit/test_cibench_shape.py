@@ -12,7 +12,7 @@ from bench_peers.contestant import Closeness, Work
 from bench_peers.models import PeersFolder
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
-from bench_peers.shape import section
+from bench_peers.shape import Found, Match, section
 from checkpoints import write_gguf
 from llorch_export.checkpoint.source import open_checkpoint
 
@@ -48,6 +48,7 @@ def test_the_random_model_is_a_checkpoint_with_every_tensor_and_a_full_vocabular
     peers = PeersFolder(tmp_path)
     files = random_llama.make(("Q8_0", "Q4_0"), vocabulary, tmp_path / "out", peers)
     assert quantised == [("quantize", "Q8_0"), ("quantize", "Q4_0")]
+    assert set(files) == {"F16", "Q8_0", "Q4_0"}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
         path.name for path in files.values()
     )
@@ -76,16 +77,24 @@ def test_the_section_compares_each_type_with_llama_cpp_and_says_what_holds():
         ]
 
     found = {
+        "llorch, int8": speed(200, 26),
         "llorch, Q8_0": speed(90, 24),
         "llama.cpp, Q8_0": speed(100, 20),
         "llorch, Q4_0": speed(90, 21),
         "llama.cpp, Q4_0": speed(45, 20),
     }
-    close = dict.fromkeys(found, Closeness(0.001, 0.99))
+    close = {label: Found(Closeness(0.001, 0.99), Closeness(0.0002, 1)) for label in found}
+    close["llorch, int8"] = Found(Closeness(0.004, 0.9), None)
     work = Work(tuple(np.arange(8).tolist()), Path("x"), 4, (1,), 1, 2)
-    pairs = [("llorch, Q8_0", "llama.cpp, Q8_0"), ("llorch, Q4_0", "llama.cpp, Q4_0")]
-    text = section(Machine("A CPU", 2, [], 16, "Linux", 0.1), work, pairs, close, found)
-    assert "| llorch, Q8_0 | 0.001 | 99.0% | 90.0 | 24.0 | 9 |" in text
-    assert "| decode, Q8_0 | >= 1.1 | 1.20 (1.20 to 1.20) | yes |" in text
-    assert "| decode, Q4_0 | >= 1.1 | 1.05 (1.05 to 1.05) | **no** |" in text
-    assert "| prefill, Q8_0 |  | 0.90 (0.90 to 0.90) |  |" in text
+    matches = [
+        Match("int8 to Q8_0", "llorch, int8", "llama.cpp, Q8_0"),
+        Match("Q8_0, the same", "llorch, Q8_0", "llama.cpp, Q8_0"),
+        Match("Q4_0, the same", "llorch, Q4_0", "llama.cpp, Q4_0"),
+    ]
+    text = section(Machine("A CPU", 2, [], 16, "Linux", 0.1), work, matches, close, found)
+    assert "| llorch, Q8_0 | 0.001 | 99.0% | 0.0002 | 90.0 | 24.0 | 9 |" in text
+    assert "| llorch, int8 | 0.004 | 90.0% |  | 200.0 | 26.0 | 9 |" in text
+    assert "| decode, int8 to Q8_0 | >= 1.1 | 1.30 (1.30 to 1.30) | yes |" in text
+    assert "| decode, Q8_0, the same | >= 1.1 | 1.20 (1.20 to 1.20) | yes |" in text
+    assert "| decode, Q4_0, the same | >= 1.1 | 1.05 (1.05 to 1.05) | **no** |" in text
+    assert "| prefill, int8 to Q8_0 |  | 2.00 (2.00 to 2.00) |  |" in text

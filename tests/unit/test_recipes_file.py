@@ -147,7 +147,7 @@ def test_a_recipe_brings_transforms_and_a_graph_for_prompts() -> None:
     assert options.calibration.read_text(encoding="utf-8")
     assert options.prompts is not None
     assert options.prompts.transforms == options.transforms
-    assert {rule.spikiest for rule in options.prompts.rules} == {None, "1/5"}
+    assert {rule.spikiest for rule in options.prompts.rules} == {None, "2/5"}
     assert options.recipe().kl_limit == 0.01
     own = ExportOptions(source="m", output=Path(), transforms=("rotate",), calibration=Path("mine"))
     given = load_recipe("cpu-calibrated").options(own)
