@@ -30,7 +30,7 @@ from llorch_serve.terminal.console import say
 
 KINDS: Final = ("Q8_0", "Q4_0")
 RECIPES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "Q8_0": ("int8", ()),
+    "Q8_0": ("cpu", ("--recipe", "cpu")),
     "Q4_0": ("int4", ("--precision", "int4")),
 }
 """Our own form of as many bits as llama.cpp's type: its name, and what ``llorch export`` is told."""
@@ -97,7 +97,7 @@ def command(
         work = work_of(tokenizer, scratch, _PROMPT_TOKENS, _NEW_TOKENS, (1,))
         found = _rounds(everyone, work, rounds)
     matches = [
-        *(Match(f"{own[kind].label} to {kind}", own[kind].label, theirs[kind].label) for kind in KINDS),
+        *(Match(f"{RECIPES[kind][0]} to {kind}", own[kind].label, theirs[kind].label) for kind in KINDS),
         *(Match(f"{kind}, the same blocks", same[kind].label, theirs[kind].label) for kind in KINDS),
     ]
     text = section(machine, work, matches, close, found)

@@ -52,7 +52,7 @@ def prompt_recipe(
         return None
     found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks)
     refuse_beyond(options.target, found)
-    check_static(found, None)
+    check_static(found, options.calibration)
     if found.compute_type != recipe.compute_type:
         raise UsageError(
             f"--prefill-recipe computes in {found.compute_type} and the other graph in {recipe.compute_type}; they share a cache"

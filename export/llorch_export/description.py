@@ -17,6 +17,7 @@ from llorch_export.chat_templates import TEMPLATE_FILE, artifact_file
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
 from llorch_export.checkpoint.source import fingerprint
+from llorch_export.options import Rule
 from llorch_export.write import ArtifactWriter
 from llorch_serve.artifact import DEFAULT_TEMPLATE
 from llorch_serve.manifest import (
@@ -63,12 +64,12 @@ def export_fingerprint(
     interop: Interop | None = None,
     target: Target = "cpu",
     prompts: Recipe | None = None,
-    prompts_choose: Sequence[str] = (),
-    chooses: Sequence[str] = (),
+    prompts_choose: Sequence[Rule] = (),
+    chooses: Sequence[Rule] = (),
 ) -> str:
     """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value.
 
-    chooses, prompts_choose: what the rules of either recipe choose modules by, where that is yet to be measured.
+    chooses, prompts_choose: the rules of either recipe that choose among modules by what is yet to be measured.
     """
     parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
     # Plain exports for the CPU keep the names that they had before there were others.
@@ -77,10 +78,14 @@ def export_fingerprint(
     if target != "cpu":
         parts.append(target)
     if prompts is not None:
-        parts.append([prompts, *prompts_choose])
+        parts.append([prompts, *map(_choice, prompts_choose)])
     if chooses:
-        parts.append(["spikiest", *chooses])
+        parts.append(["spikiest", *map(_choice, chooses)])
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+def _choice(rule: Rule) -> tuple[object, ...]:
+    return rule.modules, rule.layers, rule.spikiest
 
 
 def fingerprint_source(checkpoint: Checkpoint, progress: Progress) -> str:

@@ -194,7 +194,8 @@ class ExportOptions:
         )
         check_static(recipe, self.calibration)  # of rules it is known when they are resolved
         if not self.rules and not self.quantizer_open:  # else it depends on what they mean, and on the model
-            require_use(recipe, self.calibration, may_measure=uses_static(recipe))
+            chooses = self.prompts is not None and any(rule.spikiest for rule in self.prompts.rules)
+            require_use(recipe, self.calibration, may_measure=uses_static(recipe) or chooses)
         return recipe
 
     @property

@@ -32,12 +32,12 @@ from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.front import Interface
 from llorch_export.graph.targets import TARGETS
 from llorch_export.graph.weights import DATA_FILE, WeightPlan
-from llorch_export.options import ExportOptions
+from llorch_export.options import ExportOptions, Rule
 from llorch_export.precisions import refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import ErrorFactors, error_factor
 from llorch_export.recipes.default import with_quantizer
-from llorch_export.recipes.resolve import Peaks, choices, with_rules
+from llorch_export.recipes.resolve import Peaks, measured_choices, with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
     CalibrationIds,
@@ -88,11 +88,12 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if options.lora is not None:
         checkpoint = with_adapter(checkpoint, options.lora)
     options = with_quantizer(options, checkpoint.config)
-    recipe = _resolved(options, checkpoint.config)
+    recipe = resolved_recipe(options, checkpoint.config)
     wants_cache = options.recipe().int8_cache
-    refuse_beyond(options.target, recipe)
-    chooses = choices(options.rules, options.calibration)
-    require_use(recipe, options.calibration, may_measure=uses_static(recipe) or bool(chooses))
+    chooses, prompts_choose = choosing_rules(options)
+    require_use(
+        recipe, options.calibration, may_measure=uses_static(recipe) or bool(chooses or prompts_choose)
+    )
     check_static(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
     text = None
@@ -100,7 +101,6 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         text = read_calibration(options.calibration, checkpoint)
         recipe = msgspec.structs.replace(recipe, calibration=text.text)
     prompts = prompt_recipe(options, recipe, checkpoint.config)
-    prompts_choose = choices(options.prompts.rules, options.calibration) if options.prompts else []
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
     export_print = export_fingerprint(
@@ -117,11 +117,13 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     existing = loadable(options.output) if options.if_changed else None
     if existing is not None and existing.manifest.fingerprint == export_print:
         return ExportResult(existing, changed=False)
-    prepared = prepare(checkpoint, recipe, text, progress, measure=bool(chooses or prompts_choose))
+    static_prompts = text is not None and prompts is not None and uses_static(prompts)
+    measure = bool(chooses or prompts_choose) or static_prompts
+    prepared = prepare(checkpoint, recipe, text, progress, measure=measure)
     if prepared.calibration is not None:
         peaks = prepared.calibration.peaks()
         recipe = msgspec.structs.replace(
-            _resolved(options, checkpoint.config, peaks), calibration=recipe.calibration
+            resolved_recipe(options, checkpoint.config, peaks), calibration=recipe.calibration
         )
         prompts = prompt_recipe(options, recipe, checkpoint.config, peaks)
     with (
@@ -194,9 +196,22 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 
-def _resolved(options: ExportOptions, config: LlamaConfig, peaks: Peaks | None = None) -> Recipe:
-    """Return the first graph's recipe. peaks: see :func:`with_rules`."""
-    return with_cache(with_rules(options.recipe(), options.rules, config, peaks), options.kv_dtype, config)
+def resolved_recipe(options: ExportOptions, config: LlamaConfig, peaks: Peaks | None = None) -> Recipe:
+    """Return the first graph's recipe. peaks: see :func:`with_rules`. Raises UsageError if the target cannot have it."""
+    recipe = with_cache(with_rules(options.recipe(), options.rules, config, peaks), options.kv_dtype, config)
+    refuse_beyond(options.target, recipe)
+    return recipe
+
+
+def choosing_rules(options: ExportOptions) -> tuple[list[Rule], list[Rule]]:
+    """Return the rules of the first graph's recipe and of the one for prompts that choose by a text.
+
+    Raises UsageError where there is no text.
+    """
+    of_prompts = () if options.prompts is None else options.prompts.rules
+    return measured_choices(options.rules, options.calibration), measured_choices(
+        of_prompts, options.calibration
+    )
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.cache_scales import with_cache
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.names import expected_tensors, parameters
@@ -17,10 +16,8 @@ from llorch_export.companions import prompt_plan, prompt_recipe
 from llorch_export.formats import uses_static
 from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import check_source, resolve_context
-from llorch_export.precisions import refuse_beyond
+from llorch_export.pipeline import check_source, choosing_rules, resolve_context, resolved_recipe
 from llorch_export.recipes.default import with_quantizer
-from llorch_export.recipes.resolve import choices, with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import require_use
 from llorch_export.transform.prepare import fixed_transforms
@@ -30,6 +27,7 @@ from llorch_serve.manifest import KvDtype
 def preview(options: ExportOptions) -> dict[str, object]:
     """Describe the export without reading a weight: tensors and shapes of the checkpoint, graph inputs, sizes.
 
+    Of a rule that chooses modules by a text, the first that it may choose stand for those that it will.
     Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as :func:`llorch_export.pipeline.export` does.
     """
     recipe = options.recipe()
@@ -45,11 +43,9 @@ def preview(options: ExportOptions) -> dict[str, object]:
         shapes = expected_tensors(config)
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     options = with_quantizer(options, config)
-    recipe = with_rules(options.recipe(), options.rules, config)
-    recipe = with_cache(recipe, options.kv_dtype, config)
-    refuse_beyond(options.target, recipe)
-    chooses = choices(options.rules, options.calibration)
-    require_use(recipe, options.calibration, may_measure=uses_static(recipe) or bool(chooses))
+    recipe = resolved_recipe(options, config)
+    choosing = any(choosing_rules(options))
+    require_use(recipe, options.calibration, may_measure=uses_static(recipe) or choosing)
     check_static(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:
@@ -59,8 +55,6 @@ def preview(options: ExportOptions) -> dict[str, object]:
     prompts = prompt_recipe(options, recipe, config)
     prompt_bytes = None
     if prompts is not None:
-        assert options.prompts is not None
-        choices(options.prompts.rules, options.calibration)
         plan = prompt_plan(recipe, prompts, graph)
         build_decoder(
             built, prompts, tensors, context_length=context_length, target=options.target, weights=plan

@@ -16,6 +16,7 @@ import pytest
 from arch_rows import HF
 from checkpoints import of_family, write_gguf, write_hf_folder
 from genai_feeding import GenaiFeeder
+from llorch_export.options import Rule
 from llorch_serve.artifact import Artifact
 from tiny_exports import export_tiny, open_tiny, random_ids
 from tolerances import STEPWISE_LOGITS
@@ -61,7 +62,12 @@ def test_a_sequence_has_the_logits_of_llorchs_own_graph(exported: Export, precis
 
 
 @pytest.mark.parametrize(
-    "options", [{"activations": "row"}, {"activations": "static", "transforms": ("rotate",)}]
+    "options",
+    [
+        {"activations": "row"},
+        {"activations": "static", "transforms": ("rotate",)},
+        {"rules": (Rule(("lm_head",), activations="row"),)},
+    ],
 )
 def test_layers_in_whole_bytes_are_the_same_in_both(exported: Export, options: dict[str, Any]) -> None:
     check(exported(precision="int8", **options))

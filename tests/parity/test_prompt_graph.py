@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from checkpoints import write_hf_folder
 from llorch_export.options import ExportOptions, Rule
+from llorch_export.pipeline import export
+from llorch_export.preview import preview
 from llorch_serve import session_opening
 from llorch_serve.artifact import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
@@ -19,7 +22,7 @@ from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.providers import takes_no_rows
 from llorch_serve.session import DecoderSession
 from llorch_serve.session_opening import open_session
-from tiny_exports import contents, export_tiny, random_ids
+from tiny_exports import contents, export_tiny, random_ids, silent
 
 ROWS: dict[str, Any] = {
     "precision": "int8",
@@ -134,6 +137,40 @@ def test_what_cannot_be_is_refused(source: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             export_tiny(source, tmp_path / "out", **{"prompts": prompts(), **options})
         assert not (tmp_path / "out").exists()
+
+
+SPIKY = Rule(("*.mlp.down_proj",), activations="block", spikiest="1", label="the rule")
+
+
+def test_a_choice_for_prompts_takes_a_text_and_is_a_use_of_it(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("The quick brown fox jumps over the lazy dog.\n" * 9)
+    own = prompts(rules=(SPIKY,))
+    options = ExportOptions(
+        str(source), tmp_path / "a", precision="int8", kv_dtype="float32", prompts=own, calibration=None
+    )
+    for run in (lambda: export(options, silent), lambda: preview(options)):
+        with pytest.raises(UsageError, match=r"the rule: spikiest chooses by .* add --calibration FILE"):
+            run()
+    made = export(replace(options, calibration=tmp_path / "text"), silent).artifact
+    assert made.manifest.prompts is not None
+    (rule,) = made.manifest.prompts.recipe.rules
+    assert len(rule.modules) == 1
+
+
+def test_static_scales_of_prompts_are_measured_where_there_is_a_text(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("The quick brown fox jumps over the lazy dog.\n" * 9)
+    own = prompts(rules=(Rule(("*.mlp.down_proj",), activations="static"),))
+    options = ExportOptions(str(source), tmp_path / "a", precision="int8", kv_dtype="float32", prompts=own)
+    with pytest.raises(UsageError, match=r"static of model.layers.0.mlp.down_proj: .* add --calibration FILE"):
+        export(options, silent)
+    made = export(replace(options, calibration=tmp_path / "text"), silent).artifact
+    graph = onnx.load(made.folder / "prompts.onnx", load_external_data=False).graph
+    scales = {
+        float(onnx.numpy_helper.to_array(tensor))
+        for tensor in graph.initializer
+        if tensor.name.endswith("/static_scale")
+    }
+    assert len(scales) == made.manifest.model.num_hidden_layers
 
 
 def test_a_missing_file_is_told(artifact: Artifact, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import numpy_llama
 from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from integer_numpy import Matrix, quarter_product, row_product
+from llorch_export.contents import weight_bytes
 from llorch_export.modules import stored_modules
 from llorch_export.options import Rule
 from llorch_serve.artifact import Artifact
@@ -89,20 +90,28 @@ def test_the_decoder_with_quarters_is_numpy_with_quarters(tmp_path: Path, name: 
     assert kl(expected_logits(MODELS[name], rounded=True), found) > 2 * KL_ROW_CODES
 
 
-@pytest.mark.parametrize("name", ["plain", "odd sizes"])
-def test_a_head_in_whole_bytes_is_numpy_s(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "form", "product"),
+    [("plain", "row", row_product), ("odd sizes", "row", row_product), ("plain", "quarters", quarter_product)],
+)
+def test_a_head_in_whole_bytes_is_numpy_s(
+    tmp_path: Path, name: str, form: Activations, product: Callable[[Matrix, Matrix], Matrix]
+) -> None:
     source = write_hf_folder(tmp_path / "model", MODELS[name])
-    head = Rule(("lm_head",), precision="int8", activations="row")
+    head = Rule(("lm_head",), precision="int8", activations=form)
     artifact = export_tiny(
-        source, tmp_path / "a", precision="int8", head_precision="fp32", activations="row", rules=(head,)
+        source, tmp_path / "a", precision="int8", head_precision="fp32", activations=form, rules=(head,)
     )
     found = all_logits(artifact, IDS)
-    assert kl(expected_logits(MODELS[name], rounded=True, head=True), found) < KL_ROW_CODES
+    assert kl(expected_logits(MODELS[name], rounded=True, head=True, product=product), found) < KL_ROW_CODES
     assert kl(expected_logits(MODELS[name], rounded=True), found) > 2 * KL_ROW_CODES
     model = onnx.load(artifact.graph_path, load_external_data=False)
     (stored,) = (module for module in stored_modules(model) if module.name == "lm_head")
     hidden = artifact.manifest.model.hidden_size
     assert (stored.precision, stored.block_size, stored.bits_per_weight) == ("int8", None, 8 + 32 / hidden)
+    config = artifact.manifest.model
+    tables = weight_bytes(model)["embedding and head"]
+    assert tables == (4 + 1) * config.vocab_size * hidden  # an fp32 embedding, and a head of bytes
 
 
 def test_a_row_does_not_depend_on_how_a_prompt_is_cut(tmp_path: Path) -> None:

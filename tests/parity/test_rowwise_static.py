@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 
+from arch_rows import HF
 from checkpoints import Weights, write_hf_folder
 from llorch_export.modules import StoredModule, stored_modules
 from llorch_export.options import ExportOptions, Rule
@@ -150,10 +151,31 @@ def test_rules_choose_by_what_a_text_shows(tmp_path: Path, text: Path) -> None:
     again = export_tiny(source, tmp_path / "b", precision="int8", rules=other, calibration=text)
     assert again.manifest.recipe == artifact.manifest.recipe
     assert again.manifest.fingerprint != artifact.manifest.fingerprint
+    # Before anything is measured both stand for the first layer's, but this one chooses from it alone.
+    first = (rules[0], dataclasses.replace(other[1], layers=("first 1",)))
+    options: dict[str, Any] = {"precision": "int8", "rules": first, "calibration": text, "if_changed": True}
+    narrower = export_tiny(source, tmp_path / "b", **options)
+    assert forms(narrower)["model.layers.0.mlp.down_proj"] == "block"
     without = ExportOptions(source=str(source), output=tmp_path / "c", rules=(rules[1],))
     for run in (lambda: export(without, silent), lambda: preview(without)):
         with pytest.raises(UsageError, match=r"the rule: spikiest chooses by .* add --calibration FILE"):
             run()
+
+
+@pytest.mark.parametrize("scaling", [1.0, 4.0])
+def test_a_head_s_static_scale_is_what_a_text_gives_it(tmp_path: Path, text: Path, scaling: float) -> None:
+    """Logits that a family scales are scaled before the head, so its input is smaller by that."""
+    config = HF["granite"] | {"logits_scaling": scaling}
+    source = write_hf_folder(tmp_path / "model", config | {"tie_word_embeddings": False})
+    rule = Rule(("lm_head",), activations="static")
+    options: dict[str, Any] = {"precision": "int8", "rules": (rule,), "transforms": ("rotate",)}
+    with pytest.raises(UsageError, match=r"static of lm_head: .* add --calibration FILE"):
+        export_tiny(source, tmp_path / "a", **options)
+    artifact = export_tiny(source, tmp_path / "a", calibration=text, **options)
+    (scale,) = static_scales(artifact).values()
+    assert 1 < 127 * scale * scaling < 8  # as of every norm's output, once the factor is out
+    fp32 = all_logits(export_tiny(source, tmp_path / "fp32"), IDS)
+    assert kl(fp32, all_logits(artifact, IDS)) < KL_ROW_TINY
 
 
 def test_a_text_for_a_choice_alone_has_a_use(source: Path, tmp_path: Path, text: Path) -> None:

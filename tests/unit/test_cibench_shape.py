@@ -77,24 +77,24 @@ def test_the_section_compares_each_type_with_llama_cpp_and_says_what_holds():
         ]
 
     found = {
-        "llorch, int8": speed(200, 26),
+        "llorch, cpu": speed(200, 26),
         "llorch, Q8_0": speed(90, 24),
         "llama.cpp, Q8_0": speed(100, 20),
         "llorch, Q4_0": speed(90, 21),
         "llama.cpp, Q4_0": speed(45, 20),
     }
     close = {label: Found(Closeness(0.001, 0.99), Closeness(0.0002, 1)) for label in found}
-    close["llorch, int8"] = Found(Closeness(0.004, 0.9), None)
+    close["llorch, cpu"] = Found(Closeness(0.004, 0.9), None)
     work = Work(tuple(np.arange(8).tolist()), Path("x"), 4, (1,), 1, 2)
     matches = [
-        Match("int8 to Q8_0", "llorch, int8", "llama.cpp, Q8_0"),
+        Match("cpu to Q8_0", "llorch, cpu", "llama.cpp, Q8_0"),
         Match("Q8_0, the same", "llorch, Q8_0", "llama.cpp, Q8_0"),
         Match("Q4_0, the same", "llorch, Q4_0", "llama.cpp, Q4_0"),
     ]
     text = section(Machine("A CPU", 2, [], 16, "Linux", 0.1), work, matches, close, found)
     assert "| llorch, Q8_0 | 0.001 | 99.0% | 0.0002 | 90.0 | 24.0 | 9 |" in text
-    assert "| llorch, int8 | 0.004 | 90.0% |  | 200.0 | 26.0 | 9 |" in text
-    assert "| decode, int8 to Q8_0 | >= 1.1 | 1.30 (1.30 to 1.30) | yes |" in text
+    assert "| llorch, cpu | 0.004 | 90.0% |  | 200.0 | 26.0 | 9 |" in text
+    assert "| decode, cpu to Q8_0 | >= 1.1 | 1.30 (1.30 to 1.30) | yes |" in text
     assert "| decode, Q8_0, the same | >= 1.1 | 1.20 (1.20 to 1.20) | yes |" in text
     assert "| decode, Q4_0, the same | >= 1.1 | 1.05 (1.05 to 1.05) | **no** |" in text
-    assert "| prefill, int8 to Q8_0 |  | 2.00 (2.00 to 2.00) |  |" in text
+    assert "| prefill, cpu to Q8_0 |  | 2.00 (2.00 to 2.00) |  |" in text

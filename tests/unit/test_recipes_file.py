@@ -17,6 +17,7 @@ from llorch_export.recipes.file import (
     shipped_recipes,
     with_prefill,
 )
+from llorch_export.recipes.resolve import with_rules
 from llorch_export.transform.calibration import BUNDLED_TEXT
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import LlamaConfig, Quantizer
@@ -66,6 +67,20 @@ def test_static_scales_may_be_measured(text: str) -> None:
     for form, measures in (("row", False), ("static", True)):
         found = parse_recipe(text.replace("A", f'activations = "{form}"').encode(), origin="mine.toml")
         assert found.measures == measures
+
+
+def test_a_choice_by_peaks_is_measured() -> None:
+    text = b'[[rule]]\nmodules = "*.down_proj"\nprecision = "fp32"\nspikiest = "6"'
+    assert parse_recipe(text, origin="mine.toml").measures
+    assert not parse_recipe(text.replace(b'spikiest = "6"', b""), origin="mine.toml").measures
+
+
+def test_a_head_in_another_precision_than_a_recipe_s_rule_has_is_refused() -> None:
+    options = load_recipe("cpu").options(replace(BASE, head_precision="fp32"))
+    with pytest.raises(
+        UsageError, match="recipe cpu, rule 1: activations row is for int8, and lm_head has precision fp32; leave"
+    ):
+        with_rules(options.recipe(), options.rules, of_layers(2))
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,18 @@ def test_the_spikiest_are_those_with_the_largest_peaks() -> None:
     assert [one.modules for one in found.rules] == [("model.layers.1.mlp.down_proj",)]
     unknown = with_rules(recipe, (rule,), config)  # not measured yet: the first stands for it
     assert [one.modules for one in unknown.rules] == [("model.layers.0.mlp.down_proj",)]
+    # A choice may leave an earlier rule what it matches, and is refused for whatever it might take.
+    before = Rule(("model.layers.0.mlp.down_proj",), precision="int4", label="the first")
+    both = with_rules(recipe, (before, rule), config, peaks)
+    assert {rule.precision for rule in both.rules} == {"int4", "fp32"}
+    assert with_rules(recipe, (before, rule), config).rules
+    after = Rule(("*.down_proj",), precision="int4", label="the last")
+    for found_peaks in (None, peaks):
+        with pytest.raises(UsageError, match="the rule has no effect: later rules settle every module"):
+            with_rules(recipe, (rule, after), config, found_peaks)
+        wide = Rule(("*",), activations="row", spikiest="1", label="the wide one")
+        with pytest.raises(UsageError, match="the wide one: .* model.embed_tokens is looked up"):
+            with_rules(recipe, (wide,), config, found_peaks)
     for wrong in ("0", "1/0", "half", "-1"):
         with pytest.raises(UsageError, match="expected a number like '6' or a share"):
             with_rules(recipe, (replace(rule, spikiest=wrong),), config, peaks)

@@ -78,10 +78,11 @@ class RecipeFile:
 
     @property
     def measures(self) -> bool:
-        """Whether the recipe can use a calibration text: error feedback needs one, and static scales of rules may."""
-        return "gptq" in (self.defaults.quantizer, *(rule.quantizer for rule in self.rules)) or "static" in (
-            self.defaults.activations,
-            *(rule.activations for rule in self.rules),
+        """Whether the recipe can use a calibration text: error feedback and a choice by peaks need one, and static scales may."""
+        return (
+            "gptq" in (self.defaults.quantizer, *(rule.quantizer for rule in self.rules))
+            or "static" in (self.defaults.activations, *(rule.activations for rule in self.rules))
+            or any(rule.spikiest for rule in self.rules)
         )
 
     def options(self, base: ExportOptions) -> ExportOptions:

@@ -43,7 +43,7 @@ def with_rules(
 
     peaks: what ``spikiest`` chooses by; None: not known yet, the first modules stand for those that it will be.
 
-    Raises UsageError if a rule means no module, is overruled everywhere, or does not fit the recipe.
+    Raises UsageError if a rule means no module, is overruled everywhere, or does not fit the recipe; ``peaks`` do not matter there.
     """
     if not rules:
         return recipe
@@ -55,20 +55,22 @@ def with_rules(
     shared_table = (
         config.tie_word_embeddings and "rotate" not in recipe.transforms
     )  # which makes two tables of it
+    matched = [(rule, _matched(rule, names, config.num_hidden_layers)) for rule in rules]
+    _refuse_overruled(matched)
+
+    def stored(module: str, rule: Rule) -> ModuleFormat:
+        looked_up = module == EMBEDDING or (shared_table and module == HEAD)
+        return _format(rule, recipe, module, looked_up=looked_up)
+
     winners: dict[str, Rule] = {}
-    for rule in rules:
-        winners |= dict.fromkeys(
-            _spikiest(rule, _matched(rule, names, config.num_hidden_layers), peaks or {}), rule
-        )
-    for rule in rules:
-        if rule not in winners.values():
-            raise UsageError(f"{rule.label} has no effect: later rules settle every module that it matches")
-    formats = {
-        module: _format(
-            rule, recipe, module, looked_up=module == EMBEDDING or (shared_table and module == HEAD)
-        )
-        for module, rule in winners.items()
-    }
+    for rule, modules in matched:
+        chosen = modules
+        if rule.spikiest is not None:
+            for module in modules:
+                stored(module, rule)  # which refuses what might be chosen, too
+            chosen = _spikiest(rule.spikiest, rule.label, modules, peaks or {})
+        winners |= dict.fromkeys(chosen, rule)
+    formats = {module: stored(module, rule) for module, rule in winners.items()}
     if shared_table:
         _join_tables(formats, winners)
     grouped: dict[ModuleFormat, list[str]] = {}
@@ -91,14 +93,22 @@ def with_rules(
     )
 
 
-def choices(rules: Sequence[Rule], calibration: Path | None) -> list[str]:
-    """Return what ``rules`` choose modules by that is measured on a text. Raises UsageError where there is none."""
+def measured_choices(rules: Sequence[Rule], calibration: Path | None) -> list[Rule]:
+    """Return the rules that choose modules by what is measured on a text. Raises UsageError where there is none."""
     found = [rule for rule in rules if rule.spikiest is not None]
     if found and calibration is None:
         raise UsageError(
             f"{found[0].label}: spikiest chooses by what is measured on a text; add --calibration FILE"
         )
-    return [rule.spikiest for rule in found if rule.spikiest is not None]
+    return found
+
+
+def _refuse_overruled(matched: Sequence[tuple[Rule, list[str]]]) -> None:
+    """Raise UsageError if later rules settle all that a rule matches; those that choose by a text may leave it any of that."""
+    for index, (rule, modules) in enumerate(matched):
+        later = {module for other, of in matched[index + 1 :] if other.spikiest is None for module in of}
+        if later.issuperset(modules):
+            raise UsageError(f"{rule.label} has no effect: later rules settle every module that it matches")
 
 
 def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
@@ -124,14 +134,12 @@ def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
     return [name for name in names if name in found]
 
 
-def _spikiest(rule: Rule, modules: list[str], peaks: Peaks) -> list[str]:
-    """Return the modules whose inputs have the largest peaks, as many as the rule says; all if it does not say."""
-    if rule.spikiest is None:
-        return modules
-    parts = _SHARE.fullmatch(rule.spikiest)
+def _spikiest(share: str, label: str, modules: list[str], peaks: Peaks) -> list[str]:
+    """Return the modules whose inputs have the largest peaks, as many as ``share`` says. label: of the rule, in errors."""
+    parts = _SHARE.fullmatch(share)
     if parts is None:
         raise UsageError(
-            f"{rule.label}: spikiest is {rule.spikiest!r}; expected a number like '6' or a share like '1/5'"
+            f"{label}: spikiest is {share!r}; expected a number like '6' or a share like '1/5'"
         )
     count = int(parts[1])
     if parts[2]:
@@ -237,7 +245,8 @@ def _activations(
         return default.activations if precision == "int8" else None
     if precision != "int8":
         raise UsageError(
-            f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision {precision}"
+            f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision {precision}; leave out what "
+            "gives it that, or say precision = \"int8\" in a rule of your own"
         )
     if rule.activations != "block" and looked_up:
         shared = ", and this model's head is the same table; a rotation (--transform rotate) makes two of it"

@@ -47,7 +47,7 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text that recipes with quantizer gptq or static activations measure on; not the one of --text.",
+            help="Text that recipes with quantizer gptq, static activations or spikiest measure on; not the one of --text.",
             show_default=False,
         ),
     ] = None,
