@@ -194,9 +194,16 @@ class ExportOptions:
         )
         check_static(recipe, self.calibration)  # of rules it is known when they are resolved
         if not self.rules and not self.quantizer_open:  # else it depends on what they mean, and on the model
-            chooses = self.prompts is not None and any(rule.spikiest for rule in self.prompts.rules)
-            require_use(recipe, self.calibration, may_measure=uses_static(recipe) or chooses)
+            require_use(recipe, self.calibration, may_measure=uses_static(recipe) or self.prompts_may_measure)
         return recipe
+
+    @property
+    def prompts_may_measure(self) -> bool:
+        """Whether there is a graph for prompts whose recipe can use a calibration text."""
+        if self.prompts is None:
+            return False
+        forms = {self.prompts.activations, *(rule.activations for rule in self.prompts.rules)}
+        return "static" in forms or any(rule.spikiest for rule in self.prompts.rules)
 
     @property
     def quantizer_open(self) -> bool:

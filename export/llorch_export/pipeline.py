@@ -91,9 +91,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     recipe = resolved_recipe(options, checkpoint.config)
     wants_cache = options.recipe().int8_cache
     chooses, prompts_choose = choosing_rules(options)
-    require_use(
-        recipe, options.calibration, may_measure=uses_static(recipe) or bool(chooses or prompts_choose)
-    )
+    may_measure = uses_static(recipe) or bool(chooses) or options.prompts_may_measure
+    require_use(recipe, options.calibration, may_measure=may_measure)
     check_static(recipe, options.calibration)
     context_length = resolve_context(checkpoint.config, options.max_context)
     text = None

@@ -44,8 +44,9 @@ def preview(options: ExportOptions) -> dict[str, object]:
         tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     options = with_quantizer(options, config)
     recipe = resolved_recipe(options, config)
-    choosing = any(choosing_rules(options))
-    require_use(recipe, options.calibration, may_measure=uses_static(recipe) or choosing)
+    chooses, _ = choosing_rules(options)
+    may_measure = uses_static(recipe) or bool(chooses) or options.prompts_may_measure
+    require_use(recipe, options.calibration, may_measure=may_measure)
     check_static(recipe, options.calibration)
     context_length = resolve_context(config, options.max_context)
     if options.lora is not None:

@@ -161,7 +161,9 @@ def test_static_scales_of_prompts_are_measured_where_there_is_a_text(source: Pat
     (tmp_path / "text").write_text("The quick brown fox jumps over the lazy dog.\n" * 9)
     own = prompts(rules=(Rule(("*.mlp.down_proj",), activations="static"),))
     options = ExportOptions(str(source), tmp_path / "a", precision="int8", kv_dtype="float32", prompts=own)
-    with pytest.raises(UsageError, match=r"static of model.layers.0.mlp.down_proj: .* add --calibration FILE"):
+    with pytest.raises(
+        UsageError, match=r"static of model.layers.0.mlp.down_proj: .* add --calibration FILE"
+    ):
         export(options, silent)
     made = export(replace(options, calibration=tmp_path / "text"), silent).artifact
     graph = onnx.load(made.folder / "prompts.onnx", load_external_data=False).graph

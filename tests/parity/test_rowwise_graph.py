@@ -14,7 +14,7 @@ import pytest
 import numpy_llama
 from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from integer_numpy import Matrix, quarter_product, row_product
-from llorch_export.contents import weight_bytes
+from llorch_export.contents import contents
 from llorch_export.modules import stored_modules
 from llorch_export.options import Rule
 from llorch_serve.artifact import Artifact
@@ -92,7 +92,11 @@ def test_the_decoder_with_quarters_is_numpy_with_quarters(tmp_path: Path, name: 
 
 @pytest.mark.parametrize(
     ("name", "form", "product"),
-    [("plain", "row", row_product), ("odd sizes", "row", row_product), ("plain", "quarters", quarter_product)],
+    [
+        ("plain", "row", row_product),
+        ("odd sizes", "row", row_product),
+        ("plain", "quarters", quarter_product),
+    ],
 )
 def test_a_head_in_whole_bytes_is_numpy_s(
     tmp_path: Path, name: str, form: Activations, product: Callable[[Matrix, Matrix], Matrix]
@@ -110,7 +114,7 @@ def test_a_head_in_whole_bytes_is_numpy_s(
     hidden = artifact.manifest.model.hidden_size
     assert (stored.precision, stored.block_size, stored.bits_per_weight) == ("int8", None, 8 + 32 / hidden)
     config = artifact.manifest.model
-    tables = weight_bytes(model)["embedding and head"]
+    tables = contents(artifact).graph.weight_bytes["embedding and head"]
     assert tables == (4 + 1) * config.vocab_size * hidden  # an fp32 embedding, and a head of bytes
 
 

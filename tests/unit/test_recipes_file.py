@@ -78,7 +78,8 @@ def test_a_choice_by_peaks_is_measured() -> None:
 def test_a_head_in_another_precision_than_a_recipe_s_rule_has_is_refused() -> None:
     options = load_recipe("cpu").options(replace(BASE, head_precision="fp32"))
     with pytest.raises(
-        UsageError, match="recipe cpu, rule 1: activations row is for int8, and lm_head has precision fp32; leave"
+        UsageError,
+        match="recipe cpu, rule 1: activations row is for int8, and lm_head has precision fp32; leave",
     ):
         with_rules(options.recipe(), options.rules, of_layers(2))
 

@@ -213,7 +213,7 @@ def test_the_spikiest_are_those_with_the_largest_peaks() -> None:
         with pytest.raises(UsageError, match="the rule has no effect: later rules settle every module"):
             with_rules(recipe, (rule, after), config, found_peaks)
         wide = Rule(("*",), activations="row", spikiest="1", label="the wide one")
-        with pytest.raises(UsageError, match="the wide one: .* model.embed_tokens is looked up"):
+        with pytest.raises(UsageError, match=r"the wide one: .* model.embed_tokens is looked up"):
             with_rules(recipe, (wide,), config, found_peaks)
     for wrong in ("0", "1/0", "half", "-1"):
         with pytest.raises(UsageError, match="expected a number like '6' or a share"):

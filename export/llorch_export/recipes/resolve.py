@@ -138,9 +138,7 @@ def _spikiest(share: str, label: str, modules: list[str], peaks: Peaks) -> list[
     """Return the modules whose inputs have the largest peaks, as many as ``share`` says. label: of the rule, in errors."""
     parts = _SHARE.fullmatch(share)
     if parts is None:
-        raise UsageError(
-            f"{label}: spikiest is {share!r}; expected a number like '6' or a share like '1/5'"
-        )
+        raise UsageError(f"{label}: spikiest is {share!r}; expected a number like '6' or a share like '1/5'")
     count = int(parts[1])
     if parts[2]:
         count = max(1, len(modules) * count // int(parts[2]))
@@ -246,7 +244,7 @@ def _activations(
     if precision != "int8":
         raise UsageError(
             f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision {precision}; leave out what "
-            "gives it that, or say precision = \"int8\" in a rule of your own"
+            'gives it that, or say precision = "int8" in a rule of your own'
         )
     if rule.activations != "block" and looked_up:
         shared = ", and this model's head is the same table; a rotation (--transform rotate) makes two of it"
