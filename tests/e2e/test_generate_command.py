@@ -14,7 +14,7 @@ from checkpoints import BOS_ID, write_hf_folder
 from llorch_serve.terminal import opening
 from processes import llorch, llorch_here, running, serving
 
-PROMPT = ("--prompt", "Paris is the capital")
+PROMPT = ("--prompt", "Water boils at")
 GREEDY = ("--temperature", "0")
 
 
