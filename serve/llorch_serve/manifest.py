@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from llorch_serve.errors import ArtifactError, NewerSchemaError
+from llorch_serve.json_errors import NOT_JSON
 
 SCHEMA_VERSION: Final = 1
 
@@ -396,7 +397,7 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
     """
     try:
         version = msgspec.json.decode(data, type=_VersionOnly).schema_version
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ArtifactError(f"{origin} is not a llorch manifest: {error}") from error
     if version > SCHEMA_VERSION:
         raise NewerSchemaError(
@@ -405,7 +406,7 @@ def decode_manifest(data: bytes, *, origin: str) -> Manifest:
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise ArtifactError(
             f"{origin} does not fit the manifest schema: {error}. Export the model again."
         ) from error

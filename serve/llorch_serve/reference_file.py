@@ -23,6 +23,7 @@ from llorch_serve.artifact import Artifact
 from llorch_serve.errors import ArtifactError, ResourceError
 from llorch_serve.fidelity import Logits, log_softmax
 from llorch_serve.fixed_session import FixedSession
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.judging import Judge
 from llorch_serve.manifest import Count, Sha256, TokenId
 from llorch_serve.session import DecoderSession
@@ -143,7 +144,7 @@ def read_reference(path: Path) -> ReferenceFile:
         raise ArtifactError(f"{path} is not a reference; make one with: llorch verify --write-reference FILE")
     try:
         header = msgspec.json.decode(encoded, type=ReferenceHeader)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ArtifactError(f"{path} has a bad header: {error}; write the reference again") from error
     offset = len(_MAGIC) + 4 + length
     expected = offset + 2 * len(header.token_ids) * header.vocab_size

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.requests import ChatMessage, ChatPrompt, ToolCall
 
 FIELD: Final = "input.chat"
@@ -145,7 +146,7 @@ def _call(call: ToolCall, field: str, bad: list[FieldViolation]) -> dict[str, An
 def _object(text: str, field: str, bad: list[FieldViolation]) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+    except NOT_JSON as error:
         bad.append(FieldViolation(field, f"is not JSON ({error}); expected the text of an object"))
         return {}
     if not isinstance(value, dict):

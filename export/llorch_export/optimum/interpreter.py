@@ -18,6 +18,7 @@ from typing import IO, Final
 import msgspec
 
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
+from llorch_serve.json_errors import NOT_JSON
 
 _PACKAGES: Final = ("optimum-onnx", "transformers", "torch", "onnx")
 _PROBE: Final = f"""
@@ -52,7 +53,7 @@ def find_optimum(python: str | None) -> Optimum:
             [python, "-c", _PROBE], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_LIMIT_S
         )
         versions = msgspec.json.decode(done.stdout, type=dict[str, str])
-    except (OSError, subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
+    except (OSError, subprocess.TimeoutExpired, *NOT_JSON) as error:
         raise UsageError(
             f"--optimum-python {python} is not a Python interpreter that can be run ({error}); name one that has optimum-onnx"
         ) from error

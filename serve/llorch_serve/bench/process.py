@@ -14,6 +14,7 @@ import msgspec
 
 from llorch_serve.bench.protocol import PROTOCOL, Answer, Failed, Question, Ready
 from llorch_serve.bench.schema import Problem
+from llorch_serve.json_errors import NOT_JSON
 
 _END_S: Final = 10.0  # for a process whose stdin is closed to end by itself
 _KEPT_LINES: Final = 5
@@ -102,7 +103,7 @@ class EntryProcess:
             raise ProblemError(self._ended())
         try:
             answer = self._decoder.decode(line)
-        except msgspec.MsgspecError as error:
+        except NOT_JSON as error:
             message = f"its process answers what is no answer ({error})"
             raise ProblemError(Problem(exit_code=4, message=message)) from error
         if isinstance(answer, Failed):

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from llorch_serve.errors import UsageError
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.manifest import Count
 
 SCHEMA_VERSION: Final = 2
@@ -240,7 +241,7 @@ def read_report(path: Path) -> Report:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); expected what llorch bench --json wrote"
         ) from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except NOT_JSON as error:
         raise UsageError(
             f"{path} is no report of schema version {SCHEMA_VERSION}: {error}; measure again with llorch bench --json"
         ) from error

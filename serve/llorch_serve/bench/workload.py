@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from llorch_serve.errors import UsageError
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from llorch_serve.sampling import SamplingParams
 
@@ -71,7 +72,7 @@ def read_prompt(path: Path) -> tuple[int, ...]:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); --prompt-ids names a JSON array of token ids"
         ) from error
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise UsageError(f"{path} is not a JSON array of token ids: {error}") from error
     if not ids:
         raise UsageError(f"{path} holds an empty array; at least one token id is needed")

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from llorch_serve.errors import ArtifactError
+from llorch_serve.json_errors import NOT_JSON
 
 MAX_JSON_BYTES: Final = 16 * 2**20
 MAX_TOKENIZER_JSON_BYTES: Final = 128 * 2**20
@@ -77,7 +78,7 @@ class ForeignFolder:
             return None
         try:
             return msgspec.json.decode(data, type=kind)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except NOT_JSON as error:
             raise ArtifactError(
                 f"{self.path / name} is not what was expected: {error}; build it again"
             ) from error

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.json_errors import NOT_JSON
 
 BODY: Final = "body"  # names what is wrong with a document as a whole
 MAX_LISTED: Final = 32  # bad fields that are named one by one
@@ -44,7 +45,7 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
         try:
             str(memoryview(raw_value), "utf-8")  # msgspec does not look into what is kept as it came
             read[name] = msgspec.json.decode(raw_value, type=type_)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             bad.append(_violation(name, error))
     if bad:
         refuse_fields(bad, unlisted=max(0, len(unknown) - MAX_LISTED))
@@ -61,7 +62,7 @@ def refuse_fields(bad: Sequence[FieldViolation], *, unlisted: int = 0) -> NoRetu
 def _split(raw: bytes) -> dict[str, msgspec.Raw]:
     try:
         return msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         found = (
             f"not a JSON object ({error}); expected one, in UTF-8" if raw else "empty, expected a JSON object"
         )

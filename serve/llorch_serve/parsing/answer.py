@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.parsing.calls import CallParser
 from llorch_serve.parsing.json_calls import ParsedCall
 from llorch_serve.parsing.reasoning import ReasoningParser
@@ -137,6 +138,6 @@ class _Tool(msgspec.Struct):
 def _tool_name(tool: str) -> str:
     try:
         found = msgspec.json.decode(tool, type=_Tool)
-    except msgspec.DecodeError:  # a template takes tools of any shape; this one has no name to call
+    except NOT_JSON:  # a template takes tools of any shape; this one has no name to call
         return ""
     return found.function.name if found.function is not None else found.name

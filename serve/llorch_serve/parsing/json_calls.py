@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.json_errors import NOT_JSON
+
 _IN_STRING: Final = re.compile(r'["\\]')
 _OUTSIDE: Final = re.compile(r'["{}\[\]]')
 
@@ -66,7 +68,7 @@ def read_calls(text: str) -> tuple[ParsedCall, ...]:
         if text.startswith("["):
             return tuple(_read_call(item) for item in msgspec.json.decode(text, type=list[msgspec.Raw]))
         return (_read_call(text.encode()),)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except NOT_JSON:
         return ()
 
 

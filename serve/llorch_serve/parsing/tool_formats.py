@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.parsing.calls import Body, CallFormat
 from llorch_serve.parsing.json_calls import ParsedCall, ValueScanner, read_calls
 
@@ -63,7 +64,7 @@ class NamedBody:
         arguments = text[self._header.end() : end]
         try:
             msgspec.json.decode(arguments, type=dict[str, object])
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+        except NOT_JSON:
             return Body((), end)
         return Body((ParsedCall(self._header[1], arguments, self._header[2] or ""),), end)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.structured.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 
 JSON_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,20}"
@@ -36,7 +37,7 @@ def _parse(schema: str, field: str) -> dict[str, Any]:
     # llguidance pastes a schema's text between braces of its own, so only what was parsed here may reach it.
     try:
         parsed = msgspec.json.decode(schema)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         found = f"not JSON ({error}); expected a JSON Schema"
         raise InvalidRequestError([FieldViolation(field, found)]) from error
     if parsed is True:

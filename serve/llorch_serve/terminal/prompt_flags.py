@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from llorch_serve.errors import UsageError
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 MAX_TOOLS_BYTES: Final = 2**20
@@ -81,6 +82,6 @@ def read_tools(path: Path) -> tuple[str, ...]:
         tools = [str(memoryview(tool), "utf-8") for tool in msgspec.json.decode(data, type=list[msgspec.Raw])]
     except OSError as error:
         raise UsageError(f"--tools: {path} cannot be read ({error.strerror}); name a file") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise UsageError(f"--tools: {path} holds no JSON list of tools ({error})") from error
     return tuple(tools)

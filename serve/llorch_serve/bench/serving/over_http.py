@@ -15,6 +15,7 @@ from llorch_serve.bench.serving.records import CallError, Piece, Usage
 from llorch_serve.bench.serving.wire import CONNECTION, HttpAddress, HttpAnswer, request
 from llorch_serve.bench.serving.work import Job
 from llorch_serve.errors import WorkerError
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.requests import ChatPrompt, ModelInfo, TextPrompt
 
 
@@ -60,7 +61,7 @@ async def fetch_model_info(address: HttpAddress) -> ModelInfo:
         raise WorkerError(
             f"no answer from {error}; start a worker with: llorch serve DIR --http PORT, or correct the address"
         ) from error
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise WorkerError(
             f"{address} does not say what llorch does of its model ({error}); expected the front of llorch serve --http"
         ) from error
@@ -129,7 +130,7 @@ def _asked(job: Job) -> tuple[str, dict[str, Any]]:
 def _piece(data: bytes) -> Piece:
     try:
         chunk = msgspec.json.decode(data, type=_Chunk)
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise CallError("MALFORMED", f"a chunk is not one of OpenAI's: {error}") from error
     if chunk.error is not None:
         raise CallError(chunk.error.code or "error", chunk.error.message)
@@ -148,7 +149,7 @@ async def _refusal(answer: HttpAnswer) -> CallError:
     body = await answer.body()
     try:
         found = msgspec.json.decode(body, type=_Chunk).error
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         found = None
     return CallError(
         f"HTTP {answer.status}", body[:200].decode("utf-8", "replace") if found is None else found.message

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from llorch_serve.errors import UsageError
+from llorch_serve.json_errors import NOT_JSON
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 MAX_FILE_BYTES: Final = 256 * 2**20
@@ -120,7 +121,7 @@ def read_dataset(path: Path) -> Dataset:
 def _read_row(where: str, line: bytes) -> Row:
     try:
         found = msgspec.json.decode(line, type=_Line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise UsageError(
             f'{where}: {error}; expected an object like {{"prompt": "...", "max_tokens": 64}}'
         ) from error
