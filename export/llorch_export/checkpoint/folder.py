@@ -88,6 +88,8 @@ class ModelFolder:
             return None
         try:
             value = json.loads(data)
+            # Half a surrogate pair, written as an escape, is JSON and yet no text: no tokenizer and no file takes it.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise ArtifactError(f"{self.path / name} is not valid JSON: {error}; fetch it again") from error
         if not isinstance(value, dict):
