@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Final
 
 from llorch_serve.manifest import KvDtype
 from llorch_serve.providers import ProviderChoice
+from llorch_serve.waiting import DEFAULT_MOST_TOKENS
 
 DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none
 
@@ -38,14 +40,24 @@ class SessionConfig:
     provider: ProviderChoice = field(default_factory=ProviderChoice)
 
 
+class CacheSharing(enum.Enum):
+    """Whose requests share cached prefixes and compiled grammars, and so may tell by the time, or by ``cached_tokens``, what was sent."""
+
+    CALLER = "caller"  # one caller's; all together where the worker does not know its callers
+    CLIENT = "client"  # one client_id's of one caller, or one connection's where there is none
+    ALL = "all"  # everybody's
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Scheduling settings.
 
     prefill_chunk: most prompt tokens in one step.
     max_waiting: requests that may queue for a slot; further ones are refused.
-    max_waiting_tokens: tokens that the prompts of those may have together; None: any number.
+    max_waiting_tokens: tokens that the prompts of those may have together, and as many while their grammars are compiled; one
+        request may always wait alone.
     prefix_cache: start a request from the longest prefix of its prompt that the cache holds.
+    cache_sharing: whose requests share cached prefixes and compiled grammars.
     strict_reuse: of that, only what prefill calls computed, so that the answer is the same bits as without.
     lookup: most tokens guessed at a time from the sequence's own earlier text; 0: none.
     kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
@@ -56,8 +68,9 @@ class EngineConfig:
     session: SessionConfig = field(default_factory=SessionConfig)
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     max_waiting: int = 1024
-    max_waiting_tokens: int | None = None
+    max_waiting_tokens: int = DEFAULT_MOST_TOKENS
     prefix_cache: bool = True
+    cache_sharing: CacheSharing = CacheSharing.CALLER
     strict_reuse: bool = False
     lookup: int = 0
     kv_cache: bool = True

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 from llorch_serve.answers import Answer, Answers, answer_seed
+from llorch_serve.config import CacheSharing
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UnsupportedError
 from llorch_serve.lookup import PromptLookup
 from llorch_serve.prompt_scores import PromptScores, most_rows
@@ -34,6 +35,7 @@ class Intake:
     """Makes answers and sampling states of requests to one model. From any thread.
 
     lookup: most tokens that are guessed at a time; 0: none. most_waiting: sequences that the queue can hold.
+    cache_sharing: whose requests share what is cached.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Intake:
         *,
         lookup: int,
         most_waiting: int,
+        cache_sharing: CacheSharing,
     ) -> None:
         self._manifest = artifact.manifest
         self._prompts = prompts
@@ -51,6 +54,7 @@ class Intake:
         self._context = session.capacity.context
         self._lookup = lookup
         self._most_waiting = most_waiting
+        self._cache_sharing = cache_sharing
         able = session.capabilities
         self._able = able
         # Copying a slot's beginning needs what reusing it needs.
@@ -109,7 +113,8 @@ class Intake:
                 prompt_length=len(ids),
                 max_new_tokens=most_new,
                 stop_ids=frozenset(stop_ids),
-                client=request.client_id,
+                client=_client(request),
+                cache_salt=self._cache_salt(request),
                 priority=request.priority,
                 lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
                 logprobs=logprobs,
@@ -141,7 +146,14 @@ class Intake:
             found = f"found {len(pairs)}; this worker queues {self._most_waiting}, the most it can take"
             raise InvalidRequestError([FieldViolation("continuations", found)])
         self._check_scores_prompts()
-        sequences = score_sequences(request, pairs, rows=self._scored_rows, now=time.perf_counter())
+        sequences = score_sequences(
+            request,
+            pairs,
+            client=_client(request),
+            cache_salt=self._cache_salt(request),
+            rows=self._scored_rows,
+            now=time.perf_counter(),
+        )
         members = [
             Answer(
                 request.request_id,
@@ -155,6 +167,15 @@ class Intake:
         unused = resolve(SamplingParams(temperature=0), info.generation, lambda: 0)
         row = SamplingRow.begin(unused, prompt_ids=(), stop_ids=())
         return Answers(request.request_id, sink, members), [row] * len(members)
+
+    def _cache_salt(self, request: GenerationRequest | ScoreRequest) -> str:
+        match self._cache_sharing:
+            case CacheSharing.CALLER:
+                return request.owner
+            case CacheSharing.CLIENT:
+                return _client(request)
+            case CacheSharing.ALL:
+                return ""
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings."""
@@ -187,3 +208,8 @@ class Intake:
                 f"the graph of {self._manifest.model_id} gives logits for the last token of a call only, so no "
                 "token of a prompt can be scored; leave prompt_logprobs out, or export the model with llorch"
             )
+
+
+def _client(request: GenerationRequest | ScoreRequest) -> str:
+    """Return a client's name among all callers': nobody waits in another's line by taking its ``client_id``."""
+    return f"{request.owner}/{request.client_id}"

@@ -98,6 +98,7 @@ class GenerationRequest:
 
     request_id: chosen by the caller or the servicer; unique among live requests.
     client_id: whose request it is; clients are served fairly among each other. Empty: one client for all who give none.
+    owner: the caller, where the worker knows its callers; a ``client_id`` is one of its own. Empty: not known.
     correlation_id, traceparent: of the caller's own records and trace (W3C), for logs and spans alone.
     priority: MIN_PRIORITY to MAX_PRIORITY; the highest of a client's waiting requests starts first, see ``waiting.py``.
     fingerprint: if given, that of the model which must answer.
@@ -107,6 +108,7 @@ class GenerationRequest:
     prompt: Prompt
     sampling: SamplingParams = field(default_factory=SamplingParams)
     client_id: str = ""
+    owner: str = ""
     correlation_id: str = ""
     traceparent: str = ""
     priority: int = 0
@@ -119,7 +121,7 @@ class ScoreRequest:
 
     context: without tokens it stands for the token that begins a text (BOS, else EOS).
     logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only sums.
-    correlation_id, traceparent, priority, fingerprint: as in :class:`GenerationRequest`.
+    client_id, owner, correlation_id, traceparent, priority, fingerprint: as in :class:`GenerationRequest`.
     """
 
     request_id: str
@@ -127,6 +129,7 @@ class ScoreRequest:
     continuations: tuple[TextPrompt | TokenPrompt, ...]
     logprobs: int | None = None
     client_id: str = ""
+    owner: str = ""
     correlation_id: str = ""
     traceparent: str = ""
     priority: int = 0

@@ -16,7 +16,7 @@ from llorch_serve.load import Load
 from llorch_serve.plan import DecodeRow, PrefillChunk, SharedStart, SlotEdit, StepPlan, VerifyChunk
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.slots import SHORTEST_REUSE, SlotTable
-from llorch_serve.waiting import WaitingQueue
+from llorch_serve.waiting import DEFAULT_MOST_TOKENS, WaitingQueue
 
 _ROW_BLOCK: Final = 32
 """The attention kernel's blocks of query rows are multiples of this; how large depends on head size and processor. A row
@@ -48,7 +48,7 @@ class Scheduler:
         budget: int,
         prefill_chunk: int,
         max_waiting: int,
-        max_waiting_tokens: int | None = None,
+        max_waiting_tokens: int = DEFAULT_MOST_TOKENS,
         kv_cache: bool = True,
         prefix_cache: bool = True,
         strict_reuse: bool = False,

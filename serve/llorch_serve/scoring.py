@@ -123,10 +123,17 @@ class ScoredContinuation:
 
 
 def score_sequences(
-    request: ScoreRequest, pairs: tuple[ScoredPair, ...], *, rows: int | None, now: float
+    request: ScoreRequest,
+    pairs: tuple[ScoredPair, ...],
+    *,
+    client: str,
+    cache_salt: str,
+    rows: int | None,
+    now: float,
 ) -> list[Sequence]:
     """Return a sequence for each pair, which ends with its prompt.
 
+    client, cache_salt: see :class:`llorch_serve.sequence.Sequence`.
     rows: see :class:`llorch_serve.prompt_scores.PromptScores`. now: seconds on the engine's clock.
     """
     top = max(1, request.logprobs or 0)
@@ -137,7 +144,8 @@ def score_sequences(
             prompt_length=len(pair.token_ids) - 1,
             max_new_tokens=0,
             stop_ids=frozenset(),
-            client=request.client_id,
+            client=client,
+            cache_salt=cache_salt,
             priority=request.priority,
             prompt_scores=PromptScores(pair.token_ids, len(pair.context), top, rows),
             submitted_at=now,

@@ -38,6 +38,7 @@ class Sequence:
     max_new_tokens: tokens that may be generated, already bounded by the context length; 0: it ends with its prompt.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
+    cache_salt: it starts from what sequences of the same salt left in the cache, and from nothing else.
     priority: the highest of a client's waiting sequences starts first.
     lookup: guesses of what follows; None: no guessing.
     logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is told.
@@ -59,6 +60,7 @@ class Sequence:
     max_new_tokens: int
     stop_ids: frozenset[int]
     client: str = ""
+    cache_salt: str = ""
     priority: int = 0
     lookup: PromptLookup | None = None
     logprobs: int | None = None

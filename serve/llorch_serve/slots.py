@@ -1,8 +1,9 @@
 """Who has which slot of the KV cache, and what idle slots still hold: plain data for the scheduler.
 
 An idle slot keeps the tokens of its last sequence. A new sequence starts from the longest prefix of its prompt that
-any slot holds, its own or a running one's. Memory is counted in tokens: what running sequences may grow to, plus what
-idle slots hold, never exceeds the budget; idle slots are emptied in the order of their last use.
+any slot holds, its own or a running one's, whose sequence has the same cache salt: what was cached, and the time to the first
+token, tell nothing about prompts of another salt. Memory is counted in tokens: what running sequences may grow to, plus what
+idle slots hold, never exceeds the budget; idle slots are emptied in the order of their last use, whatever their salt.
 
 Decoding sequences are kept in the lowest slots, because a decode call runs over slots 0 to n-1.
 """
@@ -28,12 +29,14 @@ class _Slot:
     """sequence: who has it; None: idle.
 
     tokens: what an idle slot's cache holds, from position 0; prefilled: how many of them prefill calls computed.
+    cache_salt: of the sequence that left them.
     committed: positions that may have memory behind them. used: when it was last given back.
     """
 
     sequence: Sequence | None = None
     tokens: list[int] = field(default_factory=list)
     prefilled: int = 0
+    cache_salt: str = ""
     committed: int = 0
     used: int = 0
 
@@ -129,6 +132,7 @@ class SlotTable:
         if keep and self._prefix_cache:
             slot.tokens = sequence.token_ids[: sequence.computed]
             slot.prefilled = min(sequence.prefilled, len(slot.tokens))
+            slot.cache_salt = sequence.cache_salt
         self._touch(slot)
 
     def lose(self, edits: Iterable[SlotEdit]) -> list[Sequence]:
@@ -196,7 +200,7 @@ class SlotTable:
         filled = {
             index: self._prefilled(slot) >= length
             for index, slot in enumerate(self._slots)
-            if self._held_tokens(slot)[:length] == sequence.token_ids
+            if self._tokens_for(sequence, slot)[:length] == sequence.token_ids
         }
         usable = [index for index in filled if filled[index] or not self._strict_reuse]
         # Of equals an idle one is better, since it can be used where it is.
@@ -204,8 +208,13 @@ class SlotTable:
             usable, key=lambda index: (filled[index], self._slots[index].sequence is None), default=None
         )
 
-    def _held_tokens(self, slot: _Slot) -> list[int]:
-        return slot.tokens if slot.sequence is None else slot.sequence.token_ids[: slot.sequence.computed]
+    def _tokens_for(self, sequence: Sequence, slot: _Slot) -> list[int]:
+        """Return the tokens in a slot that a sequence may start from."""
+        if slot.sequence is None:
+            return slot.tokens if slot.cache_salt == sequence.cache_salt else []
+        if slot.sequence.cache_salt != sequence.cache_salt:
+            return []
+        return slot.sequence.token_ids[: slot.sequence.computed]
 
     def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
         """Return the slot that holds the longest prefix of a prompt, and its length; None and 0 if none is worth it."""
@@ -214,7 +223,7 @@ class SlotTable:
         best, longest = None, self._shortest_reuse - 1
         wanted = sequence.token_ids[: min(max(sequence.prompt_length - ROWS_LEFT, 0), sequence.reusable)]
         for index, slot in enumerate(self._slots):
-            length = common_prefix(wanted, self._held_tokens(slot))
+            length = common_prefix(wanted, self._tokens_for(sequence, slot))
             if self._strict_reuse:
                 length = min(length, self._prefilled(slot))
             # Of equals an idle one is better, since it can be used where it is.

@@ -19,6 +19,7 @@ from typing import Final
 from llorch_serve.errors import QueueFullError
 from llorch_serve.sequence import Sequence
 
+DEFAULT_MOST_TOKENS: Final = 2**20  # of 64-bit Python a hundred bytes each, or less
 PRIORITY_TOKENS: Final = 1000
 
 
@@ -35,10 +36,10 @@ class WaitingQueue:
     """Sequences that wait for a slot. Not thread-safe.
 
     limit: most sequences that wait. most_tokens: most tokens that their prompts may have together, though one request
-        may always wait alone; None: any number. A request of several answers counts its prompt once for each.
+        may always wait alone. A request of several answers counts its prompt once for each.
     """
 
-    def __init__(self, limit: int, most_tokens: int | None = None) -> None:
+    def __init__(self, limit: int, most_tokens: int = DEFAULT_MOST_TOKENS) -> None:
         self._limit = limit
         self._most_tokens = most_tokens
         self._clients: dict[str, _Client] = {}
@@ -57,7 +58,7 @@ class WaitingQueue:
                 retry_after_s=1.0,
             )
         tokens = sum(sequence.prompt_length for sequence in sequences)
-        if self._most_tokens is not None and self._length > 0 and self._tokens + tokens > self._most_tokens:
+        if self._length > 0 and self._tokens + tokens > self._most_tokens:
             raise QueueFullError(
                 f"{self._tokens} tokens of prompts are waiting and this request has {tokens}, the most this worker "
                 f"queues is {self._most_tokens}; try again later",

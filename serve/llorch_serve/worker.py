@@ -69,7 +69,12 @@ class Worker:
         )
         self._lookup = config.lookup
         self._intake = Intake(
-            artifact, session, prompts, lookup=config.lookup, most_waiting=max(1, config.max_waiting)
+            artifact,
+            session,
+            prompts,
+            lookup=config.lookup,
+            most_waiting=max(1, config.max_waiting),
+            cache_sharing=config.cache_sharing,
         )
         manifest = artifact.manifest
         self._grammars = GrammarCompiler(

@@ -36,6 +36,7 @@ VALUES = {
     "allow_cpu_nodes": (True, False),
     "max_queued_requests": (5, 6),
     "max_queued_tokens": (7, 8),
+    "cache_sharing": ("client", "all"),
     "max_message_bytes": ("1MiB", "2MiB"),
     "stream_interval": ("2", "auto"),
     "token_file": ("a", "b"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from llorch_serve.plan import SlotCopy, SlotRelease
 from llorch_serve.runner import apply_edit, run
 from llorch_serve.scheduler import Scheduler
 from llorch_serve.sequence import Sequence
+from llorch_serve.shared_prompt import SharedPrompt
 from llorch_serve.slots import common_prefix
 
 CONTEXT = 128
@@ -29,9 +31,9 @@ class Bench:
             **options,  # type: ignore[arg-type]
         )
 
-    def start(self, prompt: list[int], count: int, client: str = "") -> Sequence:
+    def start(self, prompt: list[int], count: int, client: str = "", salt: str = "") -> Sequence:
         sequence = sequence_of("r", prompt, count)
-        sequence.client = client
+        sequence.client, sequence.cache_salt = client, salt
         self.scheduler.add(sequence)
         return sequence
 
@@ -44,8 +46,8 @@ class Bench:
         self.scheduler.update(plan, tokens)
         return list(plan.edits)
 
-    def finish(self, prompt: list[int], count: int) -> Sequence:
-        sequence = self.start(prompt, count)
+    def finish(self, prompt: list[int], count: int, salt: str = "") -> Sequence:
+        sequence = self.start(prompt, count, salt=salt)
         while self.scheduler.running + self.scheduler.waiting:
             self.step()
         return sequence
@@ -103,6 +105,71 @@ def test_a_prefix_that_others_share_is_copied_not_taken() -> None:
     assert bench.finish(LONG, 2).cached_tokens == 38, (
         "the first prompt's rest was thrown away for an empty slot"
     )
+
+
+def test_an_idle_slot_serves_its_own_cache_salt_alone() -> None:
+    bench = Bench(slots=3)
+    bench.finish(LONG, 3, "a")
+    assert bench.finish(LONG, 3, "b").cached_tokens == 0
+    assert bench.finish(LONG, 3).cached_tokens == 0
+    assert [bench.finish(LONG, 3, salt).cached_tokens for salt in ("a", "b", "")] == [38, 38, 38]
+    assert bench.session.moves == [], "each had a slot of its own"
+
+
+def test_a_running_sequence_shares_nothing_with_another_cache_salt() -> None:
+    bench = Bench()
+    bench.start(LONG, 30, salt="a")
+    bench.step()
+    second = bench.start([*LONG[:30], 60, 61, 62], 3, salt="b")
+    bench.step()
+    bench.step()
+    assert (second.cached_tokens, second.computed > 0) == (0, True)
+    assert bench.session.moves == []
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["taken from a running one", "taken from an idle one"])
+def test_a_shared_prompt_is_not_taken_from_another_cache_salt(kept: bool) -> None:
+    """Another answer of a request would otherwise start at once from a stranger's copy of its prompt."""
+    bench = Bench(slots=3)
+    other = bench.start(LONG, 1 if kept else 30, salt="b")
+    while other.computed < len(LONG):
+        bench.step()
+    shared = SharedPrompt(np.zeros(64, np.float32))
+    answer = bench.start(LONG, 3, salt="a")
+    answer.shared = shared
+    while answer.slot is None:
+        bench.step()
+    assert answer.cached_tokens == 0
+
+
+def test_moved_slots_keep_their_cache_salt() -> None:
+    """A decoding sequence changes places with an idle slot below it, which goes on serving its own salt alone."""
+    bench = Bench(slots=2)
+    short = bench.start(LONG, 2, salt="a")
+    long = bench.start(list(range(60, 20, -1)), 30, salt="b")
+    while bench.scheduler.running + bench.scheduler.waiting:
+        bench.step()
+    assert bench.session.swaps, "nothing changed places"
+    for sequence, salt, cached in ((short, "b", 0), (long, "a", 0), (short, "a", 38), (long, "b", 38)):
+        wanted = sequence.token_ids[: sequence.prompt_length]
+        bench.scheduler.add(again := sequence_of("r", wanted, 1))
+        again.cache_salt = salt
+        found = bench.scheduler._table._longest_prefix(again)[1]
+        bench.scheduler.remove(again)
+        assert found == cached
+
+
+@given(st.data())
+def test_what_strangers_send_never_shows_in_what_was_cached(data: st.DataObject) -> None:
+    """The same requests with and without a stranger's prompts between them, where no slot has to be emptied."""
+    prompts = st.lists(st.integers(0, 1), min_size=20, max_size=60)
+    own = data.draw(st.lists(prompts, min_size=1, max_size=4))
+    strange = data.draw(st.lists(prompts, min_size=len(own), max_size=len(own)))
+    alone, beside = Bench(slots=20), Bench(slots=20)
+    for mine, other in zip(own, strange, strict=True):
+        beside.finish(other, 2, "stranger")
+        beside.finish(mine, 2, "stranger")
+        assert beside.finish(mine, 2, "me").cached_tokens == alone.finish(mine, 2, "me").cached_tokens
 
 
 def test_prefixes_too_short_to_matter_are_computed() -> None:

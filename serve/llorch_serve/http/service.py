@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -209,7 +209,7 @@ class HttpService:
             call = self._calls.call(whole=not plan.stream, owner=caller.owner)
             try:
                 self._calls.add(request.request_id, call)
-                self._generator.submit(request, self._calls)
+                self._generator.submit(replace(request, owner=caller.owner), self._calls)
                 call.submitted = True
             except InvalidRequestError as error:
                 raise _renamed(error, plan) from error

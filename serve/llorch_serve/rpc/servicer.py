@@ -166,13 +166,14 @@ class GenerationServicer:
                 check_completed(score)
             return write_scores(call.request_id, scores)
 
-        def read(connection: str) -> _Submission:
+        def read(connection: str, owner: str) -> _Submission:
             assert self._generator is not None
             message = _parse(pb.ScoreRequest, raw)
             self._check_model(message)
             ids = read_ids(context.invocation_metadata())
             request = replace(
                 read_score_request(message, connection=connection),
+                owner=owner,
                 correlation_id=ids.correlation_id,
                 traceparent=ids.traceparent,
             )
@@ -203,7 +204,7 @@ class GenerationServicer:
         )
 
     def _generation(
-        self, parse: Callable[[], pb.GenerateRequest], context: Context, connection: str
+        self, parse: Callable[[], pb.GenerateRequest], context: Context, connection: str, owner: str
     ) -> _Submission:
         """Read a request for generated text. A pool thread."""
         assert self._generator is not None
@@ -213,7 +214,9 @@ class GenerationServicer:
             message, connection=connection, check=self._generator.violations
         )
         ids = read_ids(context.invocation_metadata())
-        request = replace(request, correlation_id=ids.correlation_id, traceparent=ids.traceparent)
+        request = replace(
+            request, owner=owner, correlation_id=ids.correlation_id, traceparent=ids.traceparent
+        )
         return request.request_id, functools.partial(self._generator.submit, request)
 
     def _check_model(self, message: pb.GenerateRequest | pb.ScoreRequest) -> None:
@@ -228,14 +231,17 @@ class GenerationServicer:
 
     async def _run(
         self,
-        read: Callable[[str], _Submission],
+        read: Callable[[str, str], _Submission],
         raw: bytes,
         context: Context,
         consume: Callable[[LiveCall], Awaitable[R]],
         *,
         whole: bool,
     ) -> R:
-        """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does."""
+        """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does.
+
+        read: reads the request of a connection and its caller.
+        """
         owner = caller_of(context, by_token=self._by_token)
         call = self._calls.call(whole=whole, owner=owner)
         # Shielded, since a thread cannot be interrupted: what it admits after the caller left is aborted then.
@@ -255,11 +261,11 @@ class GenerationServicer:
             else:
                 admission.add_done_callback(lambda _: self._abort(call))
 
-    def _admit(self, read: Callable[[str], _Submission], connection: str, call: LiveCall) -> None:
+    def _admit(self, read: Callable[[str, str], _Submission], connection: str, call: LiveCall) -> None:
         """Parse, check and submit a request. A pool thread."""
         if call.abandoned:
             return
-        request_id, submit = read(connection)
+        request_id, submit = read(connection, call.owner)
         self._calls.add(request_id, call)
         try:
             submit(self._calls)

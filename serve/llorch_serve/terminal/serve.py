@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.config import CacheSharing, EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.loading import LoadProgress, read_ahead
 from llorch_serve.observe.logs import LogFormat, LogLevel, set_up_logging
@@ -47,6 +47,7 @@ from llorch_serve.terminal.flags import (
 )
 from llorch_serve.terminal.serving_flags import (
     AdvertiseHost,
+    CacheSharingFlag,
     CallbackUrl,
     ClientCa,
     IdleTimeout,
@@ -67,6 +68,7 @@ from llorch_serve.terminal.serving_flags import (
     read_stream_interval,
 )
 from llorch_serve.terminal.target import export_source, find_artifact, find_target, find_tokenizer
+from llorch_serve.waiting import DEFAULT_MOST_TOKENS
 
 if TYPE_CHECKING:
     from llorch_serve.rpc.lifecycle import ClosableGenerator
@@ -98,7 +100,8 @@ def command(
     ep_library: EpLibrary = None,
     allow_cpu_nodes: AllowCpuNodes = False,
     max_queued_requests: MaxQueuedRequests = 1024,
-    max_queued_tokens: MaxQueuedTokens = None,
+    max_queued_tokens: MaxQueuedTokens = DEFAULT_MOST_TOKENS,
+    cache_sharing: CacheSharingFlag = CacheSharing.CALLER,
     max_message_bytes: MaxMessageBytes = "16MiB",
     stream_interval: StreamInterval = "auto",
     token_file: TokenFile = None,
@@ -165,6 +168,7 @@ def command(
         max_waiting=max_queued_requests,
         max_waiting_tokens=max_queued_tokens,
         prefix_cache=not no_prefix_cache,
+        cache_sharing=cache_sharing,
         strict_reuse=strict_reuse,
         lookup=lookup,
         tool_format=tool_format,

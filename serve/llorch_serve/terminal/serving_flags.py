@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llorch_serve.config import CacheSharing
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import read_size
@@ -20,11 +21,15 @@ MaxQueuedRequests = Annotated[
     typer.Option(min=1, help="Requests that may wait for a slot; more are refused with RESOURCE_EXHAUSTED."),
 ]
 MaxQueuedTokens = Annotated[
-    int | None,
+    int,
+    typer.Option(min=1, help="Tokens that waiting prompts may have together; one request may always wait."),
+]
+CacheSharingFlag = Annotated[
+    CacheSharing,
     typer.Option(
-        min=1,
-        help="Tokens that waiting prompts may have together; one prompt may always wait. Default: any number.",
-        show_default=False,
+        "--cache-sharing",
+        help="Whose requests share cached prefixes and compiled grammars: each caller's its own (all, where callers are not "
+        "known by token or certificate), each client_id's (else each connection's), or everybody's.",
     ),
 ]
 MaxMessageBytes = Annotated[
