@@ -8,7 +8,6 @@ from typing import Final
 
 from llorch_serve.manifest import KvDtype
 from llorch_serve.providers import ProviderChoice
-from llorch_serve.waiting import DEFAULT_MOST_TOKENS
 
 DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none
 
@@ -55,7 +54,7 @@ class EngineConfig:
     prefill_chunk: most prompt tokens in one step.
     max_waiting: requests that may queue for a slot; further ones are refused.
     max_waiting_tokens: tokens that the prompts of those may have together, and as many while their grammars are compiled; one
-        request may always wait alone.
+        request may always wait alone. None: as many as the KV cache may hold, at least DEFAULT_MOST_TOKENS.
     prefix_cache: start a request from the longest prefix of its prompt that the cache holds.
     cache_sharing: whose requests share cached prefixes and compiled grammars.
     strict_reuse: of that, only what prefill calls computed, so that the answer is the same bits as without.
@@ -68,7 +67,7 @@ class EngineConfig:
     session: SessionConfig = field(default_factory=SessionConfig)
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     max_waiting: int = 1024
-    max_waiting_tokens: int = DEFAULT_MOST_TOKENS
+    max_waiting_tokens: int | None = None
     prefix_cache: bool = True
     cache_sharing: CacheSharing = CacheSharing.CALLER
     strict_reuse: bool = False

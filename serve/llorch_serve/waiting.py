@@ -19,7 +19,9 @@ from typing import Final
 from llorch_serve.errors import QueueFullError
 from llorch_serve.sequence import Sequence
 
-DEFAULT_MOST_TOKENS: Final = 2**20  # of 64-bit Python a hundred bytes each, or less
+DEFAULT_MOST_TOKENS: Final = 2**20
+"""Some 50 MiB: a token that waits takes 12 to 48 bytes, by whether it came as text or as an id, and whether guesses are made."""
+
 PRIORITY_TOKENS: Final = 1000
 
 

@@ -39,6 +39,7 @@ from llorch_serve.served import ServedModel, ServedSession, load_model, open_mod
 from llorch_serve.session_opening import LoadReport
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.text import Tokenizer
+from llorch_serve.waiting import DEFAULT_MOST_TOKENS
 
 
 class Worker:
@@ -56,12 +57,13 @@ class Worker:
         self._prompts = prompts
         self._tokenizer = prompts.tokenizer
         able = session.capabilities
+        most_waiting_tokens = config.max_waiting_tokens or max(DEFAULT_MOST_TOKENS, session.capacity.budget)
         scheduler = Scheduler(
             slots=session.capacity.slots,
             budget=session.capacity.budget,
             prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
             max_waiting=config.max_waiting,
-            max_waiting_tokens=config.max_waiting_tokens,
+            max_waiting_tokens=most_waiting_tokens,
             kv_cache=config.kv_cache,
             prefix_cache=config.prefix_cache and able.prefix_reuse,
             strict_reuse=config.strict_reuse,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -187,6 +188,40 @@ def test_a_queue_counts_every_answers_and_every_scores_tokens(tmp_path):
     assert isinstance(found["scores"].error, QueueFullError)
     assert "this request has 9" in str(found["several"].error)
     assert {update.score.token_count for update in found["fits"].updates} == {1, 2}
+
+
+@pytest.mark.parametrize(("context", "expected"), [(48, 2**20), (2**21, 2**21)])
+def test_a_queues_tokens_are_bounded_unless_told_by_the_cache_at_least_a_million(tmp_path, context, expected):
+    worker = make_worker(tmp_path, make_session(slots=1, context=context))
+    try:
+        assert worker._engine._scheduler._waiting._most_tokens == expected
+    finally:
+        worker.close()
+
+
+def test_a_callers_client_ids_are_its_own(tmp_path):
+    """Nobody waits behind a stranger's requests because the stranger gives its name."""
+    released, reached = threading.Event(), threading.Event()
+
+    def before(_call: Call) -> None:
+        reached.set()
+        assert released.wait(PATIENCE_S)
+
+    worker = make_worker(tmp_path, make_session(slots=1, before_call=before))
+    try:
+        sink = Sink()
+        names = ("stranger-0", "stranger-1", "stranger-2", "mine")
+        worker.submit(request("slot", (1,), max_tokens=1), sink)
+        assert reached.wait(PATIENCE_S)
+        for name in names:
+            asked = request(name, (2, 3), max_tokens=1, ignore_eos=True)
+            worker.submit(replace(asked, client_id="me", owner=name.split("-")[0]), sink)
+        released.set()
+        sink.answers("slot", *names)
+    finally:
+        worker.close()
+    ended = [update.request_id for updates in sink.deliveries for update in updates if update.is_last]
+    assert ended == ["slot", "stranger-0", "mine", "stranger-1", "stranger-2"]
 
 
 def test_texts_that_no_context_holds_are_not_tokenised_for_scores(tmp_path, monkeypatch):

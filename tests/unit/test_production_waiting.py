@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fake_session import sequence_of
+from llorch_serve.config import EngineConfig
 from llorch_serve.errors import QueueFullError
 from llorch_serve.sequence import Sequence
-from llorch_serve.waiting import PRIORITY_TOKENS, WaitingQueue
+from llorch_serve.waiting import DEFAULT_MOST_TOKENS, PRIORITY_TOKENS, WaitingQueue
 
 
 def waiting(name: str, client: str = "a", priority: int = 0, tokens: int = 1) -> Sequence:
@@ -80,3 +81,21 @@ def test_what_is_refused_leaves_no_client_behind() -> None:
     with pytest.raises(QueueFullError):
         queue.add(waiting("second", client="b"))
     assert queue._clients.keys() == {"a"}
+
+
+def test_prompts_that_wait_are_bounded_without_a_setting() -> None:
+    """A full queue of the longest prompts of a model of 128 Ki tokens would hold gigabytes."""
+    most = EngineConfig().max_waiting
+    queue = WaitingQueue(most)
+    long = 2**17
+    with pytest.raises(QueueFullError, match="the most this worker queues is 1048576"):
+        for index in range(most):
+            queue.add(waiting(f"long{index}", tokens=long))
+    assert len(queue) == DEFAULT_MOST_TOKENS // long == 8
+
+
+def test_one_prompt_of_any_length_waits_where_nothing_else_does() -> None:
+    queue = WaitingQueue(10)
+    queue.add(waiting("longest", tokens=DEFAULT_MOST_TOKENS + 1))
+    with pytest.raises(QueueFullError):
+        queue.add(waiting("next", tokens=1))

@@ -68,7 +68,6 @@ from llorch_serve.terminal.serving_flags import (
     read_stream_interval,
 )
 from llorch_serve.terminal.target import export_source, find_artifact, find_target, find_tokenizer
-from llorch_serve.waiting import DEFAULT_MOST_TOKENS
 
 if TYPE_CHECKING:
     from llorch_serve.rpc.lifecycle import ClosableGenerator
@@ -100,7 +99,7 @@ def command(
     ep_library: EpLibrary = None,
     allow_cpu_nodes: AllowCpuNodes = False,
     max_queued_requests: MaxQueuedRequests = 1024,
-    max_queued_tokens: MaxQueuedTokens = DEFAULT_MOST_TOKENS,
+    max_queued_tokens: MaxQueuedTokens = None,
     cache_sharing: CacheSharingFlag = CacheSharing.CALLER,
     max_message_bytes: MaxMessageBytes = "16MiB",
     stream_interval: StreamInterval = "auto",

@@ -11,6 +11,7 @@ from llorch_serve.config import CacheSharing
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import read_size
+from llorch_serve.waiting import DEFAULT_MOST_TOKENS
 
 if TYPE_CHECKING:
     from llorch_serve.pool.reporter import PoolConfig
@@ -21,8 +22,13 @@ MaxQueuedRequests = Annotated[
     typer.Option(min=1, help="Requests that may wait for a slot; more are refused with RESOURCE_EXHAUSTED."),
 ]
 MaxQueuedTokens = Annotated[
-    int,
-    typer.Option(min=1, help="Tokens that waiting prompts may have together; one request may always wait."),
+    int | None,
+    typer.Option(
+        min=1,
+        help="Tokens that waiting prompts may have together; one request may always wait. "
+        f"Default: as many as the KV cache may hold, at least {DEFAULT_MOST_TOKENS}.",
+        show_default=False,
+    ),
 ]
 CacheSharingFlag = Annotated[
     CacheSharing,
