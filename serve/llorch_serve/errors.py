@@ -10,6 +10,7 @@
     ├── ResourceError               exit 6   memory or disk is too small; RESOURCE_EXHAUSTED
     ├── WorkerError                 exit 7   a worker could not be reached, or refused
     ├── EngineStoppedError          exit 1   INTERNAL, the same error id for every request it ended
+    ├── LibraryPanicError           exit 1   INTERNAL, an error id
     └── RequestError                         one request is refused; the worker goes on
         ├── InvalidRequestError     exit 2   INVALID_ARGUMENT, with every bad field
         ├── ModelMismatchError      exit 2   FAILED_PRECONDITION
@@ -85,6 +86,10 @@ class EngineStoppedError(LlorchError):
     def __init__(self, error_id: str) -> None:
         self.error_id = error_id
         super().__init__(f"internal error; the worker's log says more under error id {error_id}")
+
+
+class LibraryPanicError(LlorchError):
+    """A library met what its authors hold for impossible; what was asked of it fails, and nothing else."""
 
 
 class RequestError(LlorchError):

@@ -85,16 +85,22 @@ class LiveRequests:
                 raise InvalidRequestError([FieldViolation("request_id", found)])
             grammar = None
             if form is not None:
+                sequence = answers.sequences[0]
                 grammar = self._grammars.begin(
                     form,
                     ticket=answers,
                     done=lambda found: self._on_grammar(answers, rows, found),
+                    client=sequence.client,
+                    cache_salt=sequence.cache_salt,
+                    tokens=sum(each.prompt_length for each in answers.sequences),
                 )
+                if grammar is not None:
+                    _hold(answers, rows, grammar)
             self._live.update((answer.sequence, (answers, answer)) for answer in answers.members)
             self._by_id[answers.request_id] = answers
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
             if form is None or grammar is not None:
-                self._hand_over(answers, rows, grammar)
+                self._hand_over(answers, rows)
 
     def abort(self, request_id: str) -> None:
         """End a live request; its last update has reason CANCELLED. Idempotent."""
@@ -112,22 +118,23 @@ class LiveRequests:
 
     def _on_grammar(self, answers: Answers, rows: list[SamplingRow], found: Program | Exception) -> None:
         """Queue a request whose grammar is compiled, or end it. The compiling thread."""
-        if isinstance(found, Exception):
-            self._end_unseen(answers, found)
+        try:
+            if isinstance(found, Exception):
+                raise found
+            _hold(answers, rows, found)
+        except Exception as error:  # noqa: BLE001 - the grammar's or ours, it is told to who waits for it
+            self._end_unseen(answers, error)
             return
         with self._lock:
             live = self._by_id.get(answers.request_id) is answers
             wanted = live and not (self._closed or answers.aborted)
             if wanted:
-                self._hand_over(answers, rows, found)
+                self._hand_over(answers, rows)
         if not wanted:
             self._end_unseen(answers, None)
 
-    def _hand_over(self, answers: Answers, rows: list[SamplingRow], grammar: Program | None) -> None:
-        """Give a request's sequences to the loop, each with the grammar from its beginning."""
-        if grammar is not None:
-            for sequence, row in zip(answers.sequences, rows, strict=True):
-                row.constraint = grammar.begin(sequence.stop_ids)
+    def _hand_over(self, answers: Answers, rows: list[SamplingRow]) -> None:
+        """Give a request's sequences to the loop."""
         self._loop.add(*zip(answers.sequences, rows, strict=True))
 
     def _end_unseen(self, answers: Answers, error: Exception | None) -> None:
@@ -205,3 +212,9 @@ class LiveRequests:
             tell(failure)
         for answers in live:
             answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=failure)])
+
+
+def _hold(answers: Answers, rows: list[SamplingRow], grammar: Program) -> None:
+    """Hold every answer to a grammar, from its beginning."""
+    for sequence, row in zip(answers.sequences, rows, strict=True):
+        row.constraint = grammar.begin(sequence.stop_ids)

@@ -80,7 +80,10 @@ class Worker:
         )
         manifest = artifact.manifest
         self._grammars = GrammarCompiler(
-            self._tokenizer, manifest.model.vocab_size, frozenset(manifest.stop_token_ids)
+            self._tokenizer,
+            manifest.model.vocab_size,
+            frozenset(manifest.stop_token_ids),
+            most_tokens=most_waiting_tokens,
         )
         self._engine = Engine(session, scheduler)
         self._requests = LiveRequests(self._engine, self._grammars, self._tokenizer)

@@ -85,13 +85,11 @@ def test_what_is_refused_leaves_no_client_behind() -> None:
 
 def test_prompts_that_wait_are_bounded_without_a_setting() -> None:
     """A full queue of the longest prompts of a model of 128 Ki tokens would hold gigabytes."""
-    most = EngineConfig().max_waiting
-    queue = WaitingQueue(most)
-    long = 2**17
+    queue, long = WaitingQueue(EngineConfig().max_waiting), 2**17
+    for index in range(DEFAULT_MOST_TOKENS // long):
+        queue.add(waiting(f"long{index}", tokens=long))
     with pytest.raises(QueueFullError, match="the most this worker queues is 1048576"):
-        for index in range(most):
-            queue.add(waiting(f"long{index}", tokens=long))
-    assert len(queue) == DEFAULT_MOST_TOKENS // long == 8
+        queue.add(waiting("one more", tokens=long))
 
 
 def test_one_prompt_of_any_length_waits_where_nothing_else_does() -> None:

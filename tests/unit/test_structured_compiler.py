@@ -14,11 +14,16 @@ from llorch_serve.structured import compiler as compiler_module
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
-from llorch_serve.structured.spec import Choice, Regex
+from llorch_serve.structured.spec import Choice, Grammar, Regex
 from llorch_serve.text import Tokenizer
 from structured_walk import PATIENCE_S, allowed, compiled, constrained
 
 pytest.importorskip("llguidance")
+
+
+class PanicException(BaseException):
+    """What pyo3 raises where a library in Rust panics."""
+
 
 TOKENIZER = Tokenizer.from_json(tiny_tokenizer_json().encode(), origin="tiny")
 STOPS = frozenset((EOS_ID,))
@@ -140,21 +145,175 @@ def test_a_tokenizer_that_the_library_cannot_read_is_named():
     made = GrammarCompiler(odd, 1, frozenset())
     try:
         made.prepare()
-        error = compiled(made, Choice(("a",)))
-        assert isinstance(error, UnsupportedError)
-        assert "tokenizer.json" in str(error)
+        with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
+            made.begin(Choice(("a",)), ticket=1, done=lambda _: None)
     finally:
         made.close()
 
 
-def test_a_panic_is_told_as_an_error(compiler, monkeypatch):
-    class Panic(BaseException):
-        pass
+def test_a_vocabulary_that_cannot_be_made_is_tried_once(monkeypatch):
+    """It takes a second, holds the interpreter, and is there for any caller to ask for again and again."""
+    tried = []
 
+    def build(*arguments):
+        tried.append(arguments)
+        raise UnsupportedError("not with this tokenizer.json")
+
+    monkeypatch.setattr(compiler_module, "build", build)
+    made = GrammarCompiler(TOKENIZER, 512, STOPS)
+    try:
+        assert isinstance(compiled(made, Regex("a")), UnsupportedError)
+        for _ in range(3):
+            with pytest.raises(UnsupportedError, match=r"not with this tokenizer\.json"):
+                made.begin(Regex("b"), ticket=1, done=lambda _: None)
+        made.prepare()
+    finally:
+        made.close()
+    assert len(tried) == 1
+
+
+def test_a_panic_over_a_vocabulary_is_one_that_cannot_be_made(monkeypatch):
+    def panicking(*_arguments, **_keywords):
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr("llguidance.LLTokenizer", panicking)
+    made = GrammarCompiler(TOKENIZER, 512, STOPS)
+    try:
+        made.prepare()
+        with pytest.raises(UnsupportedError, match="index out of bounds"):
+            made.begin(Regex("a"), ticket=1, done=lambda _: None)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, PanicException], ids=["error", "panic"])
+def test_a_callback_that_fails_keeps_nothing_from_the_others(compiler, held_up, caplog, failure):
+    go_on, come = held_up
+    found = queue.SimpleQueue()
+
+    def failing(_found):
+        raise failure("boom")
+
+    compiler.begin(Regex("a"), ticket="fails", done=failing)
+    compiler.begin(Regex("a"), ticket="waits", done=found.put)
+    come.get(timeout=PATIENCE_S)
+    go_on.set()
+    assert isinstance(found.get(timeout=PATIENCE_S), Program)
+    assert isinstance(compiled(compiler, Regex("b")), Program)
+    assert "boom" in caplog.text
+
+
+def test_a_panic_is_told_as_an_error(compiler, monkeypatch):
     def refusal(_self, _grammar):
-        raise Panic("boom")
+        raise PanicException("boom")
 
     monkeypatch.setattr(Examiner, "refusal", refusal)
     error = compiled(compiler, Regex("a"))
     assert isinstance(error, LlorchError)
     assert "boom" in str(error)
+
+
+# What one caller may cost the others.
+
+
+def test_a_form_is_known_to_its_own_cache_salt_alone(compiler):
+    """By the time it takes, one would learn what others have asked for."""
+    found = queue.SimpleQueue()
+    for salt in ("a", "b"):
+        assert compiler.begin(Regex("a+"), ticket=salt, done=found.put, cache_salt=salt) is None
+        assert isinstance(found.get(timeout=PATIENCE_S), Program)
+    known = [compiler.begin(Regex("a+"), ticket=salt, done=found.put, cache_salt=salt) for salt in ("a", "b")]
+    assert all(isinstance(program, Program) for program in known)
+    assert known[0] is not known[1], "what one answer does to its states shows in another's"
+
+
+def test_clients_take_turns(compiler, held_up):
+    go_on, come = held_up
+    told = queue.SimpleQueue()
+    forms = [("greedy", pattern) for pattern in "abcd"] + [("patient", "e"), ("patient", "f")]
+    for client, pattern in forms:
+        compiler.begin(
+            Regex(pattern), ticket=pattern, done=lambda _, name=pattern: told.put(name), client=client
+        )
+        if pattern == "a":
+            come.get(timeout=PATIENCE_S)  # is under way
+    go_on.set()
+    assert [told.get(timeout=PATIENCE_S) for _ in forms] == ["a", "b", "e", "c", "f", "d"]
+
+
+def test_one_client_leaves_room_for_the_forms_of_others(compiler, held_up, monkeypatch):
+    _, come = held_up
+    monkeypatch.setattr(compiler_module, "MAX_OF_CLIENT", 2)
+    compiler.begin(Regex("a"), ticket=1, done=lambda _: None, client="greedy")
+    come.get(timeout=PATIENCE_S)
+    for pattern in ("b", "c"):
+        compiler.begin(Regex(pattern), ticket=pattern, done=lambda _: None, client="greedy")
+    with pytest.raises(QueueFullError, match="2 grammars of this client"):
+        compiler.begin(Regex("d"), ticket="d", done=lambda _: None, client="greedy")
+    compiler.begin(Regex("b"), ticket="more of the same", done=lambda _: None, client="greedy")
+    compiler.begin(Regex("d"), ticket="d", done=lambda _: None, client="patient")
+
+
+def test_prompts_that_wait_for_a_grammar_are_bounded_by_their_tokens(held_up):
+    made = GrammarCompiler(TOKENIZER, 512, STOPS, most_tokens=10)
+    try:
+        made.begin(Regex("a"), ticket=0, done=lambda _: None, tokens=25)  # alone one may always wait
+        with pytest.raises(QueueFullError, match=r"25 tokens of prompts .* has 1, .* is 10"):
+            made.begin(Regex("a"), ticket=1, done=lambda _: None, tokens=1)
+        assert made.cancel(0)
+        made.begin(Regex("a"), ticket=1, done=lambda _: None, tokens=4)
+        made.begin(Regex("b"), ticket=2, done=lambda _: None, tokens=6)
+    finally:
+        held_up[0].set()
+        made.close()
+
+
+LARGE = "\n".join(
+    ["start: " + " ".join(f"r{i}" for i in range(1000)), *(f'r{i}: "{i}"' for i in range(1000))]
+)
+
+
+def large(number):
+    return Grammar(f'{LARGE}\nother: "{number}"')
+
+
+def test_what_compiled_forms_take_is_measured(compiler):
+    small, program = (compiled(compiler, form) for form in (Regex("a"), large(0)))
+    assert small.size < 2**20 < program.size < 2**26
+
+
+def test_kept_forms_are_bounded_by_their_bytes(compiler, monkeypatch):
+    size = compiled(compiler, large(0)).size
+    monkeypatch.setattr(compiler_module, "MAX_PROGRAM_BYTES", int(2.5 * size))
+    for number in range(1, 4):
+        assert isinstance(compiled(compiler, large(number)), Program)
+    known = [
+        compiler.begin(large(number), ticket=number, done=lambda _: None) is not None
+        for number in (0, 1, 2, 3)
+    ]
+    assert known == [False, False, True, True]
+
+
+def test_forms_of_requests_are_bounded_by_their_bytes(compiler, monkeypatch):
+    """However many requests wait: each holds its own grammar until it has ended."""
+    held = [constrained(compiler, large(0))]
+    monkeypatch.setattr(compiler_module, "MAX_PROGRAM_BYTES", int(1.5 * held[0]._program.size))
+    error = compiled(compiler, large(1))
+    assert isinstance(error, QueueFullError)
+    assert "try again" in str(error)
+    held.clear()
+    assert isinstance(compiled(compiler, large(1)), Program)
+
+
+def test_a_compiler_without_a_thread_promises_nothing(compiler, monkeypatch):
+    """The machine has no thread left: the request is told, and the next one of its form does not wait for nothing."""
+    submit = compiler._pool.submit
+
+    def failing(_work):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(compiler._pool, "submit", failing)
+    with pytest.raises(RuntimeError):
+        compiler.begin(Regex("a"), ticket=1, done=lambda _: None)
+    monkeypatch.setattr(compiler._pool, "submit", submit)
+    assert isinstance(compiled(compiler, Regex("a")), Program)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,16 +180,26 @@ def test_a_failed_grammar_is_compiled_anew(compiler):
     assert len(allowed(constrained(compiler, Regex("abab")))) >= 1
 
 
-def test_masks_that_take_too_long_end_the_answer(compiler, monkeypatch):
-    monkeypatch.setattr(constraint_module, "SLOW_MASK_S", -1.0)
-    held = constrained(compiler, Regex("[a-z]*q"))
+@pytest.mark.parametrize(
+    ("call_s", "tokens"),
+    [(0.5, 1), (0.05, 3), (0.006, 39), (0.003, None)],
+    ids=["one is very slow", "some are slow", "all are rather slow", "all are within what each may take"],
+)
+def test_tokens_that_take_too_long_together_end_the_answer(compiler, monkeypatch, call_s, tokens):
+    """Neighbours wait for the sum. Each token takes three calls of the library, on a clock of the test's own."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(thread_time=lambda: (next(ticks) + 1) // 2 * call_s)
+    monkeypatch.setattr(constraint_module, "time", clock)
     (letter,) = Tokenizer(tiny()).encode("a", add_special_tokens=False)
-    for _ in range(constraint_module.SLOW_MASKS - 1):
+    held = constrained(compiler, Regex("[a-z]*q"))
+    for token in range(1, 200):
         held.advance(letter)
+        if token == tokens:
+            with pytest.raises(InvalidRequestError, match="expected something simpler"):
+                held.forbidden()
+            return
         held.forbidden()
-    held.advance(letter)
-    with pytest.raises(InvalidRequestError, match="expected something simpler"):
-        held.forbidden()
+    assert tokens is None
 
 
 def test_masks_from_the_other_thread_are_the_same(compiler):

@@ -78,6 +78,22 @@ def test_a_process_that_was_ended_from_outside_is_no_grammars_fault(examiner):
     assert examiner.refusal(translate(Regex("b"))) is None
 
 
+def test_a_process_that_was_killed_as_it_answered_is_asked_no_more(examiner, monkeypatch):
+    """The time is over at the very moment of the answer: the next grammar would be blamed for the end."""
+
+    def late(self, _pid, kill, _limit_s, answered):
+        answered.wait()
+        self._late = True
+        kill()
+
+    assert examiner.refusal(translate(Regex("a"))) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(Examiner, "_watch", late)
+        assert examiner.refusal(translate(Regex("b"))) is None
+    assert examiner._process is None
+    assert examiner.refusal(translate(Regex("c"))) is None
+
+
 def test_an_ended_examiner_starts_again(examiner):
     examiner.close()
     assert examiner.refusal(translate(Regex("a"))) is None

@@ -6,15 +6,24 @@ import itertools
 import queue
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 
 from checkpoints import EOS_ID
 from fake_session import continuation
 from llorch_serve.config import EngineConfig
-from llorch_serve.errors import InvalidRequestError, UnavailableError, UnsupportedError
+from llorch_serve.errors import (
+    InvalidRequestError,
+    LlorchError,
+    RequestError,
+    UnavailableError,
+    UnsupportedError,
+)
 from llorch_serve.live_requests import LiveRequests
+from llorch_serve.panics import panics_as_errors
 from llorch_serve.sequence import FinishReason
+from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
 from llorch_serve.worker import Worker
@@ -199,6 +208,67 @@ def test_without_a_kv_cache_the_form_is_the_same(tmp_path):
     assert found[0] == found[1]
 
 
+class PanicException(BaseException):
+    """What pyo3 raises where a library in Rust panics."""
+
+
+class Panicking:
+    """A matcher that panics at one of its methods, and so does every copy of it."""
+
+    def __init__(self, inner, method):
+        self._inner, self._method = inner, method
+
+    def deep_copy(self):
+        if self._method == "deep_copy":
+            raise PanicException("index out of bounds")
+        return Panicking(self._inner.deep_copy(), self._method)
+
+    def __getattr__(self, name):
+        if name == self._method:
+            raise PanicException("index out of bounds")
+        return getattr(self._inner, name)
+
+
+MATCHER_METHODS = ["deep_copy", "consume_token", "compute_bitmask", "is_accepting", "is_stopped", "is_error"]
+
+
+@pytest.mark.parametrize("lookup", [0, 8])
+@pytest.mark.parametrize("method", MATCHER_METHODS)
+def test_a_panic_in_an_answers_grammar_is_its_own(tmp_path, monkeypatch, method, lookup):
+    """On the engine's thread, on that of masks, or where a request is submitted."""
+    begin = Program.begin
+
+    def panicking(self, stop_ids):
+        return begin(replace(self, matcher=Panicking(self.matcher, method)), stop_ids)
+
+    worker = make_worker(tmp_path, config=EngineConfig(prefill_chunk=4, lookup=lookup))
+    form = Regex("[a-z ]{12}")
+    try:
+        for rounds in range(2):  # compiled for it, and known
+            monkeypatch.setattr(Program, "begin", panicking)
+            sink = Sink()
+            worker.submit(request("free", PROMPT, max_tokens=12, ignore_eos=True), sink)
+            worker.submit(request("held", PROMPT, structured=form, max_tokens=12), sink)
+            answers = sink.answers("free", "held")
+            error = answers["held"].error
+            assert isinstance(error, LlorchError)
+            assert not isinstance(error, RequestError), "whoever runs the worker should hear of it"
+            assert "index out of bounds" in str(error)
+            assert answers["free"].ids == continuation(PROMPT, 12, VOCAB)
+            monkeypatch.setattr(Program, "begin", begin)
+            held = ask(worker, PROMPT, "held", structured=form, max_tokens=12)
+            assert len(held.text) == 12, rounds
+        assert (worker.load().running, worker.load().waiting) == (0, 0)
+    finally:
+        worker.close()
+
+
+def test_the_users_own_interruption_is_no_panic():
+    for passes in (KeyboardInterrupt, SystemExit, GeneratorExit, ValueError):
+        with pytest.raises(passes), panics_as_errors("llguidance"):
+            raise passes
+
+
 # Compiling.
 
 
@@ -259,6 +329,16 @@ def test_others_run_while_a_grammar_is_compiled(worker, held_up):
     assert ask(worker, PROMPT, "free", max_tokens=5, ignore_eos=True).ids == continuation(PROMPT, 5, VOCAB)
     go_on.set()
     assert sink.answers("held")["held"].text == "yes"
+
+
+def test_callers_that_are_known_compile_their_own(worker, held_up):
+    go_on, come = held_up
+    go_on.set()
+    for number, owner in enumerate(("a", "b", "a", "b")):
+        sink = Sink()
+        worker.submit(replace(request("held", PROMPT, structured=Choice(("yes",))), owner=owner), sink)
+        assert sink.answers("held")["held"].text == "yes"
+        assert come.qsize() == min(number + 1, 2)
 
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted(worker, held_up):

@@ -1,42 +1,60 @@
 """From the form that a request asks for to the program that its answers' constraints are made of: compiled once, beside everything else.
 
 Requests come from the worker on any thread. A grammar that is known gives its program at once; another is
-examined in a process of its own and then compiled on this module's thread, and the caller hears of it later.
+examined in a process of its own and then compiled on this module's thread, and the caller hears of it later. Clients take turns.
+
+Programs are kept for requests of the same cache salt alone: by the time it takes, a grammar that is known would tell that somebody
+has asked for it, and what one answer does to a program's states shows in the others.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from llorch_serve.errors import (
     FieldViolation,
     InvalidRequestError,
-    LlorchError,
     QueueFullError,
     UnsupportedError,
 )
+from llorch_serve.panics import panics_as_errors
 from llorch_serve.structured.constraint import Program, compute_mask, explain, one_line
 from llorch_serve.structured.examiner import Examiner
-from llorch_serve.structured.limits import MAX_KEPT, MAX_REQUESTS, MAX_WAITING, parser_limits
+from llorch_serve.structured.limits import (
+    MAX_KEPT,
+    MAX_OF_CLIENT,
+    MAX_PROGRAM_BYTES,
+    MAX_REQUESTS,
+    MAX_WAITING,
+    parser_limits,
+)
 from llorch_serve.structured.spec import Structured
 from llorch_serve.structured.translate import translate
 from llorch_serve.structured.vocabulary import Vocabulary, build
 from llorch_serve.text import Tokenizer
+from llorch_serve.waiting import DEFAULT_MOST_TOKENS
+
+logger = logging.getLogger(__name__)
 
 Done = Callable[[Program | Exception], None]
 """Takes the program, or why there is none."""
+
+_Key = tuple[str, Structured]
+"""A cache salt, and a form."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
     ticket: Hashable
     done: Done
+    tokens: int
 
 
 class GrammarCompiler:
@@ -44,16 +62,29 @@ class GrammarCompiler:
 
     vocab_size: tokens that the model knows.
     model_stops: tokens that end the model's answers.
+    most_tokens: tokens that the prompts which wait for their grammars may have together; one may always wait.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, model_stops: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        model_stops: frozenset[int],
+        *,
+        most_tokens: int = DEFAULT_MOST_TOKENS,
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._model_stops = model_stops
+        self._most_tokens = most_tokens
         self._vocabulary: Vocabulary | None = None
+        self._no_vocabulary: str | None = None  # why there can be none
         self._examiner: Examiner | None = None
-        self._kept: OrderedDict[Structured, Program] = OrderedDict()
-        self._waiting: dict[Structured, list[_Waiter]] = {}
+        self._kept: OrderedDict[_Key, Program] = OrderedDict()
+        self._alive: WeakSet[Program] = WeakSet()  # those that are kept, and those of requests
+        self._waiting: dict[_Key, list[_Waiter]] = {}
+        # Of each client, in the order of their turns, what is to be compiled.
+        self._lines: OrderedDict[str, deque[_Key]] = OrderedDict()
         self._lock = threading.Lock()
         self._preparing = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="llorch-grammar")
@@ -69,49 +100,71 @@ class GrammarCompiler:
             except UnsupportedError:
                 return
 
-    def begin(self, form: Structured, *, ticket: Hashable, done: Done) -> Program | None:
+    def begin(
+        self,
+        form: Structured,
+        *,
+        ticket: Hashable,
+        done: Done,
+        client: str = "",
+        cache_salt: str = "",
+        tokens: int = 0,
+    ) -> Program | None:
         """Return the program if the grammar is compiled already; else None, and ``done`` is called once.
 
         ticket: names the caller in :meth:`cancel`. ``done`` is called on the compiling thread and must not block.
-        Raises UnsupportedError without llguidance, QueueFullError if too many grammars, or requests for them, wait.
+        client, cache_salt: see :class:`llorch_serve.sequence.Sequence`. tokens: those of the request's prompts.
+        Raises UnsupportedError without llguidance, or where it cannot read the tokenizer, QueueFullError if too many grammars,
+        requests for them or tokens of those wait.
         """
         if importlib.util.find_spec("llguidance") is None:
             raise UnsupportedError(
                 "structured output needs llguidance, which is not installed; install it where the worker runs with: "
                 "pip install 'llorch[structured]'"
             )
+        if self._no_vocabulary is not None:
+            raise UnsupportedError(self._no_vocabulary)
+        key = (cache_salt, form)
         with self._lock:
-            program = self._kept.get(form)
+            program = self._kept.get(key)
             if program is not None and not program.broken:
-                self._kept.move_to_end(form)
+                self._kept.move_to_end(key)
                 return program
-            if sum(map(len, self._waiting.values())) >= MAX_REQUESTS:
-                raise QueueFullError(
-                    f"{MAX_REQUESTS} requests wait for their grammars, the most this worker holds; try again",
-                    retry_after_s=1.0,
-                )
-            waiter = _Waiter(ticket, done)
-            if form in self._waiting:
-                self._waiting[form].append(waiter)
-                return None
-            if len(self._waiting) >= MAX_WAITING:
-                raise QueueFullError(
-                    f"{MAX_WAITING} grammars wait to be compiled, the most this worker holds; try again",
-                    retry_after_s=1.0,
-                )
-            self._waiting[form] = [waiter]
-            job = self._pool.submit(self._compile, form)
-            # Inside the lock, which the job needs to begin: a job that had ended would call back on this very thread.
-            job.add_done_callback(functools.partial(self._deliver, form))
+            self._check_room(key, client, tokens)
+            if key not in self._waiting:
+                # The job needs the lock to begin. First, as there may be no thread for it.
+                self._pool.submit(self._work)
+                self._waiting[key] = []
+                self._lines.setdefault(client, deque()).append(key)
+            self._waiting[key].append(_Waiter(ticket, done, tokens))
         return None
+
+    def _check_room(self, key: _Key, client: str, tokens: int) -> None:
+        """Raise QueueFullError where a request must not wait; the lock is held."""
+        found = None
+        waiters = [waiter for waiters in self._waiting.values() for waiter in waiters]
+        waiting_tokens = sum(waiter.tokens for waiter in waiters)
+        if len(waiters) >= MAX_REQUESTS:
+            found = f"{MAX_REQUESTS} requests wait for their grammars, the most this worker holds"
+        elif waiters and waiting_tokens + tokens > self._most_tokens:
+            found = (
+                f"{waiting_tokens} tokens of prompts wait for their grammars and this request has {tokens}, "
+                f"the most this worker holds is {self._most_tokens}"
+            )
+        elif key not in self._waiting and len(self._waiting) >= MAX_WAITING:
+            found = f"{MAX_WAITING} grammars wait to be compiled, the most this worker holds"
+        elif key not in self._waiting and len(self._lines.get(client, ())) >= MAX_OF_CLIENT:
+            found = f"{MAX_OF_CLIENT} grammars of this client wait to be compiled, the most this worker holds of one"
+        if found is not None:
+            raise QueueFullError(f"{found}; try again", retry_after_s=1.0)
 
     def cancel(self, ticket: Hashable) -> bool:
         """Forget a caller that waits; its ``done`` is not called. Return whether it was waiting."""
         with self._lock:
-            for form, waiters in self._waiting.items():
+            for key, waiters in self._waiting.items():
                 left = [waiter for waiter in waiters if waiter.ticket != ticket]
                 if len(left) < len(waiters):
-                    self._waiting[form] = left
+                    self._waiting[key] = left
                     return True
         return False
 
@@ -119,6 +172,7 @@ class GrammarCompiler:
         """End thread and process; callers that still wait are not told."""
         with self._lock:
             self._waiting.clear()
+            self._lines.clear()
             examiner = self._examiner
         if examiner is not None:
             examiner.close()
@@ -126,12 +180,49 @@ class GrammarCompiler:
         if self._examiner is not None:
             self._examiner.close()  # which a grammar that was under way may have started again
 
-    def _compile(self, form: Structured) -> Program | None:
-        """Return the program; None if nobody waits for it any more."""
+    def _work(self) -> None:
+        """Compile the form whose turn it is, and tell who waits for it. The compiling thread."""
+        key = self._take()
+        if key is None:
+            return
+        found: Program | Exception
+        try:
+            with panics_as_errors("llguidance"):
+                found = self._compile(*key)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told to those who wait
+            found = error
         with self._lock:
-            if not self._waiting.get(form):
-                self._waiting.pop(form, None)
+            waiters = self._waiting.pop(key, [])
+            if isinstance(found, Program):
+                self._kept[key] = found
+                self._kept.move_to_end(key)
+                while len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+        for waiter in waiters:
+            try:
+                with panics_as_errors("a library"):
+                    waiter.done(found)
+            except Exception:
+                logger.exception("a request could not be told of its grammar")
+
+    def _take(self) -> _Key | None:
+        """Take the form whose turn it is; None if nobody waits for it any more, as whoever comes now has a job of its own."""
+        with self._lock:
+            if not self._lines:
                 return None
+            client, line = next(iter(self._lines.items()))
+            key = line.popleft()
+            if line:
+                self._lines.move_to_end(client)
+            else:
+                del self._lines[client]
+            if not self._waiting.get(key):
+                self._waiting.pop(key, None)
+                return None
+            return key
+
+    def _compile(self, cache_salt: str, form: Structured) -> Program:
+        """Return a form's program. Raises InvalidRequestError, UnsupportedError or QueueFullError."""
         from llguidance import LLMatcher
 
         vocabulary = self._prepared()
@@ -142,37 +233,37 @@ class GrammarCompiler:
                 self._examiner = Examiner(vocabulary.size, vocabulary.special)
         reason = self._examiner.refusal(grammar)
         if reason is None:
+            size = self._examiner.grammar_bytes + vocabulary.size  # a byte a token for the first mask
+            self._make_room((cache_salt, form), size)
             matcher = LLMatcher(vocabulary.trie, grammar, log_level=0, limits=parser_limits())
-            program = Program(matcher, vocabulary, field, compute_mask(matcher, vocabulary))
+            program = Program(matcher, vocabulary, field, compute_mask(matcher, vocabulary), size)
             if not matcher.is_error():
+                self._alive.add(program)
                 return program
             reason = explain(matcher)
         raise InvalidRequestError([FieldViolation(field, f"cannot be used: {one_line(reason)}")])
 
-    def _deliver(self, form: Structured, job: Future[Program | None]) -> None:
-        error: BaseException | None
-        try:
-            error, program = job.exception(), None
-        except CancelledError:
-            return
-        if error is None and (program := job.result()) is None:
-            return  # whoever comes now has a job of its own
+    def _make_room(self, key: _Key, size: int) -> None:
+        """Forget kept programs, the oldest first, until one more of ``size`` bytes fits. Raises QueueFullError."""
         with self._lock:
-            waiters = self._waiting.pop(form, [])
-            if program is not None:
-                self._kept[form] = program
-                while len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-        if error is not None and not isinstance(error, Exception):  # how a panic of the library arrives here
-            error = LlorchError(f"compiling a grammar failed: {type(error).__name__}: {error}")
-        for waiter in waiters:
-            if error is not None:
-                waiter.done(error)
-            elif program is not None:
-                waiter.done(program)
+            self._kept.pop(key, None)  # broken, or there would be nothing to compile
+            while (used := sum(program.size for program in self._alive)) + size > MAX_PROGRAM_BYTES:
+                if not self._kept:
+                    raise QueueFullError(
+                        f"the grammars of requests take {used >> 20} MiB and this one {size >> 20}, the most this worker holds is "
+                        f"{MAX_PROGRAM_BYTES >> 20}; try again",
+                        retry_after_s=1.0,
+                    )
+                self._kept.popitem(last=False)
 
     def _prepared(self) -> Vocabulary:
         with self._preparing:
+            if self._no_vocabulary is not None:
+                raise UnsupportedError(self._no_vocabulary)
             if self._vocabulary is None:
-                self._vocabulary = build(self._tokenizer, self._vocab_size, self._model_stops)
+                try:
+                    self._vocabulary = build(self._tokenizer, self._vocab_size, self._model_stops)
+                except UnsupportedError as error:
+                    self._no_vocabulary = str(error)
+                    raise
             return self._vocabulary

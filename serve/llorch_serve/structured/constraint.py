@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.structured.limits import SLOW_MASK_S, SLOW_MASKS
+from llorch_serve.errors import FieldViolation, InvalidRequestError, LibraryPanicError
+from llorch_serve.panics import panics_as_errors
+from llorch_serve.structured.limits import MOST_OVER_S, STEP_S
 from llorch_serve.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -39,19 +40,21 @@ class Mask:
     accepting: bool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Program:
     """A compiled grammar, from which every answer's constraint is copied.
 
     field: what the request called it, for errors.
     first: the mask of an answer's first token.
-    broken: it has reached a limit; the states that it keeps are full.
+    size: bytes of memory that it takes.
+    broken: it has reached a limit, so that the states that it keeps are full, or the library has panicked over it.
     """
 
     matcher: LLMatcher
     vocabulary: Vocabulary
     field: str
     first: Mask
+    size: int
     broken: bool = False
 
     def begin(self, stop_ids: frozenset[int]) -> Constraint:
@@ -85,7 +88,7 @@ class Constraint:
     def __init__(self, program: Program, stop_ids: frozenset[int]) -> None:
         vocabulary = program.vocabulary
         self._program = program
-        self._matcher = program.matcher.deep_copy()
+        self._matcher: LLMatcher | None = None  # a copy from the first token on, as many requests may wait
         self._stop_ids = stop_ids
         # A stop token that is ordinary text too is the grammar's to allow, unless it is the model's own.
         closing = [id_ for id_ in stop_ids if id_ in vocabulary.special or id_ in vocabulary.model_stops]
@@ -93,7 +96,8 @@ class Constraint:
         self._mask: Mask | None = program.first
         self._forbidden: BoolArray | None = None
         self._job: Future[None] | None = None
-        self._slow = 0
+        self._taken_s = 0.0  # processor time, of a token and beyond
+        self._over_s = 0.0
         self.complete = False
         """Whether the grammar is known to let nothing follow, without a look at the mask."""
 
@@ -103,8 +107,13 @@ class Constraint:
         if token_id in self._stop_ids:
             self.complete = True  # the answer ends with it, and the grammar does not know it
             return
-        self._matcher.consume_token(token_id)
-        self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
+        self._over_s += max(self._taken_s - STEP_S, 0.0)
+        self._taken_s = 0.0
+        with self._library():
+            if self._matcher is None:
+                self._matcher = self._program.matcher.deep_copy()
+            self._matcher.consume_token(token_id)
+            self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
 
     def expect(self, job: Future[None]) -> None:
         """Wait for ``job``, which calls :meth:`compute`, when the mask is asked for."""
@@ -112,9 +121,9 @@ class Constraint:
 
     def compute(self) -> None:
         """Compute the next mask; the mask thread, or the engine's where there was nothing to overlap with."""
-        started = time.thread_time()
-        self._mask = compute_mask(self._matcher, self._program.vocabulary)
-        self._slow += time.thread_time() - started > SLOW_MASK_S
+        assert self._matcher is not None
+        with self._library():
+            self._mask = compute_mask(self._matcher, self._program.vocabulary)
 
     @property
     def ended(self) -> bool:
@@ -146,13 +155,37 @@ class Constraint:
         assert self._mask is not None
         return self._mask
 
+    @contextlib.contextmanager
+    def _library(self) -> Iterator[None]:
+        """Count the time of the library's work, and raise LibraryPanicError where it panics: it may have left anything behind."""
+        started = time.thread_time()
+        try:
+            with panics_as_errors("llguidance"):
+                yield
+        except LibraryPanicError:
+            self._program.broken = True
+            raise
+        finally:
+            self._taken_s += time.thread_time() - started
+
+    def _error(self) -> str | None:
+        """Return why the matcher has failed, None if it has not."""
+        if self._matcher is None:
+            return None
+        with self._library():
+            return explain(self._matcher) if self._matcher.is_error() else None
+
     def _check(self, mask: Mask) -> None:
         found = None
-        if self._matcher.is_error():
+        over_s = self._over_s + max(self._taken_s - STEP_S, 0.0)
+        if (reason := self._error()) is not None:
             self._program.broken = True
-            found = f"the answer cannot go on: {explain(self._matcher)}; expected something simpler"
-        elif self._slow >= SLOW_MASKS:
-            found = f"{self._slow} tokens took more than {SLOW_MASK_S:g} s each; expected something simpler"
+            found = f"the answer cannot go on: {reason}; expected something simpler"
+        elif over_s > MOST_OVER_S:
+            found = (
+                f"its tokens took {over_s:.2g} s beyond {STEP_S:g} s for each, the most is {MOST_OVER_S:g}; "
+                "expected something simpler"
+            )
         elif not mask.accepting and not mask.text.any():
             found = "the answer cannot go on: no token of this model is what must follow"
         if found is not None:

@@ -1,17 +1,20 @@
 """The process that tries grammars before the worker compiles them: ``python -m llorch_serve.structured.examination``.
 
 Input, a line of JSON each: first the vocabulary's size and special tokens and the most memory, then grammars. Output, a line of JSON for
-each line: why the grammar was refused, or null. A grammar that takes too long, too much memory, or that breaks the library
+each line: why the grammar was refused, or null, and the bytes of memory that it takes. A grammar that takes too long, too much memory, or that breaks the library
 takes this process with it and nothing else; ``examiner.py`` is the other end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
-from typing import BinaryIO, Final
+from collections.abc import Callable
+from typing import BinaryIO, ClassVar, Final
 
 import msgspec
+import psutil
 
 from llorch_serve.structured.limits import parser_limits
 
@@ -50,24 +53,61 @@ def answer(source: BinaryIO, sink: BinaryIO) -> None:
     tokens = _Bytes(size, special)
     trie = LLTokenizer(TokenizerWrapper(tokens), n_vocab=len(tokens.tokens), slices=[])
     _limit_memory(limit_bytes)
-    _tell(sink, None)
+    used = _memory()
+    _tell(sink, None, 0)
     for line in source:
-        matcher = LLMatcher(trie, msgspec.json.decode(line, type=str), log_level=0, limits=parser_limits())
+        grammar, before = msgspec.json.decode(line, type=str), used()
+        matcher = LLMatcher(trie, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()
-        _tell(sink, matcher.get_error()[:_MOST_TOLD] or None)
+        _tell(sink, matcher.get_error()[:_MOST_TOLD] or None, max(used() - before, 0))
+        del matcher
 
 
-def _tell(sink: BinaryIO, refusal: str | None) -> None:
-    sink.write(msgspec.json.encode(refusal) + b"\n")
+def _tell(sink: BinaryIO, refusal: str | None, size: int) -> None:
+    sink.write(msgspec.json.encode((refusal, size)) + b"\n")
     sink.flush()
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def _memory() -> Callable[[], int]:
+    """Return what tells the bytes in use: of the heap with glibc, else of the process, which then counts no memory used again."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        process = psutil.Process()
+        return lambda: int(process.memory_info().rss)
+    mallinfo.restype = _MallocInfo
+
+    def in_use() -> int:
+        info = mallinfo()
+        return int(info.uordblks + info.hblkhd)
+
+    return in_use
 
 
 def _limit_memory(limit_bytes: int) -> None:
     if sys.platform != "win32":  # which has no such limit; there the time alone bounds it
         import resource
-
-        import psutil
 
         most = psutil.Process().memory_info().vms + limit_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

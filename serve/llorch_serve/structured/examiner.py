@@ -43,6 +43,8 @@ class Examiner:
         self._limit_bytes = limit_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._late = False
+        self.grammar_bytes = 0
+        """Memory that the last grammar took which could be compiled."""
 
     def refusal(self, grammar: str) -> str | None:
         """Return why a grammar cannot be compiled, in the library's words or ours; None if it can."""
@@ -61,7 +63,8 @@ class Examiner:
                 return "the process that examines grammars does not start"
         reply = self._ask(self._process, msgspec.json.encode(grammar), self._limit_s)
         if reply is not None:
-            return msgspec.json.decode(reply, type=str | None)
+            reason, self.grammar_bytes = msgspec.json.decode(reply, type=tuple[str | None, int])
+            return reason
         if self._late:
             return f"it takes more than {self._limit_s:g} s to compile; ask for something smaller"
         return (
@@ -97,7 +100,7 @@ class Examiner:
         finally:
             answered.set()
             watch.join()
-        if not reply:
+        if not reply or self._late:  # killed, if just after it had answered
             self.close()
         return reply or None
 

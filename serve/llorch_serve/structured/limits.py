@@ -13,11 +13,11 @@ EXAMINATION_S: Final = 3.0
 EXAMINATION_BYTES: Final = 256 * 2**20
 """Most memory that compiling one may take."""
 
-SLOW_MASK_S: Final = 0.1
-"""Processor time of a mask that is too much, in seconds; the usual is a few ten-thousandths."""
+STEP_S: Final = 0.01
+"""Processor time that the grammar of an answer may take for every token, in seconds; the usual is a few ten-thousandths."""
 
-SLOW_MASKS: Final = 3
-"""So many of them end the answer."""
+MOST_OVER_S: Final = 0.3
+"""What all tokens of an answer may take beyond that, in seconds; then the answer ends. Others wait for all of it."""
 
 MAX_WAITING: Final = 64
 """Grammars that may wait to be compiled."""
@@ -25,12 +25,18 @@ MAX_WAITING: Final = 64
 MAX_REQUESTS: Final = 1024
 """Requests that may wait for those grammars, before the worker's queue has them."""
 
+MAX_OF_CLIENT: Final = 16
+"""Of one client."""
+
 MAX_KEPT: Final = 64
 """Compiled grammars that are kept."""
 
+MAX_PROGRAM_BYTES: Final = 512 * 2**20
+"""Memory that compiled grammars may take, those that are kept and those of requests that run or wait."""
+
 
 def parser_limits() -> LLParserLimits:
-    """Return what bounds a grammar's size, the work of one mask (some 30 ms at worst) and the states that are kept."""
+    """Return what bounds a grammar's size, the work of one mask (some 40 ms, if every token reaches it) and the states that are kept."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.errors import UnsupportedError
+from llorch_serve.errors import LibraryPanicError, UnsupportedError
+from llorch_serve.panics import panics_as_errors
 from llorch_serve.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -53,12 +54,13 @@ def build(tokenizer: Tokenizer, vocab_size: int, model_stops: frozenset[int]) ->
     description = msgspec.json.decode(text)
     _spell_out_spaces(description)
     try:
-        trie = LLTokenizer(
-            msgspec.json.encode(description).decode(),
-            n_vocab=max(end_id + 1, vocab_size),
-            eos_token=end_id,
-        )
-    except ValueError as error:
+        with panics_as_errors("llguidance"):
+            trie = LLTokenizer(
+                msgspec.json.encode(description).decode(),
+                n_vocab=max(end_id + 1, vocab_size),
+                eos_token=end_id,
+            )
+    except (ValueError, LibraryPanicError) as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedError(
             f"structured output is impossible with this model's tokenizer.json: {reason}; send the request without it"
