@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checkpoints import tiny_tokenizer_json
+from llorch_serve.errors import LlorchError
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
 from llorch_serve.structured.translate import translate
@@ -92,6 +93,20 @@ def test_a_process_that_was_killed_as_it_answered_is_asked_no_more(examiner, mon
         assert examiner.refusal(translate(Regex("b"))) is None
     assert examiner._process is None
     assert examiner.refusal(translate(Regex("c"))) is None
+
+
+def test_a_process_that_does_not_start_is_no_grammars_fault(monkeypatch, tmp_path):
+    """The caller has nothing to change: it is for whoever runs the worker."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    made = Examiner(512, SPECIAL)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", str(broken))
+        with pytest.raises(LlorchError, match="does not start"):
+            made.refusal(translate(Regex("a")))
+    assert made.refusal(translate(Regex("a"))) is None
+    made.close()
 
 
 def test_an_ended_examiner_starts_again(examiner):

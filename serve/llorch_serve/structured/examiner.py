@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from llorch_serve.errors import LlorchError
 from llorch_serve.structured.limits import EXAMINATION_BYTES, EXAMINATION_S
 
 _START_S: Final = 60.0
@@ -47,7 +48,10 @@ class Examiner:
         """Memory that the last grammar took which could be compiled."""
 
     def refusal(self, grammar: str) -> str | None:
-        """Return why a grammar cannot be compiled, in the library's words or ours; None if it can."""
+        """Return why a grammar cannot be compiled, in the library's words or ours; None if it can.
+
+        Raises LlorchError or OSError where the process does not start.
+        """
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended without a grammar; whatever ended it, this one is not to blame
         if self._process is None:
@@ -60,7 +64,10 @@ class Examiner:
                 start_new_session=True,  # Ctrl-C is for the worker, which ends it
             )
             if self._ask(self._process, self._greeting, _START_S) is None:
-                return "the process that examines grammars does not start"
+                raise LlorchError(
+                    f"the process that examines grammars does not start; see what `{sys.executable} -P -m "
+                    "llorch_serve.structured.examination` says"
+                )
         reply = self._ask(self._process, msgspec.json.encode(grammar), self._limit_s)
         if reply is not None:
             reason, self.grammar_bytes = msgspec.json.decode(reply, type=tuple[str | None, int])
