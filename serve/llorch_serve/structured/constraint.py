@@ -178,16 +178,19 @@ class Constraint:
     def _check(self, mask: Mask) -> None:
         found = None
         over_s = self._over_s + max(self._taken_s - STEP_S, 0.0)
-        if (reason := self._error()) is not None:
-            self._program.broken = True
-            found = f"the answer cannot go on: {reason}; expected something simpler"
+        if not mask.accepting and not mask.text.any():
+            reason = self._error()
+            self._program.broken |= reason is not None
+            found = (
+                "the answer cannot go on: no token of this model is what must follow"
+                if reason is None
+                else f"the answer cannot go on: {reason}; expected something simpler"
+            )
         elif over_s > MOST_OVER_S:
             found = (
                 f"its tokens took {over_s:.2g} s beyond {STEP_S:g} s for each, the most is {MOST_OVER_S:g}; "
                 "expected something simpler"
             )
-        elif not mask.accepting and not mask.text.any():
-            found = "the answer cannot go on: no token of this model is what must follow"
         if found is not None:
             raise InvalidRequestError([FieldViolation(self._program.field, found)])
 
