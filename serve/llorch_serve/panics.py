@@ -5,18 +5,31 @@ Used around every call of such a library: a panic ends what was asked of it, and
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from llorch_serve.errors import LibraryPanicError
 
 
-@contextlib.contextmanager
-def panics_as_errors(library: str) -> Iterator[None]:
-    """Raise LibraryPanicError where ``library`` panics; all else passes, and so does what ends the process."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as panic:
-        raise LibraryPanicError(f"{library} panicked: {panic}") from panic
+def panics_as_errors(library: str) -> AbstractContextManager[None]:
+    """Raise LibraryPanicError where ``library`` panics; all else passes, and so does what ends the process.
+
+    Not for coroutines, whose cancellation is a BaseException too.
+    """
+    return _Guard(library)
+
+
+class _Guard(AbstractContextManager[None]):
+    """A class rather than a generator, as it stands around calls that are made for every token."""
+
+    __slots__ = ("_library",)
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, found: BaseException | None, _where: TracebackType | None
+    ) -> None:
+        if found is None or isinstance(found, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)):
+            return
+        raise LibraryPanicError(f"{self._library} panicked: {found}") from found

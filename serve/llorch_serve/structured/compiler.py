@@ -237,10 +237,10 @@ class GrammarCompiler:
             self._make_room((cache_salt, form), size)
             matcher = LLMatcher(vocabulary.trie, grammar, log_level=0, limits=parser_limits())
             program = Program(matcher, vocabulary, field, compute_mask(matcher, vocabulary), size)
-            if not matcher.is_error():
+            reason = explain(matcher)
+            if reason is None:
                 self._alive.add(program)
                 return program
-            reason = explain(matcher)
         raise InvalidRequestError([FieldViolation(field, f"cannot be used: {one_line(reason)}")])
 
     def _make_room(self, key: _Key, size: int) -> None:

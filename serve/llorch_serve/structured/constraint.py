@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 BoolArray = npt.NDArray[np.bool_]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def compute_mask(matcher: LLMatcher, vocabulary: Vocabulary) -> Mask:
     return Mask(text, matcher.is_accepting())
 
 
-def explain(matcher: LLMatcher) -> str:
-    """Return why a matcher failed, in one line."""
-    return one_line(matcher.get_error())
+def explain(matcher: LLMatcher) -> str | None:
+    """Return why a matcher failed, in one line; None if it has not."""
+    return one_line(matcher.get_error()) if matcher.is_error() else None
 
 
 def one_line(reason: str) -> str:
@@ -109,11 +111,7 @@ class Constraint:
             return
         self._over_s += max(self._taken_s - STEP_S, 0.0)
         self._taken_s = 0.0
-        with self._library():
-            if self._matcher is None:
-                self._matcher = self._program.matcher.deep_copy()
-            self._matcher.consume_token(token_id)
-            self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
+        self._call(self._consume, token_id)
 
     def expect(self, job: Future[None]) -> None:
         """Wait for ``job``, which calls :meth:`compute`, when the mask is asked for."""
@@ -122,8 +120,7 @@ class Constraint:
     def compute(self) -> None:
         """Compute the next mask; the mask thread, or the engine's where there was nothing to overlap with."""
         assert self._matcher is not None
-        with self._library():
-            self._mask = compute_mask(self._matcher, self._program.vocabulary)
+        self._mask = self._call(compute_mask, self._matcher, self._program.vocabulary)
 
     @property
     def ended(self) -> bool:
@@ -155,31 +152,29 @@ class Constraint:
         assert self._mask is not None
         return self._mask
 
-    @contextlib.contextmanager
-    def _library(self) -> Iterator[None]:
-        """Count the time of the library's work, and raise LibraryPanicError where it panics: it may have left anything behind."""
+    def _consume(self, token_id: int) -> None:
+        if self._matcher is None:
+            self._matcher = self._program.matcher.deep_copy()
+        self._matcher.consume_token(token_id)
+        self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do the library's work, and count its time. Where it panics, LibraryPanicError: it may have left anything behind."""
         started = time.thread_time()
         try:
             with panics_as_errors("llguidance"):
-                yield
+                return work(*args, **kwargs)
         except LibraryPanicError:
             self._program.broken = True
             raise
         finally:
             self._taken_s += time.thread_time() - started
 
-    def _error(self) -> str | None:
-        """Return why the matcher has failed, None if it has not."""
-        if self._matcher is None:
-            return None
-        with self._library():
-            return explain(self._matcher) if self._matcher.is_error() else None
-
     def _check(self, mask: Mask) -> None:
         found = None
         over_s = self._over_s + max(self._taken_s - STEP_S, 0.0)
         if not mask.accepting and not mask.text.any():
-            reason = self._error()
+            reason = None if self._matcher is None else self._call(explain, self._matcher)
             self._program.broken |= reason is not None
             found = (
                 "the answer cannot go on: no token of this model is what must follow"
