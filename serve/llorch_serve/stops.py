@@ -7,7 +7,7 @@ alone, not on where it was cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -81,13 +81,12 @@ class StopMatcher:
         self._held = buffer[keep:]
         return buffer[:keep], None
 
-    def would_match(self, text: str) -> bool:
-        """Return whether pushing ``text`` would complete a stop string. Changes nothing."""
-        states = [pattern.matched for pattern in self._patterns]
-        matched = any(pattern.advance(char) for char in text for pattern in self._patterns)
-        for pattern, state in zip(self._patterns, states, strict=True):
-            pattern.matched = state
-        return matched
+    def fork(self) -> StopMatcher:
+        """Return a matcher that goes on from here by itself, so that texts can be tried."""
+        other = StopMatcher(())
+        other.stop_strings, other._held = self.stop_strings, self._held
+        other._patterns = [replace(pattern) for pattern in self._patterns]
+        return other
 
     def flush(self) -> str:
         """Return the text that is still held back: the answer ended, and no stop string will come of it."""

@@ -6,23 +6,26 @@ tokenizer.json comes from the artifact folder; ids go to the engine, and text go
 or emits text that the whole decode does not contain, because a run of byte tokens is valid or invalid as a whole; it
 also has no way to flush, and decodes ever longer windows while bytes stay invalid. TextStream decodes a window of few
 tokens with the tokenizer's own decoder, and keeps this rule: joined pieces equal the decode of all ids, whenever the
-stream ends.
+stream ends. A token costs the same however long the answer or a run of byte tokens has become; a run is decoded whole
+once, where it ends.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import tokenizers
 
-from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
+from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError, TokenizerError
 from llorch_serve.guard import GuardedEncoder
 from llorch_serve.stops import StopMatcher
-from llorch_serve.token_bytes import TokenBytes, decoder_rules
+from llorch_serve.token_bytes import TokenBytes, decoder_rules, fallback_byte
+from llorch_serve.tokenizer_library import read_tokenizer, rust_call
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
 REPLACEMENT = "\ufffd"
@@ -32,15 +35,16 @@ class Tokenizer:
     """A tokenizer.json, without padding or truncation whatever the file says. Safe to use from many threads."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        inner.no_padding()
-        inner.no_truncation()
         self._inner = inner
-        self._special = {
-            id_: token.content for id_, token in inner.get_added_tokens_decoder().items() if token.special
-        }
-        # Tokens <0x00>..<0xFF>, where the decoder turns runs of them into characters.
-        self.byte_ids = _byte_ids(inner)
-        vocabulary = inner.get_vocab(with_added_tokens=True)
+        with rust_call:
+            inner.no_padding()
+            inner.no_truncation()
+            added = inner.get_added_tokens_decoder()
+            vocabulary = inner.get_vocab(with_added_tokens=True)
+            rules = decoder_rules(inner)
+        self._special = {id_: token.content for id_, token in added.items() if token.special}
+        # The bytes of tokens <0x00>..<0xFF> by id, where the decoder turns runs of them into characters.
+        self.byte_values = _byte_values(rules, vocabulary)
         # One more than the largest id.
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         # Most characters that one token can stand for.
@@ -66,13 +70,11 @@ class Tokenizer:
     def from_json(cls, data: bytes, *, origin: str) -> Tokenizer:
         """Build a tokenizer from the content of a tokenizer.json; ``origin`` names it in errors (ArtifactError)."""
         try:
-            inner = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
-        except Exception as error:  # tokenizers raises nothing more precise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            tokenizer = cls(read_tokenizer(data, origin=origin))
+        except TokenizerError as error:
             raise ArtifactError(
-                f"{origin} is not a usable tokenizer.json: {reason}. Export the model again."
+                f"{origin} is not a usable tokenizer.json: {error}. Export the model again."
             ) from error
-        tokenizer = cls(inner)
         if tokenizer.vocab_size == 0:
             raise ArtifactError(f"{origin} has an empty vocabulary; expected tokens. Export the model again.")
         return tokenizer
@@ -80,16 +82,18 @@ class Tokenizer:
     @cached_property
     def unknown_id(self) -> int | None:
         """The id that stands for text the vocabulary lacks, or None if there is no such id."""
-        token = msgspec.json.decode(self._inner.to_str()).get("model", {}).get("unk_token")
-        return None if token is None else self._inner.token_to_id(token)
+        with rust_call:
+            token = msgspec.json.decode(self._inner.to_str()).get("model", {}).get("unk_token")
+            return None if token is None else self._inner.token_to_id(token)
 
     def with_special_token(self, content: str) -> tuple[str, int]:
         """Return tokenizer.json's text with one special token more, and that token's id."""
-        copy = tokenizers.Tokenizer.from_str(self._inner.to_str())
-        copy.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
-        id_ = copy.token_to_id(content)
-        assert id_ is not None
-        return copy.to_str(), id_
+        with rust_call:
+            copy = tokenizers.Tokenizer.from_str(self._inner.to_str())
+            copy.add_special_tokens([tokenizers.AddedToken(content, special=True, normalized=False)])
+            id_ = copy.token_to_id(content)
+            assert id_ is not None
+            return copy.to_str(), id_
 
     @property
     def special_tokens(self) -> Mapping[int, str]:
@@ -104,22 +108,26 @@ class Tokenizer:
 
     def has_text(self, token_id: int) -> bool:
         """Whether an id stands for a token; a model's vocabulary may be padded beyond the tokenizer's."""
-        return self._inner.id_to_token(token_id) is not None
+        with rust_call:
+            return self._inner.id_to_token(token_id) is not None
 
     def encode(self, text: str, add_special_tokens: bool, *, field: str = "input.text") -> tuple[int, ...]:
         """Return the ids of a text. Special tokens that it spells out become control tokens.
 
         add_special_tokens: let tokenizer.json's post-processor add its tokens (BOS).
-        field: names the text in an error. Raises InvalidRequestError for lone surrogates.
+        field: names the text in an error. Raises InvalidRequestError for lone surrogates, and TokenizerError as all
+        methods do.
         """
         check_text(text, field)
-        return tuple(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        with rust_call:
+            return tuple(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
 
     @cached_property
     def start_ids(self) -> tuple[int, ...]:
         """What the post-processor puts before a text: BOS, or nothing."""
-        plain = self._inner.encode("a", add_special_tokens=False).ids
-        whole = self._inner.encode("a", add_special_tokens=True).ids
+        with rust_call:
+            plain = self._inner.encode("a", add_special_tokens=False).ids
+            whole = self._inner.encode("a", add_special_tokens=True).ids
         places = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return tuple(whole[: next(places, 0)])
 
@@ -139,19 +147,21 @@ class Tokenizer:
         if outside:
             found = f"found {outside[0]}, expected ids of the vocabulary, 0 to {self.vocab_size - 1}"
             raise InvalidRequestError([FieldViolation("token_ids", found)])
-        return self._inner.decode(ids, skip_special_tokens=not keep_special_tokens)
+        with rust_call:
+            return self._inner.decode(ids, skip_special_tokens=not keep_special_tokens)
 
     def token_text(self, token_id: int) -> str | None:
         """Return a token as it is written: a special token's text, else what it decodes to; None if unknown."""
         if token_id in self._special:
             return self._special[token_id]
-        if not 0 <= token_id < self.vocab_size or self._inner.id_to_token(token_id) is None:
+        if not 0 <= token_id < self.vocab_size or not self.has_text(token_id):
             return None
-        return self._inner.decode([token_id], skip_special_tokens=False)
+        return self.decode([token_id], keep_special_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for; none for an id without a token."""
-        return self._bytes.of(token_id)
+        with rust_call:
+            return self._bytes.of(token_id)
 
     @cached_property
     def _bytes(self) -> TokenBytes:
@@ -160,7 +170,8 @@ class Tokenizer:
     @cached_property
     def guard(self) -> GuardedEncoder:
         """Encodes text in which special tokens may also be plain text. Built when first needed (a second copy)."""
-        return GuardedEncoder(self._inner, self.special_pattern)
+        with rust_call:
+            return GuardedEncoder(self._inner, self.special_pattern)
 
 
 def check_text(text: str, field: str) -> None:
@@ -172,11 +183,10 @@ def check_text(text: str, field: str) -> None:
         raise InvalidRequestError([FieldViolation(field, found)]) from error
 
 
-def _byte_ids(inner: tokenizers.Tokenizer) -> frozenset[int]:
-    if all(rule.get("type") != "ByteFallback" for rule in decoder_rules(inner)):
-        return frozenset()
-    ids = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-    return frozenset(id_ for id_ in ids if id_ is not None)
+def _byte_values(rules: Sequence[Mapping[str, object]], vocabulary: Mapping[str, int]) -> dict[int, int]:
+    if all(rule.get("type") != "ByteFallback" for rule in rules):
+        return {}
+    return {id_: byte for token, id_ in vocabulary.items() if (byte := fallback_byte(token)) is not None}
 
 
 class TextStream:
@@ -201,11 +211,12 @@ class TextStream:
         self._tokenizer = tokenizer
         self._hidden = frozenset() if keep_special_tokens else tokenizer.special_tokens.keys() - kept
         self._stops = StopMatcher(tuple(stop_strings))
-        self._has_stops = bool(self._stops.stop_strings)
         # The last decoded tokens, and how many characters of their text are not news any more. The first token is
         # context: alone it would lose its leading space.
         self._window: list[int] = []
         self._told = 0
+        # Watches the run of byte tokens that the window ends with, if there are stop strings.
+        self._run: _ByteRun | None = None
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """Take the next id; return new text, maybe empty, and the stop string if one is complete.
@@ -214,9 +225,11 @@ class TextStream:
         """
         if token_id in self._hidden or not self._tokenizer.has_text(token_id):
             return "", None
+        byte = self._tokenizer.byte_values.get(token_id)
+        if byte is not None:
+            return self._push_byte(token_id, byte)
+        self._run = None
         self._window.append(token_id)
-        if token_id in self._tokenizer.byte_ids:
-            return self._probe()
         text = self._decode(self._window)
         # A last replacement character may be the beginning of a real one; those before it are final.
         final = len(text) - text.endswith(REPLACEMENT)
@@ -231,12 +244,20 @@ class TextStream:
         shown, matched = self._stops.push(news)
         return shown if matched else shown + self._stops.flush()
 
-    def _probe(self) -> tuple[str, str | None]:
-        # If the run so far completes a stop string, the answer ends here, and so does the run.
-        if self._has_stops:
-            news = self._decode(self._window)[self._told :]
-            if self._stops.would_match(news):
-                return self._stops.push(news)
+    def _push_byte(self, token_id: int, byte: int) -> tuple[str, str | None]:
+        # The run's text is known when it ends. If it would complete a stop string now, the answer ends here, and so
+        # does the run.
+        if self._stops.stop_strings:
+            if self._run is None:
+                self._run = _ByteRun(self._decode, self._window, self._told, self._stops)
+            found = self._run.push(token_id, byte)
+            self._window.append(token_id)
+            if found:
+                news = self._decode(self._window)[self._told :]
+                if self._stops.fork().push(news)[1] is not None:  # an unusual decoder may write it otherwise
+                    return self._stops.push(news)
+            return "", None
+        self._window.append(token_id)
         return "", None
 
     def _shrink(self, text: str) -> None:
@@ -250,3 +271,57 @@ class TextStream:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, keep_special_tokens=True)  # what is hidden is not among them
+
+
+class _ByteRun:
+    """Finds stop strings in a run of byte tokens while it grows, without decoding it anew for each token.
+
+    A run of n bytes stands for its text if that is UTF-8, else for n replacement characters. Both are followed from
+    the first byte on, since a valid run may be spoiled by any byte, and one that ends inside a character may yet be
+    completed.
+
+    decode: text of token ids. before: the ids before the run on which its text depends; told: how many characters of
+    theirs are not news. stops: where the text before has left the search.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], before: Sequence[int], told: int, stops: StopMatcher
+    ) -> None:
+        self._decode = decode
+        self._before = list(before)
+        self._context = list(before)  # with the run's last complete character
+        self._told = told
+        self._character: list[int] = []  # ids of one that is not complete yet
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._valid = True
+        self._as_text = stops.fork()
+        self._as_replacements = stops.fork()
+        self._spoiled = False  # whether replacement characters would complete a stop string
+        self._found = False
+
+    def push(self, token_id: int, byte: int) -> bool:
+        """Take the next token; return, once, whether the text has a stop string if the run ends with it."""
+        if self._found:
+            return False
+        self._spoiled = self._spoiled or self._as_replacements.push(REPLACEMENT)[1] is not None
+        self._character.append(token_id)
+        self._found = self._completes_stop() if self._completes_character(byte) else self._spoiled
+        return self._found
+
+    def _completes_character(self, byte: int) -> bool:
+        """Take a byte; return whether all so far are whole characters."""
+        if not self._valid:
+            self._character.clear()
+            return False
+        try:
+            return bool(self._utf8.decode(bytes([byte])))
+        except UnicodeDecodeError:
+            self._valid = False
+            return False
+
+    def _completes_stop(self) -> bool:
+        # As the tokenizer's decoder writes the character behind another one: some drop or replace spaces.
+        news = self._decode(self._context + self._character)[self._told :]
+        self._context, self._character = self._before + self._character, []
+        self._told = len(self._decode(self._context))
+        return self._as_text.push(news)[1] is not None

@@ -5,10 +5,15 @@ The decoder itself gives text: of a token that ends inside a character it shows 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 import tokenizers
+
+# What Rust's u8::from_str_radix takes of two characters; published vocabularies have <0x00>..<0xFF>.
+_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 class TokenBytes:
@@ -35,14 +40,17 @@ class TokenBytes:
             values = [self._byte_level.get(char) for char in token]
             # Added tokens may hold what is no byte's character; those are text.
             return token.encode() if None in values else bytes(value for value in values if value is not None)
-        if self._fallback and len(token) == 6 and token[:3] == "<0x" and token[5] == ">":
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:
-                pass  # text that only looks like a byte
+        if self._fallback and (byte := fallback_byte(token)) is not None:
+            return bytes([byte])
         for pattern, content in self._replaced:
             token = token.replace(pattern, content)
         return token.encode()
+
+
+def fallback_byte(token: str) -> int | None:
+    """Return the byte that a token is to the rule ByteFallback, or None if it is text."""
+    found = _FALLBACK.fullmatch(token)
+    return None if found is None else int(found[1], 16)
 
 
 def decoder_rules(inner: tokenizers.Tokenizer) -> list[dict[str, object]]:

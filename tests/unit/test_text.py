@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,6 +123,70 @@ def test_a_stop_string_inside_a_run_of_byte_tokens_ends_it_at_once() -> None:
     stream = TextStream(TOKENIZERS["byte_fallback"], ["\n"])
     newline = byte_ids("byte_fallback", b"\n")[0]
     assert stream.push(newline) == ("", "\n")
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "data", [b"a" * 2000, "\u4f60".encode() * 700, b"\xff" * 2000, b"a" * 1000 + b"\xff" * 1000]
+)
+@pytest.mark.parametrize("stops", [(), ("\n", "zz", "\ufffd\n")])
+def test_each_token_costs_the_same_however_long_the_answer(
+    kind: str, data: bytes, stops: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer(BUILDERS[kind]())
+    decoded = 0
+    decode = tokenizer.decode
+
+    def counted(ids: Sequence[int], keep_special_tokens: bool) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids, keep_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    ids = byte_ids(kind, data)
+    stream = TextStream(tokenizer, stops)
+    shown = "".join(stream.push(id_)[0] for id_ in ids) + stream.finish()
+    assert decoded <= 12 * len(ids)
+    assert shown == decode(ids, False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ["byte_fallback", "metaspace", "unigram"])
+def test_a_run_of_byte_tokens_ends_at_the_token_that_completes_a_stop_string(
+    kind: str, data: st.DataObject
+) -> None:
+    tokenizer = TOKENIZERS[kind]
+    pieces = st.sampled_from(["a", " ", "\n", "\u4f60", "\u2581", "\U0001f600"])
+    characters = st.lists(pieces.map(str.encode), max_size=6)
+    content = b"".join(data.draw(characters)) + data.draw(st.binary(max_size=3))
+    content += b"".join(data.draw(characters))
+    stops = data.draw(st.lists(st.text("a \n\u4f60\ufffd", min_size=1, max_size=3), min_size=1, max_size=3))
+    before = data.draw(st.sampled_from(["", "hello", "user end"]))
+    ids = [*tokenizer.encode(before, add_special_tokens=False), *byte_ids(kind, content)]
+    stream = TextStream(tokenizer, stops)
+    shown = ""
+    for count, id_ in enumerate(ids, 1):
+        piece, matched = stream.push(id_)
+        shown += piece
+        whole = tokenizer.decode(ids[:count], keep_special_tokens=False)
+        assert (matched is None) == all(stop not in whole for stop in stops)
+        if matched:
+            return
+    assert shown + stream.finish() == tokenizer.decode(ids, keep_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "byte"), [("<0x0A>", 10), ("<0x0a>", 10), ("<0x+A>", 10), ("<0x 1>", None), ("<0x-0>", None)]
+)
+def test_byte_tokens_are_those_that_the_decoder_takes_for_bytes(name: str, byte: int | None) -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({name: 0}, []))
+    inner.decoder = tokenizers.decoders.ByteFallback()
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.byte_values.get(0) == byte
+    text = name if byte is None else chr(byte)
+    assert inner.decode([0]) == text
+    assert tokenizer.token_bytes(0) == text.encode()
 
 
 @KINDS
