@@ -20,6 +20,7 @@ from llorch_export.graph.front import Interface
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import GenerationDefaults, Interop, KvLayout
 from llorch_serve.providers import EXACT_BYTES
+from llorch_serve.tokenizer_library import read_tokenizer
 
 GENAI_GRAPH: Final = "genai.onnx"
 GENAI_CONFIG: Final = "genai_config.json"
@@ -129,7 +130,7 @@ def _tokenizer_settings(checkpoint: Checkpoint) -> dict[str, object]:
             f"--interop genai: the tokenizer of {checkpoint.path} is of type {kind}; onnxruntime-genai is known to read BPE "
             "as llorch does. Leave the option out"
         )
-    tokenizer = Tokenizer.from_buffer(text.tokenizer_json)
+    tokenizer = read_tokenizer(text.tokenizer_json, origin=str(checkpoint.path))
     adds_bos = text.bos_token_id is not None and text.bos_token_id in tokenizer.encode("a").ids
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -21,7 +21,8 @@ _Field = descriptor_pb2.FieldDescriptorProto
 # message -> field -> (number, type, default); numbers as in sentencepiece_model.proto.
 _SCHEMA: Final[dict[str, dict[str, tuple[int, Any, str]]]] = {
     "Piece": {
-        "piece": (1, _Field.TYPE_STRING, ""),
+        # Bytes, since protobuf itself does not say which piece is no UTF-8.
+        "piece": (1, _Field.TYPE_BYTES, ""),
         "score": (2, _Field.TYPE_FLOAT, "0"),
         "type": (3, _Field.TYPE_INT32, "1"),
     },
@@ -76,13 +77,13 @@ def read_sentencepiece(
             f"{origin} uses {', '.join(unsupported)}, which is not converted here; make a tokenizer.json with "
             "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export again"
         )
-    kinds = set(TokenKind)
+    count = len(model.pieces)
     return Vocabulary(
-        tokens=[piece.piece for piece in model.pieces],
-        kinds=[TokenKind(piece.type) if piece.type in kinds else TokenKind.UNUSED for piece in model.pieces],
-        bos=_piece_id(trainer.bos_id, len(model.pieces)),
-        eos=_piece_id(trainer.eos_id, len(model.pieces)),
-        unknown=_piece_id(trainer.unk_id, len(model.pieces)),
+        tokens=[_text(piece.piece, index, origin) for index, piece in enumerate(model.pieces)],
+        kinds=[_kind(piece.type, index, origin) for index, piece in enumerate(model.pieces)],
+        bos=_piece_id(trainer.bos_id, count, f"{origin}: bos_id"),
+        eos=_piece_id(trainer.eos_id, count, f"{origin}: eos_id"),
+        unknown=_piece_id(trainer.unk_id, count, f"{origin}: unk_id"),
         add_bos=add_bos,
         add_eos=add_eos,
         scores=[piece.score for piece in model.pieces],
@@ -91,8 +92,30 @@ def read_sentencepiece(
     )
 
 
-def _piece_id(value: int, count: int) -> int | None:
-    return value if 0 <= value < count else None  # SentencePiece writes -1 for "none"
+def _text(piece: bytes, index: int, origin: str) -> str:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(
+            f"{origin}: piece {index} is {piece[:20]!r}, expected UTF-8 text; fetch the file again"
+        ) from error
+
+
+def _kind(number: int, index: int, origin: str) -> TokenKind:
+    try:
+        return TokenKind(number)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{origin}: piece {index} is of type {number}, expected 1 to {max(TokenKind)}; fetch the file again"
+        ) from error
+
+
+def _piece_id(value: int, count: int, what: str) -> int | None:
+    if value == -1:  # SentencePiece's "none"
+        return None
+    if not 0 <= value < count:
+        raise ArtifactError(f"{what} is {value}, expected -1 to {count - 1}; fetch the file again")
+    return value
 
 
 @functools.cache

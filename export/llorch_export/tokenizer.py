@@ -18,6 +18,7 @@ from llorch_export.sampling_defaults import defaults_from_folder, defaults_from_
 from llorch_export.sentencepiece_model import read_sentencepiece
 from llorch_export.vocabulary import TokenKind, Vocabulary, byte_level_bpe, sentencepiece_bpe
 from llorch_serve.errors import ArtifactError
+from llorch_serve.tokenizer_library import MAX_TOKEN_CHARS, check_token_sizes, read_tokenizer
 
 # Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are control tokens.
 _END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>"})
@@ -128,12 +129,7 @@ def tokenizer_from_folder(
 
 
 def _parsed(data: bytes, folder: ModelFolder) -> Tokenizer:
-    try:
-        return Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises bare Exception for every defect
-        raise ArtifactError(
-            f"{folder.path / 'tokenizer.json'} is not a usable tokenizer: {error}; {_MAKE_TOKENIZER}"
-        ) from error
+    return read_tokenizer(data, origin=str(folder.path / "tokenizer.json"))
 
 
 def _converted(folder: ModelFolder, settings: Mapping[str, object], vocab_size: int) -> Tokenizer:
@@ -168,7 +164,9 @@ def _converted(folder: ModelFolder, settings: Mapping[str, object], vocab_size: 
 def _added_tokens(folder: ModelFolder, flags: Fields) -> dict[int, AddedToken]:
     """Return the tokens that a fine-tune added to a SentencePiece vocabulary, by id."""
     added: dict[int, AddedToken] = {}
-    for text, token_id in (folder.read_json("added_tokens.json") or {}).items():
+    known = folder.read_json("added_tokens.json") or {}
+    check_token_sizes(list(known), longest=MAX_TOKEN_CHARS, origin=str(folder.path / "added_tokens.json"))
+    for text, token_id in known.items():
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise ArtifactError(
                 f"{folder.path / 'added_tokens.json'}: id of {text!r} is {token_id!r}, expected an integer"

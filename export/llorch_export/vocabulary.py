@@ -7,7 +7,8 @@ SmolLM), and SentencePiece BPE with byte fallback (Llama 1 and 2), whose merge o
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,13 @@ from tokenizers import (
 )
 
 from llorch_serve.errors import ArtifactError
+from llorch_serve.tokenizer_library import (
+    MAX_MERGES,
+    MAX_PIECE_CHARS,
+    MAX_TOKEN_CHARS,
+    check_token_sizes,
+    rust_call,
+)
 
 SPACE: Final = "\u2581"  # SentencePiece's visible space
 
@@ -93,7 +101,8 @@ class Vocabulary:
 
 
 def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
-    """Return a byte-level BPE tokenizer. Raises ArtifactError for unknown splitting rules or broken merges."""
+    """Return a byte-level BPE tokenizer. Raises ArtifactError for unknown splitting rules, broken merges, or huge tokens."""
+    check_token_sizes(vocabulary.tokens, longest=MAX_TOKEN_CHARS, origin=vocabulary.origin)
     name = _ALIASES.get(vocabulary.pre, vocabulary.pre)
     if name not in _SPLITS:
         raise ArtifactError(
@@ -123,14 +132,24 @@ def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def sentencepiece_bpe(vocabulary: Vocabulary) -> Tokenizer:
-    """Return a SentencePiece BPE tokenizer. Raises ArtifactError if it has neither byte tokens nor an unknown token."""
+    """Return a SentencePiece BPE tokenizer.
+
+    Raises ArtifactError for huge pieces, scores that are no finite numbers, or with neither byte tokens nor an unknown one.
+    """
+    check_token_sizes(vocabulary.tokens, longest=MAX_PIECE_CHARS, origin=vocabulary.origin)
+    for index, score in enumerate(vocabulary.scores):
+        if not math.isfinite(score):  # NaN has no place in an order
+            raise ArtifactError(
+                f"{vocabulary.origin}: the score of token {index} is {score}, expected a finite number; convert the "
+                "model again"
+            )
     if TokenKind.BYTE not in vocabulary.kinds and vocabulary.unknown is None:
         raise ArtifactError(
             f"{vocabulary.origin} has neither byte tokens nor an unknown token, so it cannot take any text"
         )
     tokenizer = _tokenizer(
         vocabulary,
-        list(_merges_by_score(vocabulary)),
+        _merges_by_score(vocabulary),
         byte_fallback=TokenKind.BYTE in vocabulary.kinds,
         fuse_unk=True,
         ignore_merges=False,
@@ -174,20 +193,21 @@ def _tokenizer(
             f"{vocabulary.origin}: merge {known!r} uses a token that the vocabulary lacks; convert the model again"
         )
     unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown] or None
-    return Tokenizer(
-        models.BPE(
-            vocab=ids,
-            merges=merges,
-            unk_token=unknown if byte_fallback or fuse_unk else None,
-            fuse_unk=fuse_unk,
-            byte_fallback=byte_fallback,
-            ignore_merges=ignore_merges,
+    with rust_call:
+        return Tokenizer(
+            models.BPE(
+                vocab=ids,
+                merges=merges,
+                unk_token=unknown if byte_fallback or fuse_unk else None,
+                fuse_unk=fuse_unk,
+                byte_fallback=byte_fallback,
+                ignore_merges=ignore_merges,
+            )
         )
-    )
 
 
-def _merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
-    """Yield the merges that build each normal piece out of two others, best score first.
+def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Return the merges that build each normal piece out of two others, best score first.
 
     SentencePiece always joins the neighbours whose union scores highest; a table of all ways to make a piece,
     ordered by the piece's score, does the same.
@@ -197,10 +217,17 @@ def _merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
         if kind is TokenKind.NORMAL
     }
+    merges: list[tuple[str, str]] = []
     for piece in sorted(normal, key=lambda token: (-vocabulary.scores[normal[token]], normal[token])):
-        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        pairs = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
         ways = [(left, right) for left, right in pairs if left in normal and right in normal]
-        yield from sorted(ways, key=lambda way: (normal[way[0]], normal[way[1]]))
+        merges += sorted(ways, key=lambda way: (normal[way[0]], normal[way[1]]))
+        if len(merges) > MAX_MERGES:
+            raise ArtifactError(
+                f"{vocabulary.origin}: its pieces are made of others in more than {MAX_MERGES} ways, which no trained "
+                "vocabulary needs; convert the model again"
+            )
+    return merges
 
 
 def _finish(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

@@ -7,7 +7,7 @@ Content of a tokenizer.json comes in; a ``tokenizers.Tokenizer`` goes out. Whoev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -137,7 +137,7 @@ def _check_tokens(vocabulary: object, added: object, origin: str) -> None:
         texts, ids, longest = [entry[0] for entry in vocabulary], [], MAX_PIECE_CHARS
     else:
         raise _refused(
-            origin, "has a model without vocabulary", "an object of tokens and ids, or a list of pieces"
+            origin, "is not a usable tokenizer.json: its model has no vocabulary", "an object of tokens and ids, or a list of pieces"
         )
     check_token_sizes(texts, longest=longest, origin=origin)
     extra = added if isinstance(added, list) else []
@@ -150,7 +150,7 @@ def _check_tokens(vocabulary: object, added: object, origin: str) -> None:
         raise _refused(origin, f"has a token with id {str(bad)[:40]}", f"integers from 0 to {MAX_TOKENS - 1}")
 
 
-def check_token_sizes(tokens: list[Any], *, longest: int, origin: str) -> None:
+def check_token_sizes(tokens: Sequence[object], *, longest: int, origin: str) -> None:
     """Raise ArtifactError if tokens are no text, too many, or too long: one of them, or all together."""
     if len(tokens) > MAX_TOKENS:
         raise _refused(origin, f"has {len(tokens)} tokens", f"at most {MAX_TOKENS}")

@@ -10,7 +10,7 @@ import pytest
 
 from fake_session import Call, continuation
 from llorch_serve.config import EngineConfig
-from llorch_serve.errors import EngineStoppedError, InvalidRequestError, QueueFullError
+from llorch_serve.errors import EngineStoppedError, InvalidRequestError, QueueFullError, TokenizerError
 from llorch_serve.requests import ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampler import SamplingRow
 from llorch_serve.sequence import FinishReason
@@ -18,6 +18,7 @@ from llorch_serve.structured.constraint import Constraint
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice
 from llorch_serve.text import TextStream
+from llorch_serve.token_bytes import TokenBytes
 from worker_harness import CONTEXT, PATIENCE_S, VOCAB, Sink, ask, make_session, make_worker, request
 
 BAD, GOOD = (9, 9, 9), (8, 8)
@@ -92,7 +93,21 @@ def fail_in_logprobs(monkeypatch):
     monkeypatch.setattr(engine, "score_token", failing)
 
 
-@pytest.mark.parametrize("fault", [fail_in_text, fail_in_sampling, fail_in_logprobs])
+def panic_in_library(monkeypatch):
+    of = TokenBytes.of
+
+    class PanicException(BaseException):  # as that of pyo3 is
+        pass
+
+    def failing(self, token_id):
+        if token_id == SPOILT:
+            raise PanicException("index out of bounds")
+        return of(self, token_id)
+
+    monkeypatch.setattr(TokenBytes, "of", failing)
+
+
+@pytest.mark.parametrize("fault", [fail_in_text, fail_in_sampling, fail_in_logprobs, panic_in_library])
 @pytest.mark.parametrize("lookup", [0, 4])
 def test_one_answers_failure_ends_its_request_whole_and_no_other(tmp_path, monkeypatch, fault, lookup):
     fault(monkeypatch)
@@ -102,7 +117,7 @@ def test_one_answers_failure_ends_its_request_whole_and_no_other(tmp_path, monke
         worker.submit(request("bad", BAD, n=2, max_tokens=9, logprobs=0, ignore_eos=True), sink)
         worker.submit(request("good", GOOD, max_tokens=9, logprobs=0, ignore_eos=True), sink)
         found = sink.answers("bad", "good")
-        assert isinstance(found["bad"].error, (UnicodeError, MemoryError))
+        assert isinstance(found["bad"].error, (UnicodeError, MemoryError, TokenizerError))
         assert found["good"].ids == continuation(GOOD, 9, VOCAB)
         assert (worker.load().running, worker.load().waiting) == (0, 0)
         assert ask(worker, GOOD, "bad", max_tokens=2).ids == continuation(

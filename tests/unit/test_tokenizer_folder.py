@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
 from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json, write_hf_folder
+from llorch_export import sentencepiece_model
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.source import open_checkpoint
 from llorch_serve.errors import ArtifactError
@@ -277,3 +281,55 @@ def test_a_broken_sentencepiece_model_is_named(tmp_path: Path, content: bytes) -
     folder = write_hf_folder(tmp_path / "m", tokenizer=False)
     (folder / "tokenizer.model").write_bytes(content)
     assert "tokenizer.model" in _refusal(folder)
+
+
+def _damaged(folder: Path, change: Callable[[Any], None]) -> Path:
+    file = folder / "tokenizer.model"
+    model = sentencepiece_model._model_class().FromString(file.read_bytes())
+    change(model)
+    file.write_bytes(model.SerializeToString())
+    return folder
+
+
+def _set(path: str, value: object) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        *parts, last = path.split(".")
+        target = model.pieces[280] if parts == ["piece"] else getattr(model, parts[0])
+        setattr(target, last, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (_set("piece.score", math.nan), "score of token 280 is nan"),
+        (_set("piece.score", -math.inf), "score of token 280 is -inf"),
+        (_set("piece.piece", b"a" * 257), "257 characters"),
+        (_set("piece.piece", b"e"), "both 'e'"),
+        (_set("trainer_spec.unk_id", 300), "unk_id is 300"),
+        (_set("trainer_spec.eos_id", -2), "eos_id is -2"),
+    ],
+)
+def test_a_sentencepiece_model_with_a_bad_field_is_refused(
+    tmp_path: Path, change: Callable[[Any], None], found: str
+) -> None:
+    assert found in _refusal(_damaged(_sentencepiece_folder(tmp_path / "m"), change))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        (b"\x0a\x05<unk>", b"\x0a\x05<un\xff>", "piece 0 is b'<un\\xff>', expected UTF-8"),
+        (b"\x18\x02", b"\x18\x09", "piece 0 is of type 9"),
+    ],
+)
+def test_a_sentencepiece_model_with_damaged_bytes_is_refused(
+    tmp_path: Path, old: bytes, new: bytes, found: str
+) -> None:
+    folder = _sentencepiece_folder(tmp_path / "m")
+    file = folder / "tokenizer.model"
+    data = file.read_bytes()
+    assert old in data
+    file.write_bytes(data.replace(old, new, 1))
+    assert found in _refusal(folder)

@@ -29,6 +29,7 @@ _MAX_DIMS: Final = 4
 _MAX_DIM: Final = 2**40
 _MAX_NAME_BYTES: Final = 2**16 - 1
 _MAX_STRING_BYTES: Final = 2**26
+_MAX_ELEMENT_BYTES: Final = 2**16  # a string of an array; the longest tokens have 2**10
 _MAX_ARRAY_ELEMENTS: Final = 2**22  # over all arrays of a file; the largest vocabularies need about 2**20
 _MAX_ALIGNMENT: Final = 2**16
 _DEFAULT_ALIGNMENT: Final = 32
@@ -168,7 +169,7 @@ class _Parser:
             )
         self._elements_left -= length
         if kind == _STRING:
-            return tuple(self._string(_MAX_STRING_BYTES, what) for _ in range(length))
+            return tuple(self._string(_MAX_ELEMENT_BYTES, what) for _ in range(length))
         if kind not in _SCALARS:
             raise self._damaged(
                 f"{what} is an array of value type {kind}, expected numbers, booleans or strings"
