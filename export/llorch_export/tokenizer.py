@@ -175,7 +175,7 @@ def _added_tokens(folder: ModelFolder, flags: Fields) -> dict[int, AddedToken]:
     for key, entry in flags.mapping("added_tokens_decoder").items():
         content = entry.get("content") if isinstance(entry, Mapping) else None
         if (
-            not key.isdecimal()
+            not (key.isdecimal() and len(key) < 10)
             or not isinstance(entry, Mapping)
             or not isinstance(content, str)
             or not content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -11,12 +12,16 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json, write_hf_folder
 from llorch_export import sentencepiece_model
 from llorch_export.checkpoint.base import TokenizerAssets
+from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.tokenizer import tokenizer_from_folder
 from llorch_serve.errors import ArtifactError
 from llorch_serve.manifest import GenerationDefaults
 
@@ -333,3 +338,36 @@ def test_a_sentencepiece_model_with_damaged_bytes_is_refused(
     assert old in data
     file.write_bytes(data.replace(old, new, 1))
     assert found in _refusal(folder)
+
+
+@pytest.fixture(scope="module")
+def changing_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _sentencepiece_folder(tmp_path_factory.mktemp("changing") / "m")
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+_KEYS = ("bos_token", "eos_token", "add_bos_token", "chat_template", "added_tokens_decoder")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    value=_VALUES,
+    key=st.sampled_from(_KEYS),
+    file=st.sampled_from(["tokenizer_config.json", "added_tokens.json"]),
+)
+@example(value="\ud800", key="eos_token", file="tokenizer_config.json")
+@example(value={"9" * 5000: {"content": "x"}}, key="added_tokens_decoder", file="tokenizer_config.json")
+@example(value={"300": {"content": "\ud800"}}, key="added_tokens_decoder", file="tokenizer_config.json")
+@example(value=300, key="\ud800", file="added_tokens.json")
+@example(value=300, key="", file="added_tokens.json")
+def test_any_value_of_any_field_is_taken_or_refused(
+    changing_folder: Path, value: object, key: str, file: str
+) -> None:
+    for name in ("tokenizer_config.json", "added_tokens.json"):
+        (changing_folder / name).write_text(json.dumps({key: value} if name == file else {}))
+    with contextlib.suppress(ArtifactError):
+        tokenizer_from_folder(ModelFolder(changing_folder), {}, vocab_size=VOCAB_SIZE)

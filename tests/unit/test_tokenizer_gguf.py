@@ -224,6 +224,8 @@ def _assign(index: int, value: object) -> Any:
         (_changed("merges", _assign(0, "zzzz y")), r"merge \('zzzz', 'y'\) uses a token that the vocabulary lacks"),
         (_spm(scores=[1.0]), r"scores has 1 items, expected 268"),
         (_spm(scores=None), r"lacks scores"),
+        (_spm(scores=[float("nan")] * 268), r"score of token 0 is nan"),
+        (_changed("tokens", _assign(300, "a" * 2049)), r"token of 2049 characters"),
     ],
 )  # fmt: skip
 def test_unusable_tokenizers_are_refused_by_name(metadata: dict[str, object], found: str) -> None:

@@ -52,7 +52,7 @@ def test_what_is_no_panic_passes(kind: type[BaseException]) -> None:
 
 def test_a_panic_of_the_decoder_fails_one_call_of_the_tokenizer() -> None:
     tokenizer = read(file(decoder={"type": "Strip", "content": "b", "start": 0, "stop": 2}))
-    assert tokenizer.decode([2], keep_special_tokens=True) == "ab"
+    assert tokenizer.decode([2], keep_special_tokens=True) == "a"
     with pytest.raises(TokenizerError):
         tokenizer.decode([1], keep_special_tokens=True)
     with pytest.raises(TokenizerError):
