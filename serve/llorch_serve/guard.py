@@ -15,6 +15,7 @@ import msgspec
 import tokenizers
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.tokenizer_library import rust_call
 
 # A private use area of Unicode: no normaliser, case mapping or trimming changes these characters.
 _PRIVATE = 0xE000
@@ -72,7 +73,8 @@ class GuardedEncoder:
         """
         named = self._marked.sub(lambda found: found[1] or self._aliases[found[0]], text)
         named = named.replace(self.marker, "")
-        ids = self._inner.encode(named, add_special_tokens=False).ids
+        with rust_call:
+            ids = self._inner.encode(named, add_special_tokens=False).ids
         for id_ in ids:
             if id_ in self._control and id_ not in self._original_ids:
                 name = self._control[id_]
