@@ -19,7 +19,6 @@
         ├── UnsupportedError        exit 4   UNIMPLEMENTED
         ├── AuthenticationError     exit 7   UNAUTHENTICATED
         ├── CancelledError          exit 130 CANCELLED
-        ├── TokenizerError          exit 1   INTERNAL
         └── NonFiniteLogitsError    exit 1   INTERNAL
 
 A message says what was found, what was expected and what to do, in one line.
@@ -157,10 +156,6 @@ class CancelledError(RequestError):
     """The request was aborted before it was complete."""
 
     exit_code = 130
-
-
-class TokenizerError(RequestError):
-    """The tokenizers library failed in its own code (a panic) on this request's text or tokens."""
 
 
 class NonFiniteLogitsError(RequestError):

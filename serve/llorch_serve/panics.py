@@ -32,4 +32,7 @@ class _Guard(AbstractContextManager[None]):
     ) -> None:
         if found is None or isinstance(found, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)):
             return
-        raise LibraryPanicError(f"{self._library} panicked: {found}") from found
+        # The panic's own words may quote what was worked on, which no log may hold.
+        raise LibraryPanicError(
+            f"{self._library} failed in its own code ({type(found).__name__}); what it was given is damaged, or it has a defect"
+        ) from None

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError, TokenizerError
+from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError, LibraryPanicError
 from llorch_serve.guard import GuardedEncoder
 from llorch_serve.stops import StopMatcher
 from llorch_serve.token_bytes import TokenBytes, decoder_rules, fallback_byte
@@ -71,7 +71,7 @@ class Tokenizer:
         """Build a tokenizer from the content of a tokenizer.json; ``origin`` names it in errors (ArtifactError)."""
         try:
             tokenizer = cls(read_tokenizer(data, origin=origin))
-        except TokenizerError as error:
+        except LibraryPanicError as error:
             raise ArtifactError(
                 f"{origin} is not a usable tokenizer.json: {error}. Export the model again."
             ) from error
@@ -115,7 +115,7 @@ class Tokenizer:
         """Return the ids of a text. Special tokens that it spells out become control tokens.
 
         add_special_tokens: let tokenizer.json's post-processor add its tokens (BOS).
-        field: names the text in an error. Raises InvalidRequestError for lone surrogates, and TokenizerError as all
+        field: names the text in an error. Raises InvalidRequestError for lone surrogates, and LibraryPanicError as all
         methods do.
         """
         check_text(text, field)

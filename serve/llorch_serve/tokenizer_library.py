@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
 import tokenizers
 
-from llorch_serve.errors import ArtifactError, TokenizerError
+from llorch_serve.errors import ArtifactError, LibraryPanicError
+from llorch_serve.panics import panics_as_errors
 
 MAX_TOKENS: Final = 2**21
 """Most tokens, and one more than the highest id: masks and rows are as long as that. Vocabularies have up to 2**18."""
@@ -36,30 +36,10 @@ MAX_STEPS: Final = 64
 MAX_GROWTH: Final = 16
 """How many times longer replacements may make a text. A space becomes another character; that is all models need."""
 
-_KEPT: Final = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)
 _PARTS: Final = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
-class _RustCall:
-    """Turns a panic of Rust code, a BaseException that would end the thread, into a TokenizerError.
-
-    The panic's own words may hold the text that was worked on, so they are not taken over.
-    """
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and not issubclass(kind, _KEPT):
-            raise TokenizerError(
-                f"the tokenizers library failed in its own code ({kind.__name__}); the model's tokenizer.json is "
-                "damaged, or the library has a defect"
-            ) from None
-
-
-rust_call: Final = _RustCall()
+rust_call: Final = panics_as_errors("tokenizers")
 """``with rust_call:`` around calls of the library. Has no state; from any thread, also nested."""
 
 
@@ -92,7 +72,7 @@ def _try(inner: tokenizers.Tokenizer, origin: str) -> None:
             for special in (False, True):
                 inner.encode("a", add_special_tokens=special)
             inner.decode([0], skip_special_tokens=False)
-    except TokenizerError as error:
+    except LibraryPanicError as error:
         raise _unusable(origin, error) from error
     except Exception:  # noqa: BLE001, S110 - a vocabulary without "a", and without a token for what it lacks
         pass
@@ -133,11 +113,16 @@ def _check_tokens(vocabulary: object, added: object, origin: str) -> None:
     if isinstance(vocabulary, dict):
         texts: list[Any] = list(vocabulary)
         ids: list[Any] = list(vocabulary.values())
+        if len({id_ for id_ in ids if type(id_) is int}) < len(ids):
+            # The library reads it, but writes one of the two; no second tokenizer can be made from that.
+            raise _refused(origin, "gives two tokens one id, or one that is no integer", "an id for each")
     elif isinstance(vocabulary, list) and all(isinstance(entry, list) and entry for entry in vocabulary):
         texts, ids, longest = [entry[0] for entry in vocabulary], [], MAX_PIECE_CHARS
     else:
         raise _refused(
-            origin, "is not a usable tokenizer.json: its model has no vocabulary", "an object of tokens and ids, or a list of pieces"
+            origin,
+            "is not a usable tokenizer.json: its model has no vocabulary",
+            "an object of tokens and ids, or a list of pieces",
         )
     check_token_sizes(texts, longest=longest, origin=origin)
     extra = added if isinstance(added, list) else []

@@ -10,7 +10,7 @@ import pytest
 
 from fake_session import Call, continuation
 from llorch_serve.config import EngineConfig
-from llorch_serve.errors import EngineStoppedError, InvalidRequestError, QueueFullError, TokenizerError
+from llorch_serve.errors import EngineStoppedError, InvalidRequestError, LibraryPanicError, QueueFullError
 from llorch_serve.requests import ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampler import SamplingRow
 from llorch_serve.sequence import FinishReason
@@ -117,7 +117,7 @@ def test_one_answers_failure_ends_its_request_whole_and_no_other(tmp_path, monke
         worker.submit(request("bad", BAD, n=2, max_tokens=9, logprobs=0, ignore_eos=True), sink)
         worker.submit(request("good", GOOD, max_tokens=9, logprobs=0, ignore_eos=True), sink)
         found = sink.answers("bad", "good")
-        assert isinstance(found["bad"].error, (UnicodeError, MemoryError, TokenizerError))
+        assert isinstance(found["bad"].error, (UnicodeError, MemoryError, LibraryPanicError))
         assert found["good"].ids == continuation(GOOD, 9, VOCAB)
         assert (worker.load().running, worker.load().waiting) == (0, 0)
         assert ask(worker, GOOD, "bad", max_tokens=2).ids == continuation(

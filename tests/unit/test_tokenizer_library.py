@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llorch_serve.errors import ArtifactError, TokenizerError
+from llorch_serve.errors import ArtifactError, LibraryPanicError
 from llorch_serve.text import Tokenizer
 from llorch_serve.tokenizer_library import (
     MAX_PIECE_CHARS,
@@ -38,7 +38,7 @@ def read(data: bytes) -> Tokenizer:
 
 
 def test_a_panic_is_an_error_that_does_not_repeat_its_words() -> None:
-    with pytest.raises(TokenizerError) as caught, rust_call:
+    with pytest.raises(LibraryPanicError) as caught, rust_call:
         raise Panic("the text of a prompt")
     assert "prompt" not in str(caught.value)
     assert caught.value.__suppress_context__
@@ -53,9 +53,9 @@ def test_what_is_no_panic_passes(kind: type[BaseException]) -> None:
 def test_a_panic_of_the_decoder_fails_one_call_of_the_tokenizer() -> None:
     tokenizer = read(file(decoder={"type": "Strip", "content": "b", "start": 0, "stop": 2}))
     assert tokenizer.decode([2], keep_special_tokens=True) == "a"
-    with pytest.raises(TokenizerError):
+    with pytest.raises(LibraryPanicError):
         tokenizer.decode([1], keep_special_tokens=True)
-    with pytest.raises(TokenizerError):
+    with pytest.raises(LibraryPanicError):
         tokenizer.token_text(1)
 
 
@@ -63,7 +63,7 @@ def test_a_panic_of_a_pattern_fails_one_call_of_the_tokenizer() -> None:
     pattern = {"type": "Split", "pattern": {"Regex": "(b+b+)+a"}, "behavior": "Isolated", "invert": False}
     tokenizer = read(file(pre_tokenizer=pattern))
     assert tokenizer.encode("ab", add_special_tokens=False) == (2,)
-    with pytest.raises(TokenizerError):
+    with pytest.raises(LibraryPanicError):
         tokenizer.encode("b" * 200, add_special_tokens=False)
 
 
