@@ -15,16 +15,36 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from llorch_serve.errors import QueueFullError
 from llorch_serve.http.connection import HOLDER
 from llorch_serve.http.problems import CLIENT_CLOSED, HttpError, Problem
 
 MAX_BODY_BYTES: Final = 4 * 2**20
 """Largest body taken: beyond what the longest contexts hold as text."""
 
+MAX_BODIES_BYTES: Final = 64 * 2**20
+"""Of bodies that are being received, over all connections."""
+
 BODY_TIMEOUT_S: Final = 30.0
 # Where the guard leaves them in the scope.
 CORRELATION: Final = "llorch.correlation_id"
 CALLER: Final = "llorch.caller"
+
+
+class Bodies:
+    """What has arrived of bodies that are not whole yet, over all connections."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def add(self, size: int) -> None:
+        """Count bytes that have arrived. Raises QueueFullError if there are too many."""
+        if self.size + size > MAX_BODIES_BYTES:
+            found = (
+                f"{self.size} bytes of requests are being received, the most is {MAX_BODIES_BYTES}; try again"
+            )
+            raise QueueFullError(found, retry_after_s=1.0)
+        self.size += size
 
 
 class Exchange:
@@ -65,10 +85,10 @@ class Exchange:
                 return str(value.decode("latin-1"))
         return None
 
-    async def read_body(self, limit: int = MAX_BODY_BYTES) -> bytes:
-        """Return the body of a JSON request.
+    async def read_body(self, bodies: Bodies, limit: int = MAX_BODY_BYTES) -> bytes:
+        """Return the body of a JSON request, which is counted among ``bodies`` until it is whole.
 
-        Raises HttpError if it is another type, too large, too slow or cut off.
+        Raises HttpError if it is another type, too large, too slow or cut off, QueueFullError if too much is being received.
         """
         kind = (self.header("content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -88,14 +108,18 @@ class Exchange:
                         raise HttpError(
                             CLIENT_CLOSED, "client_closed", "the client left before its body was whole"
                         )
-                    body += message.get("body", b"")
-                    if len(body) > limit:
+                    piece = message.get("body", b"")
+                    if len(body) + len(piece) > limit:
                         raise _too_large(limit)
+                    bodies.add(len(piece))
+                    body += piece
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError as error:
             found = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it again"
             raise HttpError(408, "timeout", found, (("Connection", "close"),)) from error
+        finally:
+            bodies.size -= len(body)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Do ``work``, and cancel it as soon as the client has gone. To be called once the body is read."""

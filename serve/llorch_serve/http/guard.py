@@ -1,11 +1,12 @@
 """What every HTTP request passes first: a correlation id, the bearer token, headers that bind browsers.
 
 Input: uvicorn's events. Output: the same, with the correlation id in the scope and in the answer, or 401, or 403 for a
-page of another site that a browser was led to take for this worker's.
+page of another site that a browser was led to take for this worker's, or 503 where too many requests run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -18,7 +19,9 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llorch_serve.correlation import plain_id
+from llorch_serve.http.connection import PLACE
 from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
+from llorch_serve.http.places import Place
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.observe.tap import Answered
 
@@ -104,13 +107,21 @@ class Guard:
 
         try:
             scope[CALLER] = self._access.admit(exchange, scope["path"])
-            await self._app(scope, receive, answer)
+            with self._kept(scope):
+                await self._app(scope, receive, answer)
         except HttpError as error:
             problem = describe(error, route="")
             await Exchange(scope, receive, answer).send_problem(problem, problem.openai())
         finally:
             seconds = time.perf_counter() - begun
             self._on_answered(Answered(scope["method"], scope["path"], status, seconds, correlation_id))
+
+    def _kept(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
+        """Keep the connection's place for a request; what is open to all keeps none. Raises HttpError if too many run."""
+        place: Place | None = scope.get("state", {}).get(PLACE)
+        if place is None or scope["path"] in self._access.open_paths:
+            return contextlib.nullcontext()
+        return place.request()
 
 
 def _correlation_id(given: str | None) -> str:

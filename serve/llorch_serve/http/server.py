@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import socket
@@ -21,17 +22,16 @@ import uvicorn
 
 from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
 from llorch_serve.http.app import OPEN_PATHS, make_app
-from llorch_serve.http.connection import Connection
+from llorch_serve.http.connection import IDLE_TIMEOUT_S, Connection
 from llorch_serve.http.guard import Access, Bearer
+from llorch_serve.http.places import Listener, Places
 from llorch_serve.http.service import CUT, STOPPING, HttpService
 from llorch_serve.http.status_routes import Exposition
 from llorch_serve.load import Load
 from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
 
-MAX_CONNECTIONS: Final = 2048
 MAX_HEAD_BYTES: Final = 32 * 2**10
-KEEP_ALIVE_S: Final = 60
 _FAREWELL_S: Final = 1.0  # for the last bytes of ended answers to leave the process
 
 logger = logging.getLogger(__name__)
@@ -73,13 +73,14 @@ class HttpFront:
     ) -> None:
         self._config = config
         self._on_bound = on_bound
+        self._places = Places()
         self._service = HttpService(load, stream_interval=config.stream_interval)
         access = Access(Bearer(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
         self._server = _Server(
             uvicorn.Config(
                 make_app(self._service, exposition, access, on_answered),
                 ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
-                http=Connection,
+                http=functools.partial(Connection, places=self._places),  # type: ignore[arg-type]  # it is only called
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -87,9 +88,8 @@ class HttpFront:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=round(IDLE_TIMEOUT_S),
                 timeout_graceful_shutdown=1,
             )
         )
@@ -97,7 +97,7 @@ class HttpFront:
 
     async def bind(self) -> str:
         """Listen and answer with 503; return HOST:PORT. Raises PortError if the address cannot be bound."""
-        sockets = _listen(self._config.host, self._config.port)
+        sockets = _listen(self._config.host, self._config.port, self._places)
         self._running = asyncio.ensure_future(self._server.serve(sockets))
         shown = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         address = f"{shown}:{sockets[0].getsockname()[1]}"
@@ -159,7 +159,7 @@ def read_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _listen(host: str, port: int) -> list[socket.socket]:
+def _listen(host: str, port: int, places: Places) -> list[socket.socket]:
     """Return listening sockets, one for each address that ``host`` stands for. Raises PortError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -172,7 +172,9 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     for family, kind, protocol, _, address in dict.fromkeys(found):
         taken = sockets[0].getsockname()[1] if sockets else port
         try:
-            sockets.append(_listener(family, kind, protocol, (address[0], taken, *address[2:])))
+            sockets.append(
+                _bound(Listener(places, family, kind, protocol), (address[0], taken, *address[2:]))
+            )
         except OSError as error:
             reason = error
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -188,11 +190,10 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     ) from reason
 
 
-def _listener(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
-    listener = socket.socket(family, kind, protocol)
+def _bound(listener: socket.socket, address: tuple[object, ...]) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
+        if listener.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
         listener.listen(128)  # now, so that a taken port is known before the model loads

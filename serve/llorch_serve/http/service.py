@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from starlette.types import Receive, Scope, Send
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UnavailableError
-from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.exchange import Bodies, Exchange
 from llorch_serve.http.problems import Problem, describe
 from llorch_serve.load import Load
 from llorch_serve.requests import GenerationRequest, ModelInfo, TextGenerator
@@ -85,7 +85,7 @@ class _Admission:
 
 
 class HttpService:
-    """Serves one generator. All methods belong to the event loop that it is made on.
+    """Serves one generator. All methods belong to the event loop that it is made on. ``bodies``: those being received.
 
     stream_interval: see :class:`llorch_serve.rpc.calls.LiveCalls`.
     """
@@ -95,6 +95,7 @@ class HttpService:
         self._calls = LiveCalls(asyncio.get_running_loop(), stream_interval)
         self._threads = ReadingThreads("llorch-http", MAX_PENDING_BYTES)
         self._activity = Activity()
+        self.bodies = Bodies()
         self._generator: TextGenerator | None = None
         self._info: ModelInfo | None = None
         self._refusal: str | None = LOADING
@@ -156,7 +157,7 @@ class HttpService:
             try:
                 if self._refusal is not None:
                     raise UnavailableError(self._refusal)
-                raw = await exchange.read_body()
+                raw = await exchange.read_body(self.bodies)
                 await exchange.while_connected(self._generate(raw, exchange, dialect))
             except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
                 problem = describe(error, route=route)

@@ -1,0 +1,230 @@
+"""Every connection ends: whatever a client leaves undone, a timer runs; and their number and their bodies are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+
+import pytest
+
+from certificates import make_certificates
+from fake_generator import PATIENCE_S
+from http_harness import fake_front, send
+from llorch_serve.http import connection, exchange, places
+from llorch_serve.terminal.beside import read_tls
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Limits that pass at once, in place of those that people wait for."""
+    for name in dir(connection):
+        if name.endswith("_S"):
+            monkeypatch.setattr(connection, name, 0.02)
+
+
+@contextlib.contextmanager
+def connected(port, *sent, receive_buffer=None):
+    with socket.socket() as client:
+        if receive_buffer is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.settimeout(PATIENCE_S)
+        client.connect(("127.0.0.1", port))
+        for data in sent:
+            client.sendall(data)
+        yield client
+
+
+def read_answer(client):
+    """Read one whole answer and return its status."""
+    with client.makefile("rb") as answer:
+        status = int(answer.readline().split()[1])
+        size = 0
+        while (line := answer.readline()) != b"\r\n":
+            name, _, value = line.partition(b":")
+            size = int(value) if name.lower() == b"content-length" else size
+        answer.read(size)
+        return status
+
+
+def ends(client):
+    """Read until the connection ends; fails if it stays."""
+    with contextlib.suppress(ConnectionError):
+        while client.recv(2**16):
+            pass
+
+
+def held(front):
+    """How many connections the front holds."""
+
+    async def count():
+        return len(front.ways._fronts[0]._server.server_state.connections)
+
+    return front.on_loop(count())
+
+
+def wait_until(front, condition):
+    """Wait on the front's own loop until a condition on its state holds."""
+
+    async def wait():
+        while not condition():
+            await asyncio.sleep(0)
+
+    front.on_loop(wait())
+
+
+UNFINISHED = {
+    "nothing": b"",
+    "a blank line": b"\r\n",
+    "half a head": GET,
+    "a body of an open route": GET + b"Content-Length: 100\r\n\r\n",
+    "a chunked body of an open route": GET + b"Transfer-Encoding: chunked\r\n\r\n",
+    "a body of no route": POST.replace(b"/v1/completions", b"/nowhere") + b"Content-Length: 100\r\n\r\n",
+    "a body of another type": POST.replace(b"json", b"xml") + b"Content-Length: 100\r\n\r\n",
+    "a body too large": POST + b"Content-Length: 99999999\r\n\r\n",
+    "a promise to go on": GET + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n",
+    "an upgrade": GET + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 9\r\n\r\n",
+    "a tunnel": GET.replace(b"GET /health", b"CONNECT a:1") + b"\r\n",
+    "a whole request": GET + b"\r\n",
+    "two requests and a half": (GET + b"\r\n") * 2 + GET,
+}
+
+
+@pytest.mark.parametrize("sent", UNFINISHED.values(), ids=list(UNFINISHED))
+@pytest.mark.parametrize("byte", [b"", b"x"], ids=["", "then a byte"])
+def test_a_connection_ends_whatever_is_left_undone(hurried, sent, byte):
+    with fake_front() as (front, _), connected(front.port, sent) as client:
+        if b"\r\n\r\n" in sent:
+            read_answer(client)
+        with contextlib.suppress(ConnectionError):
+            client.sendall(byte)
+        ends(client)
+        assert held(front) == 0
+
+
+def test_many_that_are_answered_before_their_body_do_not_stay(hurried):
+    sent = GET + b"Content-Length: 100\r\n\r\n"
+    with fake_front() as (front, _), contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(front.port, sent)) for _ in range(200)]
+        for client in clients:
+            assert read_answer(client) == 200
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"x")
+        for client in clients:
+            ends(client)
+        assert held(front) == 0
+
+
+def test_an_answer_that_nobody_reads_ends_its_connection(monkeypatch):
+    monkeypatch.setattr(connection, "LOOK_S", 0.02)
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 0.2)
+    asked = b"GET /page/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with fake_front() as (front, _), connected(front.port, receive_buffer=4096) as client:
+        client.setblocking(False)
+        with contextlib.suppress(ConnectionError):
+            while True:  # until it is cut
+                with contextlib.suppress(BlockingIOError):
+                    client.sendall(asked * 100)
+        assert send(front.port, "GET", "/health").status == 200
+
+
+def test_a_stream_that_nobody_reads_ends_its_request(monkeypatch):
+    monkeypatch.setattr(connection, "LOOK_S", 0.02)
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 0.2)
+    body = json.dumps({"prompt": "Hi", "max_tokens": 2000, "stream": True}).encode()
+    sent = POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    with (
+        fake_front(padding=10_000) as (front, generator),
+        connected(front.port, sent, receive_buffer=4096),
+    ):
+        generator.wait_for(lambda g: g.submitted)
+        connections = front.ways._fronts[0]._server.server_state.connections
+        wait_until(front, lambda: not connections)
+        front.on_loop(front.ways._fronts[0]._service.wait_idle())
+        generator.wait_for(lambda g: not g.live_ids)
+
+
+def test_a_full_front_makes_room_for_a_probe(monkeypatch):
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(places, "MAX_REQUESTS", 4)
+    body = json.dumps({"prompt": "Hi", "max_tokens": 2}).encode()
+    sent = POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    with fake_front(free_running=False) as (front, generator), contextlib.ExitStack() as stack:
+        asking = [stack.enter_context(connected(front.port, sent)) for _ in range(4)]
+        generator.wait_for(lambda g: len(g.live_ids) == 4)
+        assert send(front.port, "POST", "/v1/completions", body).status == 503
+        silent = [stack.enter_context(connected(front.port, GET)) for _ in range(40)]
+        for _ in range(10):
+            assert send(front.port, "GET", "/health").status == 200
+        assert held(front) <= 8
+        for client in silent[:30]:
+            ends(client)
+        generator.run_freely()
+        assert [read_answer(client) for client in asking] == [200] * 4
+        assert send(front.port, "POST", "/v1/completions", body).status == 200
+
+
+def test_handshakes_that_never_end_make_room_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(places, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(places, "MAX_REQUESTS", 4)
+    made = make_certificates(tmp_path)
+    trusted = ssl.create_default_context(cafile=made.ca)
+    trusted.load_cert_chain(made.client_cert, made.client_key)
+    tls = read_tls(made.server_cert, made.server_key, made.ca)
+    with fake_front(tls=tls) as (front, _), contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(front.port)) for _ in range(40)]
+        with (
+            connected(front.port) as plain,
+            trusted.wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            client.sendall(GET + b"\r\n")
+            assert read_answer(client) == 200
+        for client in silent[:32]:
+            ends(client)
+
+
+def test_a_request_without_a_token_keeps_no_place(monkeypatch):
+    monkeypatch.setattr(places, "MAX_REQUESTS", 0)
+    with fake_front(token="mine") as (front, _):
+        assert send(front.port, "POST", "/v1/completions", {}).status == 401
+        key = {"Authorization": "Bearer mine"}
+        refused = send(front.port, "POST", "/v1/completions", {"prompt": "Hi"}, key)
+        assert (refused.status, refused.document["error"]["code"]) == (503, "too_many_requests")
+        assert refused.headers["retry-after"] == "1"
+        assert send(front.port, "GET", "/health").status == 200
+
+
+def test_bodies_that_arrive_at_once_are_bounded_over_all_connections(monkeypatch):
+    monkeypatch.setattr(exchange, "MAX_BODIES_BYTES", 100_000)
+    begun = POST + b"Content-Length: 60001\r\n\r\n" + b" " * 60_000
+    with fake_front() as (front, _):
+        (http_front,) = front.ways._fronts
+        bodies = http_front._service.bodies
+        with connected(front.port, begun) as first:
+            wait_until(front, lambda: bodies.size == 60_000)
+            with connected(front.port, begun) as second:
+                assert read_answer(second) == 429
+            assert bodies.size == 60_000
+            first.sendall(b" ")
+            assert read_answer(first) == 400  # whole, and no JSON
+            wait_until(front, lambda: bodies.size == 0)
+        with connected(front.port, begun):
+            wait_until(front, lambda: bodies.size == 60_000)
+        wait_until(front, lambda: bodies.size == 0)  # one that leaves gives back what it held
+
+
+def test_what_a_client_sends_ahead_stays_in_the_kernel():
+    body = json.dumps({"prompt": "Hi", "max_tokens": 2}).encode()
+    sent = POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    with fake_front(free_running=False) as (front, generator), connected(front.port, sent) as client:
+        generator.wait_for(lambda g: g.live_ids)
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):  # for good: nothing is read until the answer is out
+            client.sendall((GET + b"\r\n") * 10**6)
+        [one] = front.ways._fronts[0]._server.server_state.connections
+        assert len(one.conn.trailing_data[0]) <= 4 * places.RECEIVE_BUFFER_BYTES
