@@ -18,7 +18,7 @@ import msgspec
 from llorch_serve.errors import WorkerError
 from llorch_serve.load import NOTHING, WorkerState
 from llorch_serve.pool.messages import heartbeat, ready
-from llorch_serve.pool.post import CallbackUrl, post
+from llorch_serve.pool.post import CallbackUrl, Poster
 from llorch_serve.rpc.lifecycle import ReadyWorker
 
 _FORGOTTEN: Final = frozenset({404, 410})
@@ -54,6 +54,7 @@ class PoolReporter:
 
     def __init__(self, config: PoolConfig) -> None:
         self._config = config
+        self._poster = Poster(config.url)
         self._worker: ReadyWorker | None = None
 
     async def run(self, worker: ReadyWorker) -> None:
@@ -103,7 +104,7 @@ class PoolReporter:
     async def _send(self, message: msgspec.Struct, what: str, timeout_s: float) -> int | None:
         """Return the manager's status; None if there is none. What went wrong is logged."""
         try:
-            status = await post(self._config.url, msgspec.json.encode(message), timeout_s=timeout_s)
+            status = await self._poster.post(msgspec.json.encode(message), timeout_s=timeout_s)
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             logger.warning("%s did not reach the pool manager at %s: %s", what, self._config.url, reason)
