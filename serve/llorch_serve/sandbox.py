@@ -1,8 +1,8 @@
 """Runs chat templates, which come with a checkpoint and are code that nobody here has read.
 
 jinja2's immutable sandbox keeps a template away from Python's internals; this module also bounds what it may spend. Loop
-iterations, calls, filters, tests and operators are steps; before each is done its cost is known (``template_costs.py``), is within what
-one operation may take, and comes out of one budget of the render, which so bounds time and memory. What is written, blocks
+iterations, calls and filters are steps, of which there are so many. Before one of them, a test or an operator is done its cost is known
+(``template_costs.py``), is within what one operation may take, and comes out of the render's budget, which so bounds time and memory. What is written, blocks
 and macros included, is counted too. A method or filter whose cost is not known there is refused. The clock, looked at in each step, ends
 what is merely slow.
 """
@@ -118,7 +118,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute one of ``intercepted_binops`` for the template."""
-        self._spend()
         self._charge(_binop_cost(operator, left, right) * costs.escaping((left, right)))
         return _checked(super().call_binop(context, operator, left, right))
 
@@ -206,9 +205,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         outcome = None
         left = costs.listed(left)
         for name, right in zip(rest[::2], rest[1::2], strict=True):
-            self._spend()
             right = costs.listed(right)
-            self._charge(costs.comparison(name, left, right))
+            self._charge(costs.NODE + costs.comparison(name, left, right))
             outcome = _COMPARISONS[name](left, right)
             if not outcome:
                 break
@@ -216,7 +214,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return outcome
 
     def _sliced(self, value: Any) -> Any:
-        self._spend()
         self._charge(costs.size(value))
         return value
 
@@ -253,7 +250,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             if name in costs.COMPARING_TESTS:
                 left, right = args[-2:]
                 return self._compare(left, costs.COMPARING_TESTS[name], right)
-            self._spend()
+            self._charge(costs.NODE)
             if name not in costs.FREE_TESTS:
                 self._charge(
                     sum(costs.text(value) for value in args if not isinstance(value, jinja2.Environment))
@@ -282,9 +279,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
         )
+        if indent is None:
+            return encoder.encode(value)
         pieces = []
         for piece in encoder.iterencode(value):
-            self._charge(3 * costs.NODE + costs.size(piece))
+            self._spend()
+            self._charge(costs.size(piece))
             pieces.append(piece)
         return "".join(pieces)
 

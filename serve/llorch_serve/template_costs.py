@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from jinja2.exceptions import SecurityError
@@ -17,7 +17,7 @@ from jinja2.runtime import LoopContext, Undefined
 from jinja2.utils import Namespace
 from markupsafe import Markup
 
-NODE: Final = 100
+NODE: Final = 200
 """One value among those of a list or dict: looking at it, comparing it, a reference to it."""
 
 MAX_AT_ONCE: Final = 2**26
@@ -28,7 +28,9 @@ _MAX_DIGITS: Final = 64
 _LINE_ENDS: Final = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _PERCENT: Final = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")
 _WIDE: Final = re.compile(r"\d{5}")
-_VIEWS: Final = (KeysView, ValuesView, ItemsView)
+_KEYS: Final[type] = type({}.keys())
+_VALUES: Final[type] = type({}.values())
+_VIEWS: Final = (_KEYS, _VALUES, type({}.items()))
 
 Cost = Callable[[Any, tuple[Any, ...]], int]
 """Of a method or filter, from the value that it is put to and its arguments."""
@@ -96,27 +98,29 @@ def comparison(operator: str, left: Any, right: Any) -> int:
 def _membership(item: Any, container: Any) -> int:
     if isinstance(container, str):
         return _forward(container, (item,))
-    if isinstance(container, (dict, KeysView)):
+    if isinstance(container, (dict, _KEYS)):
         return weight(item)
-    if isinstance(container, (list, tuple, ValuesView)) and is_scalar(item):
+    if isinstance(container, (list, tuple, _VALUES)) and is_scalar(item):
         return len(container) * (NODE + size(item))
     return weight(container) + weight(item)
 
 
 def percent(pattern: str, value: Any) -> int:
     """Return the cost of ``pattern % value``. Raises SecurityError for a width above 9999 or a computed one."""
-    widths, fields = 0, 0
+    total, fields = size(pattern), 0
     for found in _PERCENT.finditer(pattern):
         fields += 1
+        total += NODE
         for width in found.groups():
             if width is None:
                 continue
             if width == "*" or len(width) > 4:
                 raise _too_wide()
-            widths += 4 * int(width)
+            total += 4 * int(width)
+        if total > MAX_AT_ONCE:
+            raise too_much(total)
     # By name one value may be written many times.
-    written = text(value) * (1 if isinstance(value, tuple) else 1 + fields)
-    return size(pattern) + NODE * fields + widths + written
+    return total + text(value) * (1 if isinstance(value, tuple) else 1 + fields)
 
 
 def field(value: Any, spec: str) -> int:
@@ -283,6 +287,11 @@ def _formatted(value: Any, given: tuple[Any, ...]) -> int:
     return percent(value, given) if isinstance(value, str) else text(value)
 
 
+def _json(value: Any, given: tuple[Any, ...]) -> int:
+    """With indents it is also counted piece by piece."""
+    return (4 + weight(given) // NODE) * weight(value)
+
+
 def _count(value: Any) -> int:
     return len(value) if isinstance(value, (str, list, tuple, dict, range, *_VIEWS)) else 1
 
@@ -360,7 +369,7 @@ FILTERS: Final[dict[str, Cost]] = {
     "sum": _summed,
     "round": _rounded,
     "format": _formatted,
-    "tojson": _free,  # counted piece by piece
+    "tojson": _json,
 }
 """The filters that may be used."""
 
