@@ -74,7 +74,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = self._tojson
         self.filters = {name: self._bounded_filter(name, made) for name, made in self.filters.items()}
-        self.tests = {name: self._bounded_test(name, made) for name, made in self.tests.items()}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: self._bounded_test(name, made) for name, made in tests.items()}
         self.filters |= {
             "_steps": self._steps,
             "_bounded": _checked,
@@ -145,7 +146,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 formatter = _Formatter(self)
             if by_map:
                 [kwargs], args = args, ()
-            return type(pattern)(formatter.vformat(pattern, args, kwargs))
+            made: str = type(pattern)(formatter.vformat(pattern, args, kwargs))
+            return made
 
         return formatted
 
@@ -315,7 +317,7 @@ class _Bounding(NodeTransformer):
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment
 
-    def _under(self, name: str, node: nodes.Expr, *args: nodes.Expr) -> nodes.Filter:
+    def _under(self, name: str, node: Any, *args: nodes.Expr) -> nodes.Filter:
         made = nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
         made.set_environment(self._environment)
         return made

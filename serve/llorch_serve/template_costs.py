@@ -28,9 +28,11 @@ _MAX_DIGITS: Final = 64
 _LINE_ENDS: Final = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _PERCENT: Final = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")
 _WIDE: Final = re.compile(r"\d{5}")
-_KEYS: Final[type] = type({}.keys())
-_VALUES: Final[type] = type({}.values())
-_VIEWS: Final = (_KEYS, _VALUES, type({}.items()))
+_KEYS: Final[Any] = type({}.keys())
+_VALUES: Final[Any] = type({}.values())
+_VIEWS: Final[tuple[Any, ...]] = (_KEYS, _VALUES, type({}.items()))
+_SIZED: Final[Any] = (list, tuple, dict, range, *_VIEWS)
+_LISTS: Final[Any] = (list, tuple, *_VIEWS)
 
 Cost = Callable[[Any, tuple[Any, ...]], int]
 """Of a method or filter, from the value that it is put to and its arguments."""
@@ -45,14 +47,15 @@ def size(value: Any) -> int:
     """Return the cost of copying a value, without what it refers to."""
     if isinstance(value, (str, bytes)):
         return sys.getsizeof(value)
-    if isinstance(value, (list, tuple, dict, range, *_VIEWS)):
+    if isinstance(value, _SIZED):
         return NODE * (1 + len(value))
     return NODE
 
 
 def weight(value: Any) -> int:
     """Return the cost of looking at a value and all that is in it, as often as it is in it. Raises SecurityError beyond MAX_AT_ONCE."""
-    total, rest = 0, [value]
+    rest: list[Any] = [value]
+    total = 0
     while rest:
         item = rest.pop()
         total += size(item)
@@ -61,10 +64,10 @@ def weight(value: Any) -> int:
         if isinstance(item, dict):
             rest += item.keys()
             rest += item.values()
-        elif isinstance(item, (list, tuple, *_VIEWS)):
+        elif isinstance(item, _LISTS):
             rest += item
         elif isinstance(item, Namespace):
-            rest.append(item._Namespace__attrs)  # type: ignore[attr-defined]  # shown where it is written
+            rest.append(item._Namespace__attrs)  # shown where it is written
     return total
 
 
@@ -228,7 +231,7 @@ def _joined(separator: str, given: tuple[Any, ...]) -> int:
 
 def _joining(values: Any, given: tuple[Any, ...]) -> int:
     separator = given[0] if given else ""
-    pieces = len(values) if isinstance(values, (str, list, tuple, dict, range, *_VIEWS)) else 0
+    pieces = _count(values)
     letters = NODE * pieces if isinstance(values, str) else 0
     return (
         4 * weight(values)
@@ -293,7 +296,7 @@ def _json(value: Any, given: tuple[Any, ...]) -> int:
 
 
 def _count(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, tuple, dict, range, *_VIEWS)) else 1
+    return len(value) if isinstance(value, str) or isinstance(value, _SIZED) else 1
 
 
 def _check_attribute(given: tuple[Any, ...]) -> None:

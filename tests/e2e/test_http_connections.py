@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import socket
 import ssl
@@ -186,6 +187,24 @@ def test_handshakes_that_never_end_make_room_too(monkeypatch, tmp_path):
             assert read_answer(client) == 200
         for client in silent[:32]:
             ends(client)
+
+
+def test_a_process_that_may_open_no_further_file_makes_room_too(monkeypatch):
+    accept, refused = socket.socket.accept, []
+
+    def accept_later(listener):
+        if not refused:
+            refused.append(1)
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(listener)
+
+    with fake_front() as (front, _), connected(front.port, GET) as silent:
+        connections = front.ways._fronts[0]._server.server_state.connections
+        wait_until(front, lambda: connections)
+        monkeypatch.setattr(socket.socket, "accept", accept_later)
+        assert send(front.port, "GET", "/health").status == 200
+        assert refused
+        ends(silent)
 
 
 def test_a_request_without_a_token_keeps_no_place(monkeypatch):

@@ -18,7 +18,7 @@ MIB = 2**20
 # Lists in lists: x has 2 ** 60 values, each level is one list.
 NESTED = "{% set n = namespace(x=[1]) %}{% for a in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
 NESTED_TOO = NESTED.replace("n.x", "o.x").replace("set n =", "set o =")
-TUPLES = NESTED.replace("[n.x, n.x]", "(n.x, n.x)")
+TUPLES = NESTED.replace("[n.x, n.x]", "(n.x, n.x)").replace("[1]", "(1,)")
 LONG = "{% set x = [0] * 600000 %}{% set y = [0] * 600000 %}"
 TEXT = "{% set s = 'ab' * 4000000 %}"
 COLLIDING = (

@@ -14,7 +14,7 @@ import ssl
 from typing import Any, Final
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from llorch_serve.http.places import Places
 from llorch_serve.rpc.callers import holder_of
@@ -97,11 +97,12 @@ class Connection(H11Protocol):
             return _Phase.FAREWELL
         if self.flow.write_paused:
             return _Phase.UNREAD
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        if cycle is not None and not cycle.response_complete:
             return _Phase.ANSWER
         if self.conn.their_state is not h11.IDLE:
             return _Phase.REST
-        head_has_begun = self.cycle is None or self.conn.trailing_data[0]
+        head_has_begun = cycle is None or self.conn.trailing_data[0]
         return _Phase.HEAD if head_has_begun else _Phase.IDLE
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from typing import Final
@@ -77,12 +78,20 @@ class Places:
         if len(self._places) >= MAX_CONNECTIONS:
             self._places = {fd: place for fd, place in self._places.items() if place.open}
         if len(self._places) >= MAX_CONNECTIONS:
-            oldest = next(fd for fd, place in self._places.items() if not place.serving)
-            self._places.pop(oldest).leave()
+            self.make_room()
         self._places.pop(
             connection.fileno(), None
         )  # of one that has closed, else the number would not be free
         self._places[connection.fileno()] = Place(self, connection)
+
+    def make_room(self) -> bool:
+        """Cut the connection that has waited longest without a request; tell whether there was one."""
+        for number, place in self._places.items():
+            if place.open and not place.serving:
+                del self._places[number]
+                place.leave()
+                return True
+        return False
 
     def of(self, transport: asyncio.Transport) -> Place:
         """Return the place of a connection that is made."""
@@ -107,7 +116,15 @@ class Listener(socket.socket):
         )  # which connections inherit
 
     def accept(self) -> tuple[socket.socket, object]:
-        """Accept a connection, as the event loop does."""
-        connection, address = super().accept()
+        """Accept a connection, as the event loop does.
+
+        Raises BlockingIOError if the process may open no further file: the loop asks again, once a connection has left.
+        """
+        try:
+            connection, address = super().accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._places.make_room():
+                raise BlockingIOError from error
+            raise
         self._places.take(connection)
         return connection, address
