@@ -130,7 +130,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Allow the methods whose costs are known, and what the template engine offers."""
         if not super().is_safe_attribute(obj, attr, value):
             return False
-        return isinstance(obj, _OPEN_TYPES) or _cost_of(obj, attr) is not None or attr == "fromkeys"
+        return isinstance(obj, (*_OPEN_TYPES, _Dict)) or _cost_of(obj, attr) is not None
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return a counted ``format`` in place of a text's own."""

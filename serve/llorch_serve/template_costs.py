@@ -296,7 +296,7 @@ def _json(value: Any, given: tuple[Any, ...]) -> int:
 
 
 def _count(value: Any) -> int:
-    return len(value) if isinstance(value, str) or isinstance(value, _SIZED) else 1
+    return len(value) if isinstance(value, (str, _SIZED)) else 1
 
 
 def _check_attribute(given: tuple[Any, ...]) -> None:
