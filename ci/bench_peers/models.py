@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llorch_serve.errors import LlorchError, ResourceError, UsageError
+from llorch_serve.python_child import foreign_module_command
 from llorch_serve.terminal.console import fail, say
 
 
@@ -95,7 +96,8 @@ def _widen(gguf: Path, target: Path) -> None:
 
 def _build_genai(peers: PeersFolder, target: Path) -> None:
     _run(
-        *(peers.main_python, "-m", "onnxruntime_genai.models.builder", "-m", peers.checkpoint, "-o", target),
+        *foreign_module_command(str(peers.main_python), "onnxruntime_genai.models.builder"),
+        *("-m", peers.checkpoint, "-o", target),
         *(
             "-p",
             "int4",

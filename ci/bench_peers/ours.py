@@ -14,6 +14,7 @@ from bench_peers.contestant import Closeness, Work, run_process
 from bench_peers.protocol import Measurement, ProtocolError
 from bench_peers.reuse import Gains
 from llorch_serve.bench.schema import Report
+from llorch_serve.python_child import module_command
 from llorch_serve.reference_file import ReferenceFile
 
 DEFAULT: Final = "cpu-calibrated"
@@ -28,7 +29,7 @@ EXPORTS: Final[dict[str, tuple[str, ...]]] = {
 """Label in tables: what ``llorch export`` is told. Bench and verify run with their defaults."""
 
 _Document = TypeVar("_Document")
-_LLORCH: Final = (sys.executable, "-m", "llorch_serve")
+_LLORCH: Final = module_command(sys.executable, "llorch_serve")
 
 
 class _Verified(msgspec.Struct):
@@ -95,8 +96,8 @@ class Recipe:
     def gains(self, work: Work) -> Gains:
         """Return one round of what guesses and reuse gain. Raises as ``measure``."""
         output = run_process(
-            *(sys.executable, "-m", "bench_peers.reuse", self.folder, str(work.threads)),
-            *(str(work.new_tokens), str(len(work.prompt_ids))),
+            *module_command(sys.executable, "bench_peers.reuse", str(self.folder)),
+            *(str(work.threads), str(work.new_tokens), str(len(work.prompt_ids))),
         )
         return _decoded(output, Gains)
 

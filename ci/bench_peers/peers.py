@@ -13,6 +13,7 @@ from bench_peers.models import PeersFolder
 from bench_peers.protocol import Measurement, Task, encode, parse_measurements
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity import DivergenceSum
+from llorch_serve.python_child import foreign_module_command
 from llorch_serve.reference_file import ReferenceFile
 
 LLAMA_CPP: Final = "llama.cpp"
@@ -66,7 +67,7 @@ class Peer:
             file.unlink()
 
     def _answer(self, task: Task) -> str:
-        arguments = (self.python, "-m", f"bench_peers.{self.module}")
+        arguments = foreign_module_command(str(self.python), f"bench_peers.{self.module}")
         return run_process(*arguments, stdin=encode(task), python_path=_ROOM)
 
 

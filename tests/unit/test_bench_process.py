@@ -16,7 +16,7 @@ GREETING = f"import sys; print({READY!r}, flush=True)"
 
 def started(script: str, lines: list[str] | None = None) -> EntryProcess:
     tell = (lambda _line: None) if lines is None else lines.append
-    return EntryProcess(sys.executable, tell, module=("-c", textwrap.dedent(script)))
+    return EntryProcess(sys.executable, tell, command=[sys.executable, "-c", textwrap.dedent(script)])
 
 
 def greet_and_ask(process: EntryProcess) -> None:

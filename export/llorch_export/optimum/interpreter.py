@@ -19,6 +19,7 @@ import msgspec
 
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.python_child import child_environment, foreign_code_command, foreign_module_command
 
 _PACKAGES: Final = ("optimum-onnx", "transformers", "torch", "onnx")
 _PROBE: Final = f"""
@@ -50,7 +51,11 @@ def find_optimum(python: str | None) -> Optimum:
     python = python or sys.executable
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_LIMIT_S
+            foreign_code_command(python, _PROBE),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env=child_environment(),
+            timeout=_PROBE_LIMIT_S,
         )
         versions = msgspec.json.decode(done.stdout, type=dict[str, str])
     except (OSError, subprocess.TimeoutExpired, *NOT_JSON) as error:
@@ -71,7 +76,7 @@ def run_optimum(optimum: Optimum, model: Path, output: Path) -> None:
 
     Raises ArtifactError with Optimum's own last words if it fails, or takes more than an hour.
     """
-    command = [optimum.python, "-m", "optimum.exporters.onnx", "--model", str(model)]
+    command = foreign_module_command(optimum.python, "optimum.exporters.onnx", "--model", str(model))
     options = [
         "--task",
         "text-generation-with-past",
@@ -89,7 +94,7 @@ def run_optimum(optimum: Optimum, model: Path, output: Path) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | _OFFLINE,
+                env=child_environment(**_OFFLINE),
                 timeout=_EXPORT_LIMIT_S,
             )
         except subprocess.TimeoutExpired as error:

@@ -15,6 +15,7 @@ import msgspec
 from llorch_serve.bench.protocol import PROTOCOL, Answer, Failed, Question, Ready
 from llorch_serve.bench.schema import Problem
 from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.python_child import child_environment, module_command
 
 _END_S: Final = 10.0  # for a process whose stdin is closed to end by itself
 _KEPT_LINES: Final = 5
@@ -34,6 +35,8 @@ class ProblemError(Exception):
 class EntryProcess:
     """Starts ``PYTHON -m llorch_serve.bench.child`` and asks it. tell: takes each line that it writes to stderr.
 
+    command: what to start in its place.
+
     Raises ProblemError, from every method, if the process cannot run or has ended.
     """
 
@@ -42,14 +45,18 @@ class EntryProcess:
         python: str,
         tell: Callable[[str], None],
         *,
-        module: tuple[str, ...] = ("-m", "llorch_serve.bench.child"),
+        command: list[str] | None = None,
     ) -> None:
         self._python = python
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._decoder = msgspec.json.Decoder(Answer)
         try:
             self._process = subprocess.Popen(
-                [python, *module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                command or module_command(python, "llorch_serve.bench.child"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=child_environment(),
             )
         except OSError as error:
             raise ProblemError(

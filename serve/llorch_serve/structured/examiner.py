@@ -17,6 +17,7 @@ import msgspec
 import psutil
 
 from llorch_serve.errors import LlorchError
+from llorch_serve.python_child import child_environment, module_command
 from llorch_serve.structured.limits import EXAMINATION_BYTES, EXAMINATION_S
 
 _START_S: Final = 60.0
@@ -56,11 +57,11 @@ class Examiner:
             self.close()  # it ended without a grammar; whatever ended it, this one is not to blame
         if self._process is None:
             self._process = subprocess.Popen(
-                # -P: nothing is imported from the folder that the worker happens to run in.
-                [sys.executable, "-P", "-m", "llorch_serve.structured.examination"],
+                module_command(sys.executable, "llorch_serve.structured.examination"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C is for the worker, which ends it
             )
             if self._ask(self._process, self._greeting, _START_S) is None:

@@ -17,6 +17,7 @@ from llorch_serve.artifact import is_artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.loading import LoadProgress
+from llorch_serve.python_child import child_environment, module_command
 from llorch_serve.terminal.console import say
 
 # ORG/NAME; what it may contain is for the hub to say.
@@ -83,18 +84,9 @@ def export_source(target: str, progress: LoadProgress | None = None) -> Path:
     folder = cache_folder() / _cache_name(target)
     say(f"{target} is a source, not an artifact; its default export is kept in {folder}")
     # The exporter runs in a process of its own: its libraries and buffers never weigh on the worker.
-    command = [
-        sys.executable,
-        "-m",
-        "llorch_serve",
-        "export",
-        target,
-        "--output",
-        str(folder),
-        "--if-changed",
-        "--json",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as exporter:
+    flags = ("--output", str(folder), "--if-changed", "--json")
+    command = module_command(sys.executable, "llorch_serve", "export", target, *flags)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment()) as exporter:
         progress.stoppable(exporter.terminate)
         try:
             document, _ = exporter.communicate()
