@@ -12,6 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import expected_skips
+
 # The same cases in every run, so that a change is judged by itself and not by luck; none is timed, because machines
 # are busy. `ci/test --hypothesis-profile explore` draws new cases.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -28,6 +30,35 @@ def pytest_configure() -> None:
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+_surprises: list[tuple[str, str]] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note skips that are not in the list of those that may happen."""
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note files that are skipped whole."""
+    _note_skip(report)
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    # An expected failure is reported as skipped too; what became of it is pytest's to judge.
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not expected_skips.is_expected(report.nodeid, reason):
+            _surprises.append((report.nodeid, reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run of ci/ that skipped what it should not have."""
+    if _surprises and os.environ.get(expected_skips.VARIABLE):
+        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\n{expected_skips.complaint(_surprises)}", file=sys.stderr)  # noqa: T201 - as a last word
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""``verify --layers --llama-cpp``: llama.cpp on the same F32, F16 and Q8_0 file, where llama-cpp-python is installed."""
+"""``verify --layers --llama-cpp``: llama.cpp on the same F32, F16 and Q8_0 file, in an environment that ci/test-llamacpp makes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llorch_export.layers.verify import verify_layers
 from tiny_exports import export_tiny, silent
 
 pytestmark = [
+    pytest.mark.llamacpp,
     pytest.mark.reference,
     # It warns about code of its own that newer Pythons will refuse.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed; it is no dependency of llorch")
 
 
 @pytest.mark.parametrize(
