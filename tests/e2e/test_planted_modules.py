@@ -57,8 +57,9 @@ class Plot:
     def run(self, start: tuple[str, ...], *arguments: object, **variables: str | Path) -> Outcome:
         """Run llorch in the folder."""
         if start == MODULE:
-            # Python's own `-m` imports it before any code of ours; only `-P`, or the script, keeps that from the folder.
-            (self.folder / "importlib.py").unlink()
+            # Python's own `-m` imports them before any code of ours; only `-P`, or the script, keeps that from the folder.
+            for name in ("importlib", "warnings"):
+                (self.folder / f"{name}.py").unlink()
         done = subprocess.run(
             [sys.executable, *start, *map(str, arguments)],
             capture_output=True,
