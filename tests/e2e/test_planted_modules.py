@@ -57,9 +57,9 @@ class Plot:
     def run(self, start: tuple[str, ...], *arguments: object, **variables: str | Path) -> Outcome:
         """Run llorch in the folder."""
         if start == MODULE:
-            # Python's own `-m` imports them before any code of ours; only `-P`, or the script, keeps that from the folder.
-            for name in ("importlib", "warnings"):
-                (self.folder / f"{name}.py").unlink()
+            # Python's own `-m` imports several of these before any code of ours; only `-P`, or the script, keeps that from the folder.
+            for name in sys.stdlib_module_names:
+                (self.folder / f"{name}.py").unlink(missing_ok=True)
         done = subprocess.run(
             [sys.executable, *start, *map(str, arguments)],
             capture_output=True,
