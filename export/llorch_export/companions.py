@@ -6,16 +6,17 @@ and made a manifest, the others add files and return the manifest that lists the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from llorch_export.cache_scales import calibration_texts, measure_scales
+from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.description import Progress, listed
 from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
-from llorch_export.graph.decoder import DecoderGraph
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.targets import MIN_ONNXRUNTIME_INT8_CACHE
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.options import ExportOptions
@@ -32,6 +33,7 @@ from llorch_serve.manifest import (
     Manifest,
     PromptGraph,
     Recipe,
+    Target,
     encode_manifest,
 )
 
@@ -61,26 +63,33 @@ def prompt_recipe(
 
 
 def with_prompt_graph(
-    writer: ArtifactWriter,
-    manifest: Manifest,
-    recipe: Recipe,
-    first: DecoderGraph,
-    build: Callable[[Recipe, WeightPlan], DecoderGraph],
-    progress: Progress,
+    writer: ArtifactWriter, manifest: Manifest, recipe: Recipe, graph: DecoderGraph, progress: Progress
 ) -> Manifest:
-    """Add the graph for prompts with those of its weights that the first graph has not.
-
-    build: makes the decoder of another recipe over a plan of weights.
-    """
-    plan = prompt_plan(manifest.recipe, recipe, first)
-    graph = build(recipe, plan)
-    assert (graph.inputs, graph.outputs) == (first.inputs, first.outputs), "one cache serves both"
+    """Add the graph for prompts, built over :func:`prompt_plan`, with those of its weights that the first graph has not."""
+    assert (graph.inputs, graph.outputs) == (manifest.inputs, manifest.outputs), "one cache serves both"
     writer.add_weights(
         PROMPTS_DATA, graph.jobs, lambda n: progress("writing weights for prompts", n, graph.data_bytes)
     )
     writer.add_bytes(PROMPTS_FILE, checked_bytes(graph.model, manifest.target))
     prompts = PromptGraph(graph=PROMPTS_FILE, data=PROMPTS_DATA, recipe=recipe)
     return msgspec.structs.replace(manifest, files=listed(writer), prompts=prompts)
+
+
+def planned(
+    config: LlamaConfig,
+    tensors: Mapping[str, LazyTensor],
+    recipe: Recipe,
+    prompts: Recipe | None,
+    context_length: int,
+    target: Target,
+) -> tuple[DecoderGraph, int | None]:
+    """Return the first graph as it is before anything is measured, and the bytes that a graph for prompts adds. Reads no weights."""
+    graph = build_decoder(config, recipe, tensors, context_length=context_length, target=target)
+    if prompts is None:
+        return graph, None
+    plan = prompt_plan(recipe, prompts, graph)
+    build_decoder(config, prompts, tensors, context_length=context_length, target=target, weights=plan)
+    return graph, plan.total_bytes
 
 
 def prompt_plan(first: Recipe, prompts: Recipe, graph: DecoderGraph) -> WeightPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -12,6 +13,7 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from llorch_export.frontier import OURS, WIDENED, Point
+from llorch_serve.durable import write_whole
 from llorch_serve.errors import ResourceError
 
 _MARKERS: Final = {OURS: "o", WIDENED: "s"}
@@ -52,9 +54,11 @@ def draw(points: Sequence[Point], path: Path) -> None:
     axes.legend()
     figure.draw_without_rendering()  # so that places are known in pixels
     _part(axes, labels)
+    drawn_bytes = io.BytesIO()
+    # No date or version of the library inside, so that the same figures give the same file.
+    figure.savefig(drawn_bytes, dpi=120, format="png", metadata={"Software": None})
     try:
-        # No date or version of the library inside, so that the same figures give the same file.
-        figure.savefig(path, dpi=120, format="png", metadata={"Software": None})
+        write_whole(path, drawn_bytes.getvalue())
     except OSError as error:
         raise ResourceError(f"--png {path} cannot be written: {error.strerror}") from error
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -15,29 +13,39 @@ from llorch_export.cache_scales import left_out, with_cache
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.companions import prompt_recipe, with_int8_cache, with_prompt_graph
+from llorch_export.companions import (
+    planned,
+    prompt_plan,
+    prompt_recipe,
+    with_int8_cache,
+    with_prompt_graph,
+)
 from llorch_export.description import (
     GRAPH_FILE,
     Progress,
     add_text_files,
     base_manifest,
+    checkpoint_fields,
     export_fingerprint,
     fingerprint_source,
     licences,
+    up_to_date,
 )
 from llorch_export.formats import uses_static
 from llorch_export.genai import guest_files
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.front import Interface
+from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
 from llorch_export.graph.targets import TARGETS
 from llorch_export.graph.weights import DATA_FILE, WeightPlan
 from llorch_export.options import ExportOptions, Rule
+from llorch_export.place import check_output
 from llorch_export.precisions import refuse_beyond
 from llorch_export.probe import probe_activations
 from llorch_export.quantize.feedback import ErrorFactors, error_factor
 from llorch_export.recipes.default import with_quantizer
-from llorch_export.recipes.resolve import Peaks, measured_choices, with_rules
+from llorch_export.recipes.resolve import Choices, Peaks, choices, measured_choices, with_rules
 from llorch_export.static_scales import check_static
 from llorch_export.transform.calibration import (
     CalibrationIds,
@@ -46,10 +54,10 @@ from llorch_export.transform.calibration import (
     require_use,
 )
 from llorch_export.transform.moments import second_moments
-from llorch_export.transform.prepare import Prepared, prepare
-from llorch_export.write import ArtifactWriter, check_output
+from llorch_export.transform.prepare import Prepared, fixed_transforms, prepare
+from llorch_export.write import ArtifactWriter
 from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
-from llorch_serve.errors import ArtifactError, NewerSchemaError, UsageError
+from llorch_serve.errors import UsageError
 from llorch_serve.manifest import (
     FixedShapes,
     LlamaConfig,
@@ -110,25 +118,30 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         options.interop,
         options.target,
         prompts,
-        prompts_choose,
-        chooses,
+        _choices(options.prompts, checkpoint.config),
+        _choices(options, checkpoint.config),
     )
-    existing = loadable(options.output) if options.if_changed else None
-    if existing is not None and existing.manifest.fingerprint == export_print:
+    fields = checkpoint_fields(
+        checkpoint, context_length=context_length, source_print=source_print, export_print=export_print
+    )
+    existing = up_to_date(options.output, fields, progress) if options.if_changed else None
+    if existing is not None:
         return ExportResult(existing, changed=False)
-    static_prompts = text is not None and prompts is not None and uses_static(prompts)
-    measure = bool(chooses or prompts_choose) or static_prompts
-    prepared = prepare(checkpoint, recipe, text, progress, measure=measure)
-    if prepared.calibration is not None:
-        peaks = prepared.calibration.peaks()
-        recipe = msgspec.structs.replace(
-            resolved_recipe(options, checkpoint.config, peaks), calibration=recipe.calibration
-        )
-        prompts = prompt_recipe(options, recipe, checkpoint.config, peaks)
-    with (
-        _error_factors(prepared, recipe, text, progress) as factors,
-        ArtifactWriter(options.output, force=replace) as writer,
-    ):
+    with ArtifactWriter(options.output, force=replace) as writer, contextlib.ExitStack() as measuring:
+        if text is not None:  # measuring takes minutes, after which a full disk should be no news
+            built, tensors = fixed_transforms(checkpoint.config, checkpoint.tensors, recipe)
+            graph, prompt_bytes = planned(built, tensors, recipe, prompts, context_length, options.target)
+            writer.require_space(graph.data_bytes + (prompt_bytes or 0) + _OVERHEAD_BYTES)
+        static_prompts = text is not None and prompts is not None and uses_static(prompts)
+        measure = bool(chooses or prompts_choose) or static_prompts
+        prepared = prepare(checkpoint, recipe, text, progress, measure=measure)
+        if prepared.calibration is not None:
+            peaks = prepared.calibration.peaks()
+            recipe = msgspec.structs.replace(
+                resolved_recipe(options, checkpoint.config, peaks), calibration=recipe.calibration
+            )
+            prompts = prompt_recipe(options, recipe, checkpoint.config, peaks)
+        factors = measuring.enter_context(_error_factors(prepared, recipe, text, progress))
 
         def build(
             interface: Interface,
@@ -155,7 +168,12 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         guests = guest_files(
             options.interop, checkpoint, graph, context_length, build, in_bytes=recipe.multiplies_bytes
         )
-        writer.require_space(graph.data_bytes + _OVERHEAD_BYTES)
+        prompt_graph = None
+        if prompts is not None:
+            prompt_graph = build(Interface.LLORCH, prompts, prompt_plan(recipe, prompts, graph))
+        writer.require_space(
+            graph.data_bytes + (prompt_graph.data_bytes if prompt_graph else 0) + _OVERHEAD_BYTES
+        )
         writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
         for name, data in models.items():
             writer.add_bytes(name, data)
@@ -163,12 +181,9 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         row = TARGETS[options.target]
         manifest = msgspec.structs.replace(
             base_manifest(
-                checkpoint,
+                fields,
                 graph,
                 recipe,
-                context_length=context_length,
-                source_print=source_print,
-                export_print=export_print,
                 writer=writer,
                 versions={name: importlib.metadata.version(name) for name in ("onnx-ir", "numpy")},
                 min_onnxruntime=row.min_onnxruntime,
@@ -182,10 +197,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         if recipe.int8_cache:
             decode = build(Interface.LLORCH, int8_cache=True)
             manifest = with_int8_cache(writer, manifest, decode, text, progress)
-        if prompts is not None:
-            manifest = with_prompt_graph(
-                writer, manifest, prompts, graph, functools.partial(build, Interface.LLORCH), progress
-            )
+        if prompts is not None and prompt_graph is not None:
+            manifest = with_prompt_graph(writer, manifest, prompts, prompt_graph, progress)
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         written = load_artifact(writer.folder)
         probed = probe_activations(written) if recipe.compute_type == "float16" else None
@@ -213,6 +226,11 @@ def choosing_rules(options: ExportOptions) -> tuple[list[Rule], list[Rule]]:
     )
 
 
+def _choices(options: ExportOptions | None, config: LlamaConfig) -> Choices:
+    """Return what rules may come to, where that is measured; for no graph, nothing."""
+    return () if options is None else choices(options.recipe(), options.rules, config)
+
+
 @contextlib.contextmanager
 def _error_factors(
     prepared: Prepared, recipe: Recipe, text: CalibrationIds | None, progress: Progress
@@ -224,19 +242,6 @@ def _error_factors(
     assert text is not None, "options that measure come with a text"
     with second_moments(prepared.config, prepared.tensors, text.ids, progress, error_factor) as moments:
         yield moments.of
-
-
-def loadable(output: Path) -> Artifact | None:
-    """Return the artifact at ``output``; None if there is none, or a damaged one, which is then made anew.
-
-    Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge it.
-    """
-    try:
-        return load_artifact(output)
-    except NewerSchemaError:
-        raise
-    except ArtifactError:
-        return None
 
 
 def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
@@ -251,21 +256,27 @@ def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
 def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
     """Return the artifact's context length: by default the longest that is exact.
 
-    Raises UsageError beyond what the model was trained for, and beyond where one rotary table is right.
+    Raises UsageError beyond what the model was trained for, beyond where one rotary table is right, and beyond where the tables
+    have a bearable size.
     """
-    if max_context is None:
-        return config.max_exact_context
-    if not 2 <= max_context <= config.max_position_embeddings:
+    context_length = config.max_exact_context if max_context is None else max_context
+    if not 2 <= context_length <= config.max_position_embeddings:
         raise UsageError(
             f"--max-context is {max_context}; this model takes 2 to {config.max_position_embeddings}"
         )
-    if max_context > config.max_exact_context:
+    if context_length > config.max_exact_context:
         raise UsageError(
             f"--max-context is {max_context}; the model's rotary type {config.rope.kind} rotates every position "
             f"otherwise in sequences beyond {config.max_exact_context}, which no fixed table reproduces. "
             f"Use --max-context {config.max_exact_context} or less"
         )
-    return max_context
+    needed = table_bytes(config, context_length)
+    if needed > MAX_TABLE_BYTES:
+        raise UsageError(
+            f"a context of {context_length} positions takes rotary tables of {needed / 2**20:.0f} MiB, expected at most "
+            f"{MAX_TABLE_BYTES // 2**20}; use --max-context {context_length * MAX_TABLE_BYTES // needed} or less"
+        )
+    return context_length
 
 
 def _serialise(graph: DecoderGraph, target: Target) -> dict[str, bytes]:

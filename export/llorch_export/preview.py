@@ -12,9 +12,8 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.names import expected_tensors, parameters
 from llorch_export.checkpoint.source import open_checkpoint, open_config
-from llorch_export.companions import prompt_plan, prompt_recipe
+from llorch_export.companions import planned, prompt_recipe
 from llorch_export.formats import uses_static
-from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import check_source, choosing_rules, resolve_context, resolved_recipe
 from llorch_export.recipes.default import with_quantizer
@@ -52,15 +51,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
     if options.lora is not None:
         tensors = merged_tensors(tensors, options.lora)
     built, tensors = fixed_transforms(config, tensors, recipe)
-    graph = build_decoder(built, recipe, tensors, context_length=context_length, target=options.target)
     prompts = prompt_recipe(options, recipe, config)
-    prompt_bytes = None
-    if prompts is not None:
-        plan = prompt_plan(recipe, prompts, graph)
-        build_decoder(
-            built, prompts, tensors, context_length=context_length, target=options.target, weights=plan
-        )
-        prompt_bytes = plan.total_bytes
+    graph, prompt_bytes = planned(built, tensors, recipe, prompts, context_length, options.target)
     kv_dtype: KvDtype = "int8" if recipe.int8_cache else graph.kv.dtype
     return {
         "config": config,

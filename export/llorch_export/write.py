@@ -1,18 +1,15 @@
 """Writing an artifact folder so that it is either whole or not there.
 
-Everything goes into a temporary folder beside the destination; the last step is a rename. Weights are streamed,
-a chunk of rows at a time.
+Everything goes into a temporary folder beside the destination, which ``place.py`` moves there as the last step. Weights are
+streamed, a chunk of rows at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -20,8 +17,19 @@ from types import TracebackType
 import numpy as np
 
 from llorch_export.graph.weights import WeightJob
-from llorch_serve.artifact import is_artifact
-from llorch_serve.errors import ArtifactError, ResourceError, UsageError
+from llorch_export.place import (
+    NEW,
+    check_output,
+    clear_leftovers,
+    disk_errors,
+    exclusive,
+    real_place,
+    standing,
+    take_place,
+    temporary,
+)
+from llorch_serve.durable import flush_folder, flush_tree
+from llorch_serve.errors import ResourceError
 from llorch_serve.manifest import FileEntry
 
 _PIECE = 2**22  # bytes hashed at once
@@ -30,36 +38,45 @@ _PIECE = 2**22  # bytes hashed at once
 class ArtifactWriter:
     """Collects files in a temporary folder beside ``output`` and moves them into place at the end.
 
-    Use as a context manager: leaving it without :meth:`commit` removes everything that was written.
-    Raises UsageError if ``output`` is taken (by an artifact, unless ``force``; by anything else, always).
+    Use as a context manager, which holds the output from its start to its end: leaving it without :meth:`commit` removes everything
+    that was written. Raises UsageError if ``output`` is taken (by an artifact, unless ``force``; by anything else, always) or
+    another export has it.
     """
 
     def __init__(self, output: Path, *, force: bool) -> None:
-        check_output(output, force=force)
         self.output = output
         self.entries: list[FileEntry] = []
-        with _disk_errors(output):
-            # Innermost first: removed again, if empty, when the export fails.
-            self._new_parents = [parent for parent in output.parents if not parent.exists()]
+        self._force = force
+        self._place = real_place(output)
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> ArtifactWriter:
-        """Make the temporary folder."""
-        with _disk_errors(self.output):
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            self.folder = Path(
-                tempfile.mkdtemp(prefix=f".{self.output.name}.", suffix=".partial", dir=self.output.parent)
-            )
-            self.folder.chmod(0o755)  # mkdtemp's 0700 would hide the artifact from a worker of another user
+        """Take the output, look at what stands there and make the temporary folder."""
+        check_output(self.output, force=self._force)
+        with contextlib.ExitStack() as held, disk_errors(self.output):
+            # Innermost first: removed again, if empty, when the export fails.
+            parents = [parent for parent in self._place.parents if not parent.exists()]
+            held.callback(_remove_empty, parents)
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(exclusive(self._place))
+            clear_leftovers(self._place)
+            check_output(
+                self.output, force=self._force
+            )  # what came back is replaced only if that was asked for
+            self._before = standing(self._place)
+            self.folder = temporary(self._place, NEW)
+            held.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.folder.chmod(
+                0o755
+            )  # a temporary folder's 0700 would hide the artifact from a worker of another user
+            self._held = held.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what was not committed."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for parent in self._new_parents:
-            with contextlib.suppress(OSError):  # not empty: the artifact is there
-                parent.rmdir()
+        """Remove what was not committed, and give the output back."""
+        self._held.close()
 
     def require_space(self, nbytes: int) -> None:
         """Raise ResourceError if the disk has less than ``nbytes`` free."""
@@ -72,19 +89,19 @@ class ArtifactWriter:
 
     def add_bytes(self, name: str, data: bytes) -> None:
         """Write a small file and list it."""
-        with _disk_errors(self.output):
+        with disk_errors(self.output):
             (self.folder / name).write_bytes(data)
         self.entries.append(_entry(name, len(data), hashlib.sha256(data).hexdigest()))
 
     def add_unlisted(self, name: str, data: bytes) -> None:
         """Write the manifest itself, which cannot list its own hash."""
-        with _disk_errors(self.output):
+        with disk_errors(self.output):
             (self.folder / name).write_bytes(data)
 
     def add_written(self, name: str, progress: Callable[[int], None]) -> None:
         """List a file that was written into the folder by other means; ``progress`` is told the bytes read."""
         digest = hashlib.sha256()
-        with _disk_errors(self.output), (self.folder / name).open("rb") as file:
+        with disk_errors(self.output), (self.folder / name).open("rb") as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
                 progress(len(piece))
@@ -98,7 +115,7 @@ class ArtifactWriter:
         """
         digest = hashlib.sha256()
         hashed = 0
-        with _disk_errors(self.output), (self.folder / name).open("w+b", buffering=0) as file:
+        with disk_errors(self.output), (self.folder / name).open("w+b", buffering=0) as file:
             for job in jobs:
                 _write_job(file, job)
                 end = max(tensor.offset + tensor.nbytes for tensor in job.tensors)
@@ -109,28 +126,23 @@ class ArtifactWriter:
                     digest.update(piece)
                     hashed += len(piece)
                     progress(len(piece))
-            os.fsync(file.fileno())
         self.entries.append(_entry(name, hashed, digest.hexdigest()))
 
     def commit(self) -> None:
-        """Move the folder into place; an artifact already there is replaced, or put back if that fails."""
-        with _disk_errors(self.output):
-            if not self.output.exists():
-                self.folder.rename(self.output)
-                return
-            aside = Path(
-                tempfile.mkdtemp(prefix=f".{self.output.name}.", suffix=".old", dir=self.output.parent)
-            )
-            old = aside / "artifact"
-            try:
-                self.output.rename(old)
-                self.folder.rename(self.output)
-            except BaseException:  # an interrupt between the two must not cost the old artifact either
-                if os.path.lexists(old) and not os.path.lexists(self.output):
-                    old.rename(self.output)
-                raise
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
+        """Move the folder into place once the disk has all of it; an artifact that stood there is replaced, or put back if that fails.
+
+        Raises ArtifactError if anything but what stood there at the beginning stands there now.
+        """
+        with disk_errors(self.output):
+            flush_tree(self.folder)
+            take_place(self.folder, self._place, self._before)
+            flush_folder(self._place.parent)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # not empty: the artifact is there
+            folder.rmdir()
 
 
 def _write_job(file: FileIO, job: WeightJob) -> None:
@@ -146,38 +158,5 @@ def _write_job(file: FileIO, job: WeightJob) -> None:
         del arrays, array, data  # else they would live on while the next chunk is made
 
 
-def check_output(output: Path, *, force: bool) -> None:
-    """Raise UsageError if an artifact may not be written to ``output``, ArtifactError if that cannot be told."""
-    with _disk_errors(output):
-        if not output.exists():
-            return
-        if not output.is_dir():
-            raise UsageError(f"{output} is a file; --output names the artifact's folder")
-        if is_artifact(output):
-            if not force:
-                raise UsageError(
-                    f"{output} already holds an artifact; replace it with --force, or use --if-changed"
-                )
-        elif any(output.iterdir()):
-            raise UsageError(
-                f"{output} is a folder that llorch did not make; choose a new --output, it would be replaced as a whole"
-            )
-
-
 def _entry(name: str, nbytes: int, sha256: str) -> FileEntry:
     return FileEntry(path=str(PurePosixPath(name)), bytes=nbytes, sha256=sha256)
-
-
-@contextlib.contextmanager
-def _disk_errors(output: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into ours."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"the disk of {output} is full ({error.strerror}); free some space or choose another --output"
-            ) from error
-        raise ArtifactError(
-            f"cannot write {output}: {error.strerror or error}; check the path and its permissions"
-        ) from error

@@ -9,7 +9,6 @@ Nothing in it is executed, and its size must be what the header says.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.artifact import Artifact
+from llorch_serve.durable import write_whole
 from llorch_serve.errors import ArtifactError, ResourceError
 from llorch_serve.fidelity import Logits, log_softmax
 from llorch_serve.fixed_session import FixedSession
@@ -117,14 +117,9 @@ def write_reference(path: Path, header: ReferenceHeader, logits: Logits) -> None
     assert logits.shape == (len(header.token_ids), header.vocab_size)
     encoded = msgspec.json.encode(header)
     values = np.maximum(log_softmax(logits), np.finfo(np.float16).min).astype("<f2")
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with unfinished.open("wb") as file:
-            file.write(_MAGIC + len(encoded).to_bytes(4, "little") + encoded)
-            file.write(values.tobytes())
-        unfinished.replace(path)
+        write_whole(path, _MAGIC + len(encoded).to_bytes(4, "little") + encoded, values.data)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ResourceError(f"{path} cannot be written ({error.strerror}); name another file") from error
 
 

@@ -97,3 +97,12 @@ def test_the_rows_use_every_pair() -> None:
     """Guards the tables that many tests share: short and long must differ, or nothing would be tested."""
     assert len(SHORT) == len(LONG) == 8
     assert all(short != long for short, long in zip(SHORT[1:], LONG[1:], strict=True))
+
+
+def test_a_context_whose_tables_would_be_huge_is_refused_with_one_that_is_not() -> None:
+    config = tiny_llama_config(max_position_embeddings=2**26)  # heads of 16
+    with pytest.raises(UsageError, match=r"tables of 4096 MiB, expected at most 1024; use --max-context 16777216"):
+        resolve_context(config, None)
+    assert resolve_context(config, 2**24) == 2**24
+    with pytest.raises(UsageError, match="--max-context 16777216 or less"):
+        resolve_context(config, 2**24 + 1)

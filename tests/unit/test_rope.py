@@ -50,6 +50,23 @@ def test_tables_hold_cosine_and_sine_of_position_times_frequency(name: str) -> N
     np.testing.assert_allclose(sin, np.sin(angles), atol=ROTARY_TABLE)
 
 
+@pytest.mark.parametrize("name", SCALINGS)
+def test_chunks_of_the_tables_hold_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_llama_config(**SCALINGS[name])
+    monkeypatch.setattr(rope, "_CHUNK_ANGLES", 8 * 7)
+    chunks = list(table_chunks(config.rope, 16, 128))
+    assert [len(cos) for cos, _ in chunks] == [7] * 18 + [2]
+    for whole, parts in zip(rotary_tables(config.rope, 16, 128), zip(*chunks, strict=True), strict=True):
+        assert np.concatenate(parts).tobytes() == whole.tobytes()
+
+
+def test_positions_beyond_what_float32_holds_are_rounded_as_the_reference_rounds_them() -> None:
+    config, start = RopeConfig(theta=10000.0), 2**24 - 1
+    cos, _ = rotary_tables(config, 4, start + 4, start=start)
+    angles = np.arange(start, start + 4).astype(np.float32)[:, None] * inverse_frequencies(config, 4)
+    assert cos.tobytes() == np.cos(angles.astype(np.float64)).astype(np.float32).tobytes()
+
+
 def test_position_zero_turns_nothing() -> None:
     cos, sin = rotary_tables(RopeConfig(theta=10000.0), 32, 1)
     assert cos.tolist() == [[1.0] * 16]

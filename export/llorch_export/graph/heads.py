@@ -11,7 +11,7 @@ import onnx_ir as ir
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.graph.norm import rms_norm
-from llorch_export.graph.rope import rotary_tables
+from llorch_export.graph.rope import table_chunks
 from llorch_export.graph.targets import RotaryForm
 from llorch_serve.manifest import KvLayout, LlamaConfig
 
@@ -66,11 +66,12 @@ def cache_values(
 def rotary_initializers(b: GraphBuilder, context_length: int) -> list[ir.Value]:
     """Plan the tables of cosine and sine, [context_length, rotary_dim / 2] each."""
     c, shape = b.config, (context_length, b.config.rotary_dim // 2)
-    return b.weights.add(
+    dtype = b.compute.numpy()
+    return b.weights.stream(
         [("rotary.cos", b.compute, shape), ("rotary.sin", b.compute, shape)],
-        lambda: tuple(
-            table.astype(b.compute.numpy(), copy=False)
-            for table in rotary_tables(c.rope, c.head_dim, context_length)
+        lambda: (
+            (cos.astype(dtype, copy=False), sin.astype(dtype, copy=False))
+            for cos, sin in table_chunks(c.rope, c.head_dim, context_length)
         ),
     )
 

@@ -7,11 +7,18 @@ the rounded angle are then taken in float64 and rounded once.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.manifest import RopeConfig
+from llorch_serve.manifest import LlamaConfig, RopeConfig
+
+MAX_TABLE_BYTES: Final = 2**30
+"""Of both tables together: four million positions of a head of 64, two of 128. A worker holds them beside the weights."""
+
+_CHUNK_ANGLES: Final = 2**19  # their cosines and sines with all temporaries take 20 MiB
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32]:
@@ -82,9 +89,25 @@ def _llama3(rope: RopeConfig, inverse: npt.NDArray[np.float32]) -> npt.NDArray[n
 
 
 def rotary_tables(
-    rope: RopeConfig, head_dim: int, positions: int
+    rope: RopeConfig, head_dim: int, positions: int, *, start: int = 0
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cosine and sine tables, [positions, rotary_dim / 2] each, scaled by the attention factor."""
-    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse_frequencies(rope, head_dim)[None, :]
+    """Return cosine and sine at ``start`` to ``positions`` (excluded), [rows, rotary_dim / 2] each, scaled by the attention factor."""
+    rows = np.arange(start, positions).astype(np.float32)
+    angles = rows[:, None] * inverse_frequencies(rope, head_dim)[None, :]
     wide, scale = angles.astype(np.float64), rope.attention_factor
     return (np.cos(wide) * scale).astype(np.float32), (np.sin(wide) * scale).astype(np.float32)
+
+
+def table_chunks(
+    rope: RopeConfig, head_dim: int, positions: int
+) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
+    """Give :func:`rotary_tables` of all positions in chunks of rows."""
+    rotary_dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
+    step = max(1, _CHUNK_ANGLES // (rotary_dim // 2))
+    for start in range(0, positions, step):
+        yield rotary_tables(rope, head_dim, min(start + step, positions), start=start)
+
+
+def table_bytes(config: LlamaConfig, positions: int) -> int:
+    """Return the bytes of both tables in float32."""
+    return 2 * positions * (config.rotary_dim // 2) * 4

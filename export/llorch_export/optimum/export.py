@@ -16,8 +16,10 @@ from llorch_export.description import (
     Progress,
     add_text_files,
     base_manifest,
+    checkpoint_fields,
     fingerprint_source,
     licences,
+    up_to_date,
 )
 from llorch_export.graph.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
@@ -25,8 +27,9 @@ from llorch_export.optimum.graph import TracedGraph, take_graph
 from llorch_export.optimum.interpreter import Optimum, run_optimum
 from llorch_export.optimum.staging import check_exportable, stage
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import ExportResult, loadable, resolve_context
-from llorch_export.write import ArtifactWriter, check_output
+from llorch_export.pipeline import ExportResult, resolve_context
+from llorch_export.place import check_output
+from llorch_export.write import ArtifactWriter
 from llorch_serve.artifact import MANIFEST_NAME, load_artifact
 from llorch_serve.errors import UsageError
 from llorch_serve.manifest import Recipe, encode_manifest
@@ -48,8 +51,11 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
     terms = licences(checkpoint)
     parts = [source_print, "optimum", dict(optimum.versions), context_length, sorted(terms.items())]
     export_print = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
-    existing = loadable(options.output) if options.if_changed else None
-    if existing is not None and existing.manifest.fingerprint == export_print:
+    fields = checkpoint_fields(
+        checkpoint, context_length=context_length, source_print=source_print, export_print=export_print
+    )
+    existing = up_to_date(options.output, fields, progress) if options.if_changed else None
+    if existing is not None:
         return ExportResult(existing, changed=False)
     with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(2 * _weight_bytes(checkpoint))  # Optimum's file and ours
@@ -60,12 +66,9 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
         add_text_files(writer, checkpoint, terms)
         manifest = msgspec.structs.replace(
             base_manifest(
-                checkpoint,
+                fields,
                 graph,
                 recipe,
-                context_length=context_length,
-                source_print=source_print,
-                export_print=export_print,
                 writer=writer,
                 versions=optimum.versions,
                 min_onnxruntime=MIN_ONNXRUNTIME,

@@ -7,6 +7,7 @@ name modules one by one, so that a manifest can be read without knowing patterns
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -47,30 +48,20 @@ def with_rules(
     """
     if not rules:
         return recipe
-    names = [
-        name.removesuffix(".weight") for name, shape in expected_tensors(config).items() if len(shape) == 2
-    ]
-    if HEAD not in names:
-        names.append(HEAD)
-    shared_table = (
-        config.tie_word_embeddings and "rotate" not in recipe.transforms
-    )  # which makes two tables of it
+    names = _modules(config)
+    shared_table = _shares_table(recipe, config)
     matched = [(rule, _matched(rule, names, config.num_hidden_layers)) for rule in rules]
     _refuse_overruled(matched)
-
-    def stored(module: str, rule: Rule) -> ModuleFormat:
-        looked_up = module == EMBEDDING or (shared_table and module == HEAD)
-        return _format(rule, recipe, module, looked_up=looked_up)
-
+    stored = functools.partial(_format, recipe, shared_table=shared_table)
     winners: dict[str, Rule] = {}
     for rule, modules in matched:
         chosen = modules
         if rule.spikiest is not None:
             for module in modules:
-                stored(module, rule)  # which refuses what might be chosen, too
-            chosen = _spikiest(rule.spikiest, rule.label, modules, peaks or {})
+                stored(rule, module)  # which refuses what might be chosen, too
+            chosen = _spikiest(_count(rule.spikiest, rule.label, len(modules)), modules, peaks or {})
         winners |= dict.fromkeys(chosen, rule)
-    formats = {module: stored(module, rule) for module, rule in winners.items()}
+    formats = {module: stored(rule, module) for module, rule in winners.items()}
     if shared_table:
         _join_tables(formats, winners)
     grouped: dict[ModuleFormat, list[str]] = {}
@@ -93,6 +84,37 @@ def with_rules(
     )
 
 
+Choices = Sequence[tuple[int | None, Mapping[str, ModuleFormat]]]
+"""Rules that a text decides, in order: how many modules each takes (None: all), and by module the format it gives."""
+
+
+def choices(recipe: Recipe, rules: Sequence[Rule], config: LlamaConfig) -> Choices:
+    """Return what ``rules`` that a text decides may come to, for all texts; nothing if a text decides none.
+
+    Lists of rules that give the same are resolved alike by :func:`with_rules`, whatever a text shows.
+    """
+    if all(rule.spikiest is None for rule in rules):
+        return []
+    names = _modules(config)
+    shared_table = _shares_table(recipe, config)
+    settled: set[str] = set()  # by a later rule that takes all its modules
+    found: list[tuple[int | None, Mapping[str, ModuleFormat]]] = []
+    for rule in reversed(rules):
+        modules = _matched(rule, names, config.num_hidden_layers)
+        count = None if rule.spikiest is None else _count(rule.spikiest, rule.label, len(modules))
+        # Of those that a rule chooses among, settled ones count: they may be chosen in others' place.
+        formats = {
+            module: _format(recipe, rule, module, shared_table=shared_table)
+            for module in modules
+            if count is not None or module not in settled
+        }
+        if count is None:
+            settled.update(modules)
+        if formats:
+            found.append((count, formats))
+    return found[::-1]
+
+
 def measured_choices(rules: Sequence[Rule], calibration: Path | None) -> list[Rule]:
     """Return the rules that choose modules by what is measured on a text. Raises UsageError where there is none."""
     found = [rule for rule in rules if rule.spikiest is not None]
@@ -101,6 +123,19 @@ def measured_choices(rules: Sequence[Rule], calibration: Path | None) -> list[Ru
             f"{found[0].label}: spikiest chooses by what is measured on a text; add --calibration FILE"
         )
     return found
+
+
+def _modules(config: LlamaConfig) -> list[str]:
+    """Return the names of all matrices, the head's too where it shares the embedding's table."""
+    names = [
+        name.removesuffix(".weight") for name, shape in expected_tensors(config).items() if len(shape) == 2
+    ]
+    return names if HEAD in names else [*names, HEAD]
+
+
+def _shares_table(recipe: Recipe, config: LlamaConfig) -> bool:
+    """Tell whether head and embedding are one table; a rotation makes two of it."""
+    return config.tie_word_embeddings and "rotate" not in recipe.transforms
 
 
 def _refuse_overruled(matched: Sequence[tuple[Rule, list[str]]]) -> None:
@@ -134,14 +169,17 @@ def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
     return [name for name in names if name in found]
 
 
-def _spikiest(share: str, label: str, modules: list[str], peaks: Peaks) -> list[str]:
-    """Return the modules whose inputs have the largest peaks, as many as ``share`` says. label: of the rule, in errors."""
+def _count(share: str, label: str, modules: int) -> int:
+    """Return how many of ``modules`` a number or a share means. label: of the rule, in errors."""
     parts = _SHARE.fullmatch(share)
     if parts is None:
         raise UsageError(f"{label}: spikiest is {share!r}; expected a number like '6' or a share like '1/5'")
     count = int(parts[1])
-    if parts[2]:
-        count = max(1, len(modules) * count // int(parts[2]))
+    return max(1, modules * count // int(parts[2])) if parts[2] else count
+
+
+def _spikiest(count: int, modules: list[str], peaks: Peaks) -> list[str]:
+    """Return the ``count`` modules whose inputs have the largest peaks."""
     chosen = sorted(modules, key=lambda module: -peaks.get(module, 0.0))[:count]
     return [module for module in modules if module in chosen]
 
@@ -183,11 +221,12 @@ def _chosen_layers(rule: Rule, layers: int) -> set[int]:
     return chosen
 
 
-def _format(rule: Rule, recipe: Recipe, module: str, *, looked_up: bool) -> ModuleFormat:
+def _format(recipe: Recipe, rule: Rule, module: str, *, shared_table: bool) -> ModuleFormat:
     """Return what a rule makes of a module; what it leaves open is the recipe's, where that speaks of the same precision.
 
-    looked_up: the module is a table from which rows are taken, as an embedding is, or a head that shares its table.
+    shared_table: the head is the embedding's table, from which rows are taken.
     """
+    looked_up = module == EMBEDDING or (shared_table and module == HEAD)
     default = default_format(recipe, module)
     precision = rule.precision or default.precision
     if precision == "source":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llorch_serve.bench.schema import Problem, Report
+from llorch_serve.durable import write_whole
 from llorch_serve.errors import ResourceError, UsageError
 from llorch_serve.terminal.console import fail, write, write_json
 
@@ -46,7 +47,7 @@ class Outputs:
         ):
             if path is not None:
                 try:
-                    path.write_text(render(report), encoding="utf-8")
+                    write_whole(path, render(report).encode())
                 except OSError as error:
                     raise ResourceError(
                         f"{path} cannot be written ({error.strerror}); name another file"
