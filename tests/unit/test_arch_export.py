@@ -101,7 +101,9 @@ def test_the_rows_use_every_pair() -> None:
 
 def test_a_context_whose_tables_would_be_huge_is_refused_with_one_that_is_not() -> None:
     config = tiny_llama_config(max_position_embeddings=2**26)  # heads of 16
-    with pytest.raises(UsageError, match=r"tables of 4096 MiB, expected at most 1024; use --max-context 16777216"):
+    with pytest.raises(
+        UsageError, match=r"tables of 4096 MiB, expected at most 1024; use --max-context 16777216"
+    ):
         resolve_context(config, None)
     assert resolve_context(config, 2**24) == 2**24
     with pytest.raises(UsageError, match="--max-context 16777216 or less"):

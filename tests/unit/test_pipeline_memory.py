@@ -37,38 +37,46 @@ print(peak() - before)
 """
 
 
-def sparse_model(folder: Path, *, tied: bool) -> Path:
+def sparse_model(folder: Path, **sizes: object) -> Path:
     """Write a model of zeros that takes next to nothing on the disk."""
     folder.mkdir()
-    config = tiny_config(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        head_dim=16,
-        num_hidden_layers=1,
-        tie_word_embeddings=tied,
-    )
+    config = tiny_config(head_dim=16, num_hidden_layers=1, **sizes)
     save_zeros(folder / "model.safetensors", expected_tensors(config_from_hf(config)), "F32")
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(tiny_tokenizer_json())
     return folder
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("precision", "tied"), [("int8", True), ("int4", False), ("fp32", False)])
-def test_peak_memory_does_not_follow_the_size_of_a_tensor(tmp_path: Path, precision: str, tied: bool) -> None:
-    source = sparse_model(tmp_path / "model", tied=tied)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def growth_of_export(source: Path, output: Path, precision: str) -> int:
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(source), str(tmp_path / "out"), precision],
+        [sys.executable, "-c", MEASURE, str(source), str(output), precision],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    growth = int(result.stdout)
+    return int(result.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("precision", "tied"), [("int8", True), ("int4", False), ("fp32", False)])
+def test_peak_memory_does_not_follow_the_size_of_a_tensor(tmp_path: Path, precision: str, tied: bool) -> None:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "tie_word_embeddings": tied}
+    growth = growth_of_export(sparse_model(tmp_path / "model", **sizes), tmp_path / "out", precision)
     assert growth > 2**22  # else the measurement saw nothing
     assert growth < EXPORT_MEMORY_BYTES < TABLE_BYTES / 2
     graph, data = (tmp_path / "out" / name for name in ("model.onnx", "model.onnx.data"))
     assert graph.stat().st_size < 64 * 1024
     if precision != "fp32":
         assert data.stat().st_size < 0.75 * TABLE_BYTES  # two tables of 8 bits, at most
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_does_not_follow_the_context(tmp_path: Path) -> None:
+    """Its tables of rotary angles are made in rows, too."""
+    positions = 2**21
+    source = sparse_model(tmp_path / "model", max_position_embeddings=positions)
+    growth = growth_of_export(source, tmp_path / "out", "fp32")
+    tables = 2 * positions * 8 * 4
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size > tables
+    assert growth < EXPORT_MEMORY_BYTES < tables / 1.5

@@ -10,7 +10,8 @@ import pytest
 
 import numpy_llama
 from checkpoints import llama3_frequency_factors, tiny_llama_config
-from llorch_export.graph.rope import inverse_frequencies, rotary_tables
+from llorch_export.graph import rope
+from llorch_export.graph.rope import inverse_frequencies, rotary_tables, table_chunks
 from llorch_serve.manifest import RopeConfig
 from tolerances import ROTARY_TABLE
 
