@@ -136,7 +136,9 @@ def test_what_libraries_print_does_not_stand_between_answers() -> None:
         child.main()
         """
     lines: list[str] = []
-    process = EntryProcess(sys.executable, lines.append, command=[sys.executable, "-c", textwrap.dedent(script)])
+    process = EntryProcess(
+        sys.executable, lines.append, command=[sys.executable, "-c", textwrap.dedent(script)]
+    )
     process.greet()
     process.close()
     assert sorted(lines) == ["a library speaks", "python too"]

@@ -190,7 +190,8 @@ def command(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an artifact that stands at DIR.")] = False,
     if_changed: Annotated[
-        bool, typer.Option("--if-changed", help="Do nothing if DIR already holds this very export, byte for byte.")
+        bool,
+        typer.Option("--if-changed", help="Do nothing if DIR already holds this very export, byte for byte."),
     ] = False,
     transform: Annotated[
         str | None,
