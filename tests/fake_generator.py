@@ -17,6 +17,7 @@ from llorch_serve.errors import EngineStoppedError, FieldViolation, InvalidReque
 from llorch_serve.load import Load
 from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
+    Abort,
     ChatPrompt,
     Completion,
     ContinuationScore,
@@ -115,7 +116,7 @@ class FakeGenerator:
 
     # The TextGenerator protocol.
 
-    def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
+    def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         with self._condition:
             self.submitted.append(request)
             self._condition.notify_all()
@@ -129,10 +130,12 @@ class FakeGenerator:
         with self._condition:
             if len(self._live) >= self._capacity:
                 raise QueueFullError(f"{len(self._live)} requests are live; try again", retry_after_s=1.5)
-            self._live[request.request_id] = _Live(request, sink, len(self.tokenize(request.prompt)[0]))
+            live = _Live(request, sink, len(self.tokenize(request.prompt)[0]))
+            self._live[request.request_id] = live
             self._condition.notify_all()
+        return partial(self._abort, live)
 
-    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Score every continuation at once, each token at a log-probability of -1."""
         if self.fail_submit is not None:
             raise self.fail_submit
@@ -154,6 +157,7 @@ class FakeGenerator:
                 for index, count in enumerate(counts)
             ]
         )
+        return partial(self._abort, scored)
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         return sampling.violations(vocab_size=VOCAB_SIZE)
@@ -166,11 +170,10 @@ class FakeGenerator:
         for tell in self._mourners:
             tell(error)
 
-    def abort(self, request_id: str) -> None:
+    def _abort(self, live: _Live) -> None:
         with self._condition:
-            self.aborted.append(request_id)
-            if request_id in self._live:
-                self._live[request_id].aborted = True
+            self.aborted.append(live.request.request_id)
+            live.aborted = True
             self._condition.notify_all()
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
@@ -218,6 +221,10 @@ class FakeGenerator:
         with self._condition:
             self._free_running = True
             self._condition.notify_all()
+
+    def abort(self, request_id: str) -> None:
+        """End a live request from the worker's side."""
+        self._abort(self._live[request_id])
 
     @property
     def live_ids(self) -> list[str]:

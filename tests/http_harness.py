@@ -22,9 +22,10 @@ from llorch_serve.rpc.ways import Ways
 
 @dataclass
 class RunningFront:
-    """A front that serves at ``base``, and what has been answered so far."""
+    """A front that serves at ``base``, beside gRPC at ``rpc``, and what has been answered so far."""
 
     port: int
+    rpc: str
     ways: Ways
     loop: asyncio.AbstractEventLoop
     answered: list[Answered] = field(default_factory=list)
@@ -103,16 +104,16 @@ def running_front(
             on_bound=lambda address: ports.append(int(address.rpartition(":")[2])),
         )
 
-    async def start() -> Ways:
+    async def start() -> tuple[Ways, str]:
         server = WorkerServer(ServerConfig(port=0, drain_timeout_s=drain_timeout_s))
         ways = Ways(server, (make,))
-        await ways.bind()
+        address = await ways.bind()
         if generator is not None:
             await ways.set_ready(generator)
-        return ways
+        return ways, address
 
-    ways = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
-    running = RunningFront(ports[0], ways, loop, answered)
+    ways, address = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
+    running = RunningFront(ports[0], address, ways, loop, answered)
     try:
         yield running
     finally:

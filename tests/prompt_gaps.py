@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.requests import GenerationRequest, GenerationUpdate, TokenPrompt
+from llorch_serve.requests import Abort, GenerationRequest, GenerationUpdate, TokenPrompt
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.worker import Worker
 
@@ -29,6 +29,7 @@ class Arrivals:
         self.times: list[float] = []
         self.first = threading.Event()
         self.last = threading.Event()
+        self.abort: Abort | None = None
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
         """Take a step's updates."""
@@ -43,7 +44,7 @@ def submit(worker: Worker, name: str, prompt: tuple[int, ...], tokens: int) -> A
     """Start a greedy request that no stop token ends."""
     sink = Arrivals()
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    worker.submit(GenerationRequest(name, TokenPrompt(prompt), params), sink)
+    sink.abort = worker.submit(GenerationRequest(name, TokenPrompt(prompt), params), sink)
     return sink
 
 
@@ -66,7 +67,8 @@ def main(folder: Path, length: int) -> None:
         start = time.perf_counter()
         beside = submit(worker, f"beside {index}", long, 1)
         beside.last.wait()
-        worker.abort(f"stream {index}")
+        assert stream.abort is not None
+        stream.abort()
         stream.last.wait()
         during = [t for t in stream.times if start - 0.1 < t < beside.times[0] + 0.1]
         gap = max(later - earlier for earlier, later in itertools.pairwise(during))

@@ -6,6 +6,7 @@ answer ends at its stop string exactly.
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import threading
@@ -20,7 +21,7 @@ from llorch_serve.errors import (
     UnavailableError,
 )
 from llorch_serve.loop import EngineLoop
-from llorch_serve.requests import GenerationUpdate, UpdateSink
+from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink
 from llorch_serve.sampler import SamplingRow
 from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.structured.compiler import GrammarCompiler
@@ -73,8 +74,8 @@ class LiveRequests:
         if self._closed:
             raise UnavailableError("the worker is shutting down")
 
-    def enter(self, answers: Answers, rows: list[SamplingRow], form: Structured | None = None) -> None:
-        """Make a request live and hand its sequences to the loop, once its form's grammar is compiled.
+    def enter(self, answers: Answers, rows: list[SamplingRow], form: Structured | None = None) -> Abort:
+        """Make a request live and hand its sequences to the loop, once its form's grammar is compiled; return what ends it.
 
         Raises InvalidRequestError, UnsupportedError or UnavailableError.
         """
@@ -101,12 +102,12 @@ class LiveRequests:
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
             if form is None or grammar is not None:
                 self._hand_over(answers, rows)
+        return functools.partial(self._abort, answers)
 
-    def abort(self, request_id: str) -> None:
-        """End a live request; its last update has reason CANCELLED. Idempotent."""
+    def _abort(self, answers: Answers) -> None:
+        """End a request if it is live; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
-            answers = self._by_id.get(request_id)
-            if answers is None:
+            if self._by_id.get(answers.request_id) is not answers:
                 return
             answers.aborted = True
             waiting = self._grammars.cancel(answers)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from llorch_serve.errors import CancelledError
 from llorch_serve.requests import (
+    Abort,
     ContinuationScore,
     GenerationRequest,
     GenerationUpdate,
@@ -31,7 +32,7 @@ def stream(generator: TextGenerator, request: GenerationRequest) -> Iterator[Gen
 
     Raises what ``submit`` raises, the request's own error, or CancelledError.
     """
-    return _updates(generator, request.request_id, lambda sink: generator.submit(request, sink))
+    return _updates(request.request_id, lambda sink: generator.submit(request, sink))
 
 
 def score(generator: TextGenerator, request: ScoreRequest) -> list[ContinuationScore]:
@@ -39,16 +40,14 @@ def score(generator: TextGenerator, request: ScoreRequest) -> list[ContinuationS
 
     Raises what ``submit_score`` raises, the request's own error, or CancelledError.
     """
-    updates = _updates(generator, request.request_id, lambda sink: generator.submit_score(request, sink))
+    updates = _updates(request.request_id, lambda sink: generator.submit_score(request, sink))
     found = {update.index: update.score for update in updates}
     return [score for _, score in sorted(found.items()) if score is not None]
 
 
-def _updates(
-    generator: TextGenerator, request_id: str, submit: Callable[[UpdateSink], None]
-) -> Iterator[GenerationUpdate]:
+def _updates(request_id: str, submit: Callable[[UpdateSink], Abort]) -> Iterator[GenerationUpdate]:
     sink = _QueueSink()
-    submit(sink)
+    abort = submit(sink)
     done = False
     try:
         while not done:
@@ -61,4 +60,4 @@ def _updates(
             yield update
     finally:
         if not done:
-            generator.abort(request_id)
+            abort()

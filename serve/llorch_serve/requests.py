@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from llorch_serve.errors import FieldViolation
 from llorch_serve.load import Load
@@ -289,27 +289,31 @@ class ModelInfo:
     device: str = ""
 
 
+Abort: TypeAlias = Callable[[], None]
+"""Ends the one request that it was returned for, if that is still live; its sink gets a last update with reason CANCELLED.
+
+Any thread; idempotent. It knows the request and not its id, which another way in may have given to a later one.
+"""
+
+
 class TextGenerator(Protocol):
     """What the gRPC servicer needs from the engine side. Implemented by :class:`llorch_serve.worker.Worker`.
 
     All methods may be called from any thread.
     """
 
-    def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
-        """Check, tokenise and queue a request.
+    def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue a request; return what ends it early.
 
         Raises InvalidRequestError (every bad field), UnsupportedError, QueueFullError (of grammars) or UnavailableError; after
         a normal return the sink gets updates until one with ``is_last``, whose error is a QueueFullError where too many wait.
         """
 
-    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and queue the continuations of a request; each ends with one update that has its score.
 
-        Raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot score.
+        Returns and raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot score.
         """
-
-    def abort(self, request_id: str) -> None:
-        """End a request, if it is live; its sink gets a last update with reason CANCELLED. Idempotent."""
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""

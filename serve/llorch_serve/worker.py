@@ -25,6 +25,7 @@ from llorch_serve.load import Load
 from llorch_serve.local import stream
 from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import (
+    Abort,
     GenerationRequest,
     ModelInfo,
     Prompt,
@@ -135,36 +136,32 @@ class Worker:
         for _ in stream(self, GenerationRequest("warm-up", prompt, sampling)):
             pass
 
-    def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
-        """Check, tokenise and queue a request.
+    def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue a request; return what ends it early.
 
         Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance would have
         to be installed for, or UnavailableError once the engine has stopped.
         """
         answers, rows = self._intake.generation(request, sink)
         if rows:
-            self._requests.enter(answers, rows, request.sampling.structured)
-            return
+            return self._requests.enter(answers, rows, request.sampling.structured)
         self._requests.check_open()
         # Nothing for the engine to do: the one update comes on the caller's own thread.
         answer = answers.members[0]
         end = TokenEvent(answer.sequence, None, FinishReason.LENGTH)
         sink.deliver(answers.take(answer.translate(end, self._tokenizer)[0]))
+        return _nothing_to_end
 
-    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
-        """Check, tokenise and queue the continuations of a request.
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue the continuations of a request; return what ends it early.
 
         Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or UnavailableError.
         """
-        self._requests.enter(*self._intake.score(request, sink))
+        return self._requests.enter(*self._intake.score(request, sink))
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
         return self._intake.violations(prompt, sampling)
-
-    def abort(self, request_id: str) -> None:
-        """End a live request; its last update has reason CANCELLED. Idempotent."""
-        self._requests.abort(request_id)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
@@ -202,6 +199,10 @@ class Worker:
     def load(self) -> Load:
         """Return how busy the engine is, as of its last step."""
         return self._engine.load()
+
+
+def _nothing_to_end() -> None:
+    """End a request that had ended before it was returned."""
 
 
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:

@@ -139,19 +139,20 @@ def among(worker: Worker, neighbours: int, **sampling: Any) -> Bits:
     """Return the answer of a request that joins late, while neighbours start, end and are aborted."""
     sink = Sink()
     names = [f"n{index}" for index in range(neighbours)]
+    aborts = []
     for index, name in enumerate(names):
         # The first outlasts the answer; of the others some end before it.
         length = 60 if index == 0 else 3 + index % 12
         prompt = random_ids(5 + 13 * index % 80, seed=100 + index)
         how = {"temperature": 0.9, "seed": index} if index % 2 else {"temperature": 0}
-        worker.submit(request(name, prompt, max_tokens=length, ignore_eos=True, **how), sink)
+        aborts.append(worker.submit(request(name, prompt, max_tokens=length, ignore_eos=True, **how), sink))
     sink.next()  # some are running
     options = asked("r", **sampling)
     worker.submit(request(options.pop("name"), PROMPT, **options), sink)
     for _ in range(3):
         sink.next()
-    for name in names[1::3]:
-        worker.abort(name)
+    for abort in aborts[1::3]:
+        abort()
     return bits(sink.answers("r", *names)["r"])
 
 

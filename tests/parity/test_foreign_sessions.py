@@ -162,11 +162,11 @@ def test_a_cancelled_answer_leaves_the_others_alone(worker: Worker) -> None:
             self, updates: list[GenerationUpdate]
         ) -> None:  # on the engine's thread, so before its next step
             if any(update.request_id == "long" and update.token_ids for update in updates):
-                worker.abort("long")
+                aborts[0]()
             super().deliver(updates)
 
     sink = Cancelling()
-    worker.submit(request("long", PROMPTS[1], max_tokens=100, ignore_eos=True), sink)
+    aborts = [worker.submit(request("long", PROMPTS[1], max_tokens=100, ignore_eos=True), sink)]
     worker.submit(request("short", PROMPTS[3], max_tokens=8, ignore_eos=True), sink)
     worker.submit(request("queued", PROMPTS[0], max_tokens=8, ignore_eos=True), sink)
     answers = sink.answers("long", "short", "queued")

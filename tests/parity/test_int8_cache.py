@@ -95,6 +95,7 @@ def test_rounding_is_to_the_nearest_step(artifact: Artifact) -> None:
     for each in (session, plain):
         each.prefill(2, ids, 0)
     rounded, exact, steps = held(session, 2, 40), held(plain, 2, 40), scales(artifact)
+    assert rounded.keys() == exact.keys() != set()
     for (layer, kind), values in rounded.items():
         step = steps[layer, ("key", "value").index(kind)][:, None, :]
         wanted = np.clip(exact[layer, kind] / step, -128, 127)  # what is out of range is cut off

@@ -59,6 +59,7 @@ def test_moments_are_those_of_transformers(
     for handle in hooks:
         handle.remove()
     with second_moments(checkpoint.config, checkpoint.tensors, ids, silent) as moments:
+        assert expected
         for name, wanted in expected.items():
             weight = "model.embed_tokens.weight" if tied and name == "lm_head" else f"{name}.weight"
             np.testing.assert_allclose(

@@ -120,6 +120,7 @@ def test_backends_record_every_token_of_every_stream(tmp_path: Path, kind: str) 
         records = backend.run([work.request(f"r{i}") for i in range(5)])
     finally:
         worker.close()
+    assert len(records) == 5
     for record in records:
         assert len(record.arrivals) == 6
         assert record.arrivals == sorted(record.arrivals)

@@ -123,7 +123,9 @@ def test_pieces_smaller_than_a_tensor_give_the_same_tensor(
     path = write_gguf(tmp_path / "m.gguf", weight_type="Q8_0")
     whole = {name: tensor.load() for name, tensor in open_checkpoint(str(path)).tensors.items()}
     monkeypatch.setattr(stream, "_PIECE_ELEMENTS", 200)
-    for name, tensor in open_checkpoint(str(path)).tensors.items():
+    pieces = open_checkpoint(str(path)).tensors
+    assert pieces.keys() == whole.keys() == tiny_weights(tiny_llama_config(), seed=0).keys()
+    for name, tensor in pieces.items():
         np.testing.assert_array_equal(tensor.load(), whole[name], err_msg=name)
 
 

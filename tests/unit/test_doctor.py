@@ -29,7 +29,9 @@ from llorch_serve.providers import (
 
 @pytest.mark.parametrize("target", sorted(operator_graphs._OF_TARGET))
 def test_the_graphs_are_onnx(target: str) -> None:
-    for case in cases(target):
+    found = cases(target)
+    assert len(found) == len(operator_graphs._OF_TARGET[target]) > 0
+    for case in found:
         model = onnx.load_from_string(case.model)
         onnx.checker.check_model(model)
         assert [value.name for value in model.graph.input] == list(case.feeds)

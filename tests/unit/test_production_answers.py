@@ -164,10 +164,12 @@ def test_an_abort_ends_all_answers_running_and_waiting(tmp_path):
     worker = make_worker(tmp_path, make_session(slots=2, before_call=before))
     try:
         sink = Sink()
-        worker.submit(request("several", GOOD, n=4, max_tokens=30, ignore_eos=True), sink)
-        worker.submit_score(scores("scores", (1,), (2,), (3,)), sink)
-        worker.abort("several")
-        worker.abort("scores")
+        aborts = [
+            worker.submit(request("several", GOOD, n=4, max_tokens=30, ignore_eos=True), sink),
+            worker.submit_score(scores("scores", (1,), (2,), (3,)), sink),
+        ]
+        for abort in aborts:
+            abort()
         released.set()
         found = sink.answers("several", "scores")
         assert (worker.load().running, worker.load().waiting) == (0, 0)

@@ -259,7 +259,8 @@ def test_an_id_is_taken_until_the_last_update_even_if_its_handler_left():
         second = LiveCall(whole=False)
         with pytest.raises(InvalidRequestError, match="request_id: 'a' belongs to a live request"):
             live.add("a", second)
-        live.discard(second)  # of a call that was never entered
+        with pytest.raises(InvalidRequestError, match="belongs to a live request"):
+            live.submit("a", second, lambda _sink: pytest.fail("its id is taken"))
         assert live.find("a", "") is call
         await delivered(live, GenerationUpdate("a", "late", (1,)))
         assert live.find("a", "") is call
@@ -268,8 +269,41 @@ def test_an_id_is_taken_until_the_last_update_even_if_its_handler_left():
         live.add("a", second)
         await delivered(live, GenerationUpdate("a", "new", (5,)))
         assert await second.take() == [GenerationUpdate("a", "new", (5,))]
-        live.discard(second)
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_the_generator_does_not_accept_leaves_its_id_free():
+    def refuse(_sink):
+        raise QueueFullError("full", retry_after_s=1.0)
+
+    async def scenario():
+        live = LiveCalls(asyncio.get_running_loop(), 1)
+        with pytest.raises(QueueFullError, match="full"):
+            live.submit("a", LiveCall(whole=False), refuse)
         assert live.find("a", "") is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", [LiveCall.cancel, LiveCall.leave])
+@pytest.mark.parametrize("early", [True, False], ids=["before it is accepted", "afterwards"])
+def test_a_call_that_is_ended_early_ends_its_own_request_and_only_while_that_is_live(end, early):
+    async def scenario():
+        live, aborted = LiveCalls(asyncio.get_running_loop(), 1), []
+        call = live.call(whole=False, owner="")
+        if early:
+            end(call)
+        live.submit("a", call, lambda _sink: lambda: aborted.append("a"))
+        assert aborted == []
+        if not early:
+            end(call)
+        live.admitted(call)
+        assert set(aborted) == {"a"}
+        count = len(aborted)
+        await delivered(live, GenerationUpdate("a", "", (), DONE))
+        end(call)
+        assert len(aborted) == count
 
     asyncio.run(scenario())
 

@@ -146,9 +146,9 @@ def test_an_abort_ends_all_answers_those_that_wait_too(tmp_path: Path) -> None:
 
     worker = make_worker(tmp_path, make_session(slots=2, before_call=before))
     sink = Sink()
-    worker.submit(request("r", PROMPT, n=5, max_tokens=30, ignore_eos=True), sink)
+    abort = worker.submit(request("r", PROMPT, n=5, max_tokens=30, ignore_eos=True), sink)
     assert started.wait(PATIENCE_S)
-    worker.abort("r")
+    abort()
     go.set()
     updates = sink.answers("r")["r"].updates
     assert {c.reason for c in completions(updates).values()} == {FinishReason.CANCELLED}
@@ -255,9 +255,9 @@ def test_best_of_is_cancelled_as_a_whole(tmp_path: Path) -> None:
 
     worker = make_worker(tmp_path, make_session(before_call=before))
     sink = Sink()
-    worker.submit(request("r", PROMPT, n=2, best_of=3, max_tokens=30, ignore_eos=True), sink)
+    abort = worker.submit(request("r", PROMPT, n=2, best_of=3, max_tokens=30, ignore_eos=True), sink)
     assert started.wait(PATIENCE_S)
-    worker.abort("r")
+    abort()
     go.set()
     updates = sink.answers("r")["r"].updates
     worker.close()
@@ -314,7 +314,9 @@ def test_echo_puts_the_prompts_text_before_each_answer(tmp_path: Path, n: int) -
     updates = sink.answers("r")["r"].updates
     worker.close()
     answer = continuation(ids, 3, VOCAB)
-    for part in by_index(updates).values():
+    parts = by_index(updates)
+    assert sorted(parts) == list(range(n))
+    for part in parts.values():
         joined = "".join(update.text for update in part)
         assert joined == text + TOKENIZER.decode(answer, keep_special_tokens=False)
         assert [t for update in part for t in update.token_ids] == answer

@@ -248,9 +248,9 @@ def test_an_abort_ends_all_continuations(tmp_path: Path) -> None:
     worker = make_worker(tmp_path, make_session(before_call=before))
     sink = Sink()
     continuations = tuple(TokenPrompt((i,)) for i in range(5))
-    worker.submit_score(ScoreRequest("s", TokenPrompt(CONTEXT_IDS), continuations), sink)
+    abort = worker.submit_score(ScoreRequest("s", TokenPrompt(CONTEXT_IDS), continuations), sink)
     assert started.wait(PATIENCE_S)
-    worker.abort("s")
+    abort()
     go.set()
     updates = sink.answers("s")["s"].updates
     load = worker.load()

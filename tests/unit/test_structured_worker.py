@@ -26,7 +26,6 @@ from llorch_serve.sequence import FinishReason
 from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
-from llorch_serve.worker import Worker
 from structured_walk import PATIENCE_S
 from worker_harness import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
 
@@ -308,9 +307,9 @@ def test_a_bad_form_ends_all_answers_of_its_request_once(worker):
 def test_all_answers_that_wait_for_a_grammar_are_aborted(worker, held_up):
     _, come = held_up
     sink = Sink()
-    worker.submit(request("held", PROMPT, structured=Choice(("yes",)), n=3), sink)
+    abort = worker.submit(request("held", PROMPT, structured=Choice(("yes",)), n=3), sink)
     come.get(timeout=PATIENCE_S)
-    worker.abort("held")
+    abort()
     updates = sink.next()
     assert [u.completion.reason for u in updates] == [FinishReason.CANCELLED] * 3
     assert [u.is_last for u in updates] == [False, False, True]
@@ -344,11 +343,11 @@ def test_callers_that_are_known_compile_their_own(worker, held_up):
 def test_a_request_that_waits_for_its_grammar_can_be_aborted(worker, held_up):
     go_on, come = held_up
     sink = Sink()
-    worker.submit(request("held", PROMPT, structured=Choice(("yes",))), sink)
+    abort = worker.submit(request("held", PROMPT, structured=Choice(("yes",))), sink)
     come.get(timeout=PATIENCE_S)
-    worker.abort("held")
+    abort()
     assert sink.answers("held")["held"].completion.reason is FinishReason.CANCELLED
-    worker.abort("held")
+    abort()
     go_on.set()
     # The name is free again, and what was compiled for nobody does not end this one.
     worker.submit(request("held", PROMPT, structured=Choice(("no",))), sink)
@@ -356,10 +355,8 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted(worker, held_up):
         sink.next()
 
 
-@pytest.mark.parametrize(
-    "ending", [Worker.close, lambda worker: worker.abort("held")], ids=["close", "abort"]
-)
-def test_a_grammar_that_comes_too_late_starts_nothing(tmp_path, monkeypatch, ending):
+@pytest.mark.parametrize("closing", [True, False], ids=["close", "abort"])
+def test_a_grammar_that_comes_too_late_starts_nothing(tmp_path, monkeypatch, closing):
     """The compiler no longer knows who waits, and the engine does not know it yet."""
     go_on, come = threading.Event(), threading.Event()
     on_grammar = LiveRequests._on_grammar
@@ -373,11 +370,11 @@ def test_a_grammar_that_comes_too_late_starts_nothing(tmp_path, monkeypatch, end
     session = make_session()
     worker = make_worker(tmp_path, session)
     sink = Sink()
-    worker.submit(request("held", PROMPT, structured=Choice(("yes",))), sink)
+    abort = worker.submit(request("held", PROMPT, structured=Choice(("yes",))), sink)
     assert come.wait(PATIENCE_S)
-    thread = threading.Thread(target=ending, args=(worker,))
+    thread = threading.Thread(target=worker.close if closing else abort)
     thread.start()
-    if ending is not Worker.close:  # which waits for the compiler
+    if not closing:  # which waits for the compiler
         thread.join(PATIENCE_S)
     else:
         assert closed(worker)

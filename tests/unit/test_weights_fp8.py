@@ -64,7 +64,9 @@ def test_plain_fp8_weights_stand_for_themselves(tmp_path: Path, kind: str) -> No
     every = every[np.isfinite(every.astype(np.float32))]
     packed["model.embed_tokens.weight"].reshape(-1)[: every.size] = every  # every value that there is
     save(folder / "model.safetensors", packed)
-    for name, tensor in open_checkpoint(str(folder)).tensors.items():
+    tensors = open_checkpoint(str(folder)).tensors
+    assert tensors.keys() == packed.keys()
+    for name, tensor in tensors.items():
         assert tensor.dtype == kind
         np.testing.assert_array_equal(tensor.load(), packed[name].astype(np.float32), err_msg=name)
 

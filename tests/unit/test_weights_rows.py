@@ -23,7 +23,9 @@ def test_any_range_of_rows_equals_that_of_the_whole(tmp_path: Path, source: str)
         path = write_gguf(tmp_path / "m.gguf", CONFIG, weight_type=source.split()[1])
     else:
         path = write_hf_folder(tmp_path / "m", CONFIG, dtype=source)
-    for name, tensor in open_checkpoint(str(path)).tensors.items():
+    tensors = open_checkpoint(str(path)).tensors
+    assert tensors
+    for name, tensor in tensors.items():
         whole = tensor.load()
         assert whole.shape == tensor.shape
         rows = tensor.shape[0]
@@ -34,6 +36,7 @@ def test_any_range_of_rows_equals_that_of_the_whole(tmp_path: Path, source: str)
 @pytest.mark.parametrize("chunk", [1, 100, 1000])
 def test_chunks_join_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     tensors = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", CONFIG, weight_type="Q8_0"))).tensors
+    assert tensors
     whole = {name: tensor.load() for name, tensor in tensors.items()}
     monkeypatch.setattr(base, "CHUNK_ELEMENTS", chunk)
     for name, tensor in tensors.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from checkpoints import BOS_ID, EOS_ID
 from fake_session import GREEDY, Call, FakeSession, continuation, next_logits
+from llorch_serve.answers import Answers
 from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import (
@@ -26,7 +28,16 @@ from llorch_serve.errors import (
 )
 from llorch_serve.local import stream
 from llorch_serve.manifest import GenerationDefaults
-from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, Timings, TokenPrompt
+from llorch_serve.requests import (
+    Abort,
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    TextPrompt,
+    Timings,
+    TokenPrompt,
+    UpdateSink,
+)
 from llorch_serve.sampling import MAX_SEED, ResolvedSampling
 from llorch_serve.sequence import FinishReason
 from llorch_serve.text import Tokenizer
@@ -319,8 +330,8 @@ class Held:
         self.reached.set()
         assert self.released.wait(PATIENCE_S)
 
-    def submit(self, name: str = "r", **sampling: object) -> None:
-        self.worker.submit(request(name, PROMPT, **sampling), self.sink)
+    def submit(self, name: str = "r", **sampling: object) -> Abort:
+        return self.worker.submit(request(name, PROMPT, **sampling), self.sink)
 
 
 @pytest.fixture
@@ -332,16 +343,27 @@ def held(tmp_path: Path) -> Iterator[Held]:
 
 
 def test_an_abort_ends_with_cancelled_once(held: Held) -> None:
-    held.submit()
+    abort = held.submit()
     assert held.reached.wait(PATIENCE_S)
     for _ in range(3):
-        held.worker.abort("r")
-    held.worker.abort("never heard of")
+        abort()
     held.released.set()
     answer = held.sink.answers("r")["r"]
     assert answer.completion.reason is FinishReason.CANCELLED
-    held.worker.abort("r")
+    abort()
     assert ask(held.worker, PROMPT, max_tokens=2).ids == continuation(PROMPT, 2, VOCAB)
+
+
+def test_an_abort_that_comes_late_spares_the_next_request_of_its_id(held: Held) -> None:
+    abort = held.submit(max_tokens=1)
+    held.released.set()
+    assert held.sink.answers("r")["r"].completion.reason is FinishReason.LENGTH
+    held.released.clear()
+    later = Sink()
+    held.worker.submit(request("r", PROMPT, max_tokens=3, ignore_eos=True), later)
+    abort()
+    held.released.set()
+    assert later.answers("r")["r"].completion.reason is FinishReason.LENGTH
 
 
 def test_close_cancels_what_is_live_and_refuses_what_comes_later(held: Held) -> None:
@@ -367,14 +389,20 @@ def test_a_close_or_an_abort_cannot_get_to_the_engine_before_what_it_ends(
 ) -> None:
     # The answer is too long to end by itself.
     worker = make_worker(tmp_path, make_session(context=20_000, slots=1))
-    add = worker._requests._loop.add
-    other = threading.Thread(target=worker.close if closing else lambda: worker.abort("r"))
+    add, begin = worker._requests._loop.add, worker._requests.enter
+    entered: list[Answers] = []
+    other = threading.Thread(target=worker.close if closing else lambda: worker._requests._abort(entered[0]))
+
+    def enter(answers: Answers, *how: Any) -> Abort:
+        entered.append(answers)
+        return begin(answers, *how)
 
     def interrupted(*args: object) -> None:
         other.start()
         other.join(0.3)  # ends in this time if it is let in
         add(*args)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(worker._requests, "enter", enter)
     monkeypatch.setattr(worker._requests._loop, "add", interrupted)
     sink = Sink()
     try:
@@ -398,8 +426,7 @@ def test_a_dead_engine_tells_everyone_once_and_takes_nothing_more(
     deaths: list[EngineStoppedError] = []
     worker.when_dead(deaths.append)
     sinks = {name: Sink() for name in ("a", "b", "c")}
-    for name, sink in sinks.items():
-        worker.submit(request(name, PROMPT), sink)
+    aborts = [worker.submit(request(name, PROMPT), sink) for name, sink in sinks.items()]
     released.set()
     for name, sink in sinks.items():
         error = sink.answers(name)[name].error
@@ -408,7 +435,7 @@ def test_a_dead_engine_tells_everyone_once_and_takes_nothing_more(
         assert "no more" not in str(error)
     with pytest.raises(UnavailableError, match="engine has stopped"):
         worker.submit(request("d", PROMPT), Sink())
-    worker.abort("a")
+    aborts[0]()
     worker.close()
     worker.when_dead(deaths.append)  # too late to be told later, so at once
     assert deaths == [error, error]
@@ -424,10 +451,15 @@ def test_a_stream_yields_until_the_last_update(worker: Worker) -> None:
     assert [update.is_last for update in updates] == [False] * (len(updates) - 1) + [True]
 
 
-def test_leaving_a_stream_aborts_its_request(held: Held) -> None:
+def test_leaving_a_stream_aborts_its_request(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     aborted: list[str] = []
-    inner = held.worker.abort
-    held.worker.abort = lambda name: (aborted.append(name), inner(name))[1]  # type: ignore[method-assign]
+    submit = held.worker.submit
+
+    def watched(asked: GenerationRequest, sink: UpdateSink) -> Abort:
+        abort = submit(asked, sink)
+        return lambda: (aborted.append(asked.request_id), abort())[1]
+
+    monkeypatch.setattr(held.worker, "submit", watched)
     held.released.set()
     updates = stream(held.worker, request("r", PROMPT))
     next(updates)
@@ -441,7 +473,8 @@ def test_a_stream_raises_the_requests_error_or_cancellation(tmp_path: Path) -> N
     def before(call: Call) -> None:
         if call.token_ids[0] == 13:
             raise ProviderError("no luck")
-        worker.abort("aborted")
+        (answers,) = worker._requests._by_id.values()
+        worker._requests._abort(answers)
 
     worker = make_worker(tmp_path, make_session(before_call=before))
     try:

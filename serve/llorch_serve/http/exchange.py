@@ -131,6 +131,9 @@ class Exchange:
             for task in (working, leaving):
                 task.cancel()
             await asyncio.wait((working, leaving))
+            for task in (working, leaving):
+                if not task.cancelled():
+                    task.exception()  # else asyncio logs it, words of the request included, where this is cancelled too
         with contextlib.suppress(asyncio.CancelledError):  # the client has gone; there is nobody to tell
             working.result()
 

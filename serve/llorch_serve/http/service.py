@@ -74,7 +74,7 @@ class Dialect(Protocol):
         """Tell of a failure inside an answer of events, and end it."""
 
 
-class _Admission:
+class _Body:
     """What the pool has submitted for one body; ``abandoned`` once its handler has left."""
 
     __slots__ = ("abandoned", "calls")
@@ -82,6 +82,11 @@ class _Admission:
     def __init__(self) -> None:
         self.abandoned = False
         self.calls: list[LiveCall] = []
+
+    def leave(self) -> None:
+        """Abort what has been submitted, which nobody waits for any more."""
+        for call in self.calls:
+            call.leave()
 
 
 class HttpService:
@@ -143,13 +148,7 @@ class HttpService:
         """End a request that came over HTTP from the same caller, if it is live. Idempotent."""
         call = self._calls.find(request_id, owner)
         if call is not None:
-            call.unwanted = True
-            self._abort(call)
-
-    def _abort(self, call: LiveCall) -> None:
-        if call.submitted and not call.ended:
-            assert self._generator is not None
-            self._generator.abort(call.request_id)
+            call.cancel()
 
     async def handle(self, exchange: Exchange, dialect: Dialect, route: str) -> None:
         """Answer one request from its body to its last byte."""
@@ -170,61 +169,40 @@ class HttpService:
         caller = Caller(
             exchange.owner, exchange.client, exchange.correlation_id, exchange.header("traceparent") or ""
         )
-        admission = _Admission()
-        # Shielded, since a thread cannot be interrupted: what it admits after the client left is aborted then.
-        admitted = asyncio.ensure_future(
-            self._threads.run(len(raw), functools.partial(self._admit, raw, caller, dialect, admission))
-        )
+        body = _Body()
+        admission = self._threads.admit(len(raw), functools.partial(self._admit, raw, caller, dialect, body))
         try:
-            plan = await asyncio.shield(admitted)
-            for call in admission.calls:
+            plan = await admission.result()
+            for call in body.calls:
                 self._calls.admitted(call)
-                if call.unwanted:  # cancelled before it was submitted
-                    self._abort(call)
             if plan is not None:
-                await self._answer(plan, admission, exchange, dialect)
+                await self._answer(plan, body.calls, exchange, dialect)
         finally:
-            admission.abandoned = True
+            body.abandoned = True
+            admission.afterwards(body.leave)
 
-            def leave(done: asyncio.Future[Plan | None]) -> None:
-                if not done.cancelled():
-                    done.exception()  # told already, or nobody is left to be told
-                self._leave(admission)
-
-            admitted.add_done_callback(leave)
-
-    async def _answer(self, plan: Plan, admission: _Admission, exchange: Exchange, dialect: Dialect) -> None:
+    async def _answer(self, plan: Plan, calls: list[LiveCall], exchange: Exchange, dialect: Dialect) -> None:
         try:
-            await dialect.answer(plan, admission.calls, exchange)
+            await dialect.answer(plan, calls, exchange)
         except InvalidRequestError as error:  # what shows only after admission, such as a grammar's faults
             raise _renamed(error, plan) from error
 
-    def _admit(self, raw: bytes, caller: Caller, dialect: Dialect, admission: _Admission) -> Plan | None:
+    def _admit(self, raw: bytes, caller: Caller, dialect: Dialect, body: _Body) -> Plan | None:
         """Read, check and submit what a body asks for. A pool thread."""
-        if admission.abandoned:
+        if body.abandoned:
             return None
         assert self._generator is not None
         assert self._info is not None
         plan = dialect.read(raw, self._info, caller)
         for request in plan.requests:
             call = self._calls.call(whole=not plan.stream, owner=caller.owner)
+            submit = functools.partial(self._generator.submit, replace(request, owner=caller.owner))
             try:
-                self._calls.add(request.request_id, call)
-                self._generator.submit(replace(request, owner=caller.owner), self._calls)
-                call.submitted = True
+                self._calls.submit(request.request_id, call, submit)
             except InvalidRequestError as error:
                 raise _renamed(error, plan) from error
-            finally:
-                if not call.submitted:
-                    self._calls.discard(call)
-            admission.calls.append(call)
+            body.calls.append(call)
         return plan
-
-    def _leave(self, admission: _Admission) -> None:
-        """Abort what an admission has submitted and nobody waits for any more."""
-        for call in admission.calls:
-            call.abandoned = True
-            self._abort(call)
 
 
 def _renamed(error: InvalidRequestError, plan: Plan) -> InvalidRequestError:

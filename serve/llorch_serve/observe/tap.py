@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from llorch_serve.errors import EngineStoppedError, FieldViolation
 from llorch_serve.load import Load
 from llorch_serve.requests import (
+    Abort,
     Completion,
     ContinuationScore,
     GenerationRequest,
@@ -150,20 +151,20 @@ class ObservedGenerator:
         self._thread = threading.Thread(target=self._observe, name="llorch-observe", daemon=True)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, sink: UpdateSink) -> None:
+    def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Pass a request on; see :meth:`llorch_serve.requests.TextGenerator.submit`."""
-        self._pass_in(request, sink, lambda tap: self._inner.submit(request, tap))
+        return self._pass_in(request, sink, lambda tap: self._inner.submit(request, tap))
 
-    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> None:
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Pass a request for scores on; see :meth:`llorch_serve.requests.TextGenerator.submit_score`."""
-        self._pass_in(request, sink, lambda tap: self._inner.submit_score(request, tap))
+        return self._pass_in(request, sink, lambda tap: self._inner.submit_score(request, tap))
 
     def _pass_in(
         self,
         request: GenerationRequest | ScoreRequest,
         sink: UpdateSink,
-        submit: Callable[[UpdateSink], None],
-    ) -> None:
+        submit: Callable[[UpdateSink], Abort],
+    ) -> Abort:
         seen = Observed(request, time.perf_counter(), time.time_ns())
         with self._lock:
             tap = self._taps.get(id(sink))
@@ -171,14 +172,10 @@ class ObservedGenerator:
                 tap = self._taps[id(sink)] = _Tap(sink, self._items)
         self._items.put(_Submitted(seen))  # before its first update can come
         try:
-            submit(tap)
+            return submit(tap)
         except Exception as error:
             self._items.put(_Refused(seen, Ending(time.perf_counter(), error=error)))
             raise
-
-    def abort(self, request_id: str) -> None:
-        """End a request, if it is live."""
-        self._inner.abort(request_id)
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
         """Have ``tell`` called if the engine stops after an error."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from llorch_serve.errors import QueueFullError
 
@@ -42,9 +42,41 @@ class ReadingThreads:
         finally:
             self._pending_bytes -= size
 
+    def admit(self, size: int, work: Callable[[], R]) -> Admission[R]:
+        """Begin what :meth:`run` does, for a caller that may leave before it has ended."""
+        return Admission(self.run(size, work))
+
     def close(self) -> None:
         """Drop what waits and end the threads, without waiting for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Admission(Generic[R]):
+    """Work on a thread, which goes on when whoever waits for it leaves, since a thread cannot be interrupted.
+
+    What it raises then has nobody to be told to, and is not logged: a refusal may quote the request.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, R]) -> None:
+        self._work = asyncio.ensure_future(work)
+        self._work.add_done_callback(_retrieve)
+
+    async def result(self) -> R:
+        """Return what the work does, or raise what it raises."""
+        await asyncio.wait((self._work,))  # which leaves the work alone when it is cancelled
+        return self._work.result()
+
+    def afterwards(self, act: Callable[[], None]) -> None:
+        """Call ``act`` once the work has ended, now if it has."""
+        if self._work.done():
+            act()
+        else:
+            self._work.add_done_callback(lambda _: act())
+
+
+def _retrieve(work: asyncio.Future[Any]) -> None:
+    if not work.cancelled():
+        work.exception()  # else asyncio logs it, where nobody has waited for it
 
 
 class Activity:

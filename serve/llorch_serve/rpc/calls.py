@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from llorch_serve.errors import CancelledError, FieldViolation, InvalidRequestError, QueueFullError
-from llorch_serve.requests import GenerationUpdate, joined
+from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink, joined
 from llorch_serve.sequence import FinishReason
 
 MESSAGES_PER_S: Final = 80  # one stream alone looks fluent with them
@@ -31,19 +32,19 @@ class LiveCall:
     """One request between its arrival and its last update. Used on the loop only, except where said.
 
     owner: the caller, where the worker knows its callers; else empty.
-    unwanted: it is to be aborted as soon as it has been submitted. Set on the loop.
     whole: the handler wants the whole answer, so it sleeps until the last update.
     interval: tokens of an answer that it sleeps for, after the first ones and before the end.
     delivered: answers that an update has been delivered of. Used by the engine's thread.
     abandoned: the handler has left (answered, cancelled, deadline); updates are dropped. Read by other threads.
-    submitted: the generator has accepted it and owes it a last update. Set by the thread that submits.
-    ended: that last update has come; the generator no longer knows the request.
+    ended: the last update has come; the generator no longer knows the request.
     """
 
     __slots__ = (
+        "_abort",
         "_begun",
         "_interval",
         "_news",
+        "_unwanted",
         "_waiter",
         "abandoned",
         "delivered",
@@ -51,8 +52,6 @@ class LiveCall:
         "error",
         "owner",
         "request_id",
-        "submitted",
-        "unwanted",
         "whole",
     )
 
@@ -62,14 +61,14 @@ class LiveCall:
         self._begun: set[int] = set()  # answers that something has been taken of
         self.delivered: set[int] = set()
         self.owner = owner
-        self.unwanted = False
         self.request_id = ""
         self.abandoned = False
-        self.submitted = False
         self.ended = False
         self.error: Exception | None = None
         self._news: dict[int, list[GenerationUpdate]] = {}  # by the answer's index
         self._waiter: asyncio.Future[None] | None = None
+        self._abort: Abort | None = None  # what the generator returned; it owes a last update then
+        self._unwanted = False
 
     async def take(self) -> list[GenerationUpdate]:
         """Wait for something new, and return all of it, joined to one update for each answer that has news, the last one last.
@@ -98,6 +97,26 @@ class LiveCall:
         if not self.ended:
             self.error = error
             self._wake()
+
+    def accepted(self, abort: Abort) -> None:
+        """Take what ends the request, which the generator has accepted. The thread that submits."""
+        self._abort = abort
+
+    def cancel(self) -> None:
+        """End the request early: now, or as soon as it is admitted."""
+        self._unwanted = True
+        if self._abort is not None and not self.ended:
+            self._abort()
+
+    def admitted(self) -> None:
+        """Begin to be served: what has been cancelled meanwhile ends now."""
+        if self._unwanted:
+            self.cancel()
+
+    def leave(self) -> None:
+        """Say that nobody takes updates any more, so that the request ends, now or as soon as it is admitted."""
+        self.abandoned = True
+        self.cancel()
 
     def _due(self) -> bool:
         if self.ended or self.error is not None:
@@ -147,7 +166,8 @@ class LiveCalls:
             call.fail(error)
 
     def admitted(self, call: LiveCall) -> None:
-        """Take a call that has just been submitted: it ends at once if all calls have been ended. On the loop."""
+        """Take a call that has just been submitted: it ends at once if it, or all calls, have been ended. On the loop."""
+        call.admitted()
         if self._end is not None:
             call.fail(self._end)
 
@@ -176,10 +196,15 @@ class LiveCalls:
             raise InvalidRequestError([bad])
         call.request_id = request_id
 
-    def discard(self, call: LiveCall) -> None:
-        """Forget a call that the generator did not accept, if it was entered at all. Any thread."""
-        if self._calls.get(call.request_id) is call:
-            del self._calls[call.request_id]
+    def submit(self, request_id: str, call: LiveCall, submit: Callable[[UpdateSink], Abort]) -> None:
+        """Enter a call and submit its request. Any thread. Raises what :meth:`add` and ``submit`` do."""
+        self.add(request_id, call)
+        try:
+            call.accepted(submit(self))
+        except BaseException:
+            if self._calls.get(request_id) is call:  # the generator did not accept it
+                del self._calls[request_id]
+            raise
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
         """Take the updates of one engine step. The engine's thread."""

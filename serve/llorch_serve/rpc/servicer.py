@@ -23,7 +23,7 @@ from llorch_serve.correlation import echo, read_ids
 from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError, UnavailableError
 from llorch_serve.load import NOTHING, Load, WorkerState
 from llorch_serve.loading import LoadProgress
-from llorch_serve.requests import ModelInfo, TextGenerator, UpdateSink
+from llorch_serve.requests import Abort, ModelInfo, TextGenerator, UpdateSink
 from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.admission import Activity, ReadingThreads
@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 Context = grpc.aio.ServicerContext[Any, Any]
 Body = Callable[[bytes, Context], Awaitable[Any]]
-_Submission = tuple[str, Callable[[UpdateSink], None]]
+_Submission = tuple[str, Callable[[UpdateSink], Abort]]
 """A request's id, and what submits it with the sink that it is given."""
 
 
@@ -133,17 +133,20 @@ class GenerationServicer:
         async def handle(raw: bytes, context: Context) -> Any:
             with self._activity.call(is_use=name in _WORK):
                 try:
-                    if told := echo(read_ids(context.invocation_metadata())):
-                        await context.send_initial_metadata(told)
-                    if self._refusal is not None and name not in _ALWAYS:
-                        raise UnavailableError(self._refusal)
-                    return await body(raw, context)
+                    try:
+                        if told := echo(read_ids(context.invocation_metadata())):
+                            await context.send_initial_metadata(told)
+                        if self._refusal is not None and name not in _ALWAYS:
+                            raise UnavailableError(self._refusal)
+                        return await body(raw, context)
+                    except grpc.aio.InternalError:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
+                        status = write_status(error, method=name)
+                    await context.abort(*status)
                 except grpc.aio.InternalError:
                     # A write that met a connection just closed. No status can reach the client, the cancellation is due.
                     raise asyncio.CancelledError from None
-                except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
-                    code, text, trailers = write_status(error, method=name)
-                    await context.abort(code, text, trailers)
 
         return handle
 
@@ -244,35 +247,21 @@ class GenerationServicer:
         """
         owner = caller_of(context, by_token=self._by_token)
         call = self._calls.call(whole=whole, owner=owner)
-        # Shielded, since a thread cannot be interrupted: what it admits after the caller left is aborted then.
-        admission = asyncio.ensure_future(
-            self._threads.run(len(raw), functools.partial(self._admit, read, context.peer(), call))
-        )
+        admission = self._threads.admit(len(raw), functools.partial(self._admit, read, context.peer(), call))
         try:
-            await asyncio.shield(admission)
+            await admission.result()
             self._calls.admitted(call)
-            if call.unwanted:
-                self._abort(call)
             return await consume(call)
         finally:
             call.abandoned = True
-            if admission.done():
-                self._abort(call)
-            else:
-                admission.add_done_callback(lambda _: self._abort(call))
+            admission.afterwards(call.leave)
 
     def _admit(self, read: Callable[[str, str], _Submission], connection: str, call: LiveCall) -> None:
         """Parse, check and submit a request. A pool thread."""
         if call.abandoned:
             return
         request_id, submit = read(connection, call.owner)
-        self._calls.add(request_id, call)
-        try:
-            submit(self._calls)
-            call.submitted = True
-        finally:
-            if not call.submitted:
-                self._calls.discard(call)
+        self._calls.submit(request_id, call, submit)
 
     async def _abort_requests(self, raw: bytes, context: Context) -> pb.AbortResponse:
         request_ids, owner = (
@@ -281,14 +270,8 @@ class GenerationServicer:
         )
         found = [call for name in dict.fromkeys(request_ids) if (call := self._calls.find(name, owner))]
         for call in found:
-            call.unwanted = True
-            self._abort(call)
+            call.cancel()
         return pb.AbortResponse(request_ids=[call.request_id for call in found])
-
-    def _abort(self, call: LiveCall) -> None:
-        if call.submitted and not call.ended:
-            assert self._generator is not None
-            self._generator.abort(call.request_id)
 
     async def _tokenize(self, raw: bytes, _context: Context) -> pb.TokenizeResponse:
         def work() -> pb.TokenizeResponse:
