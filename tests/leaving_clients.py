@@ -20,7 +20,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -123,9 +122,6 @@ class Leaving:
     def __init__(self, generator: Watched, *, rpc: str, http: int) -> None:
         self._generator = generator
         self._rpc, self._http = rpc, http
-        self._shared = threading.local()
-        self._kept: list[_Connection] = []  # on which nothing but calls ends, until all clients have left
-        self._halves: list[socket.socket] = []
         self.left: Counter[tuple[str, str, str]] = Counter()
 
     def __call__(self, clients: int, ways_in: tuple[str, ...] = ("rpc", "http")) -> None:
@@ -139,10 +135,6 @@ class Leaving:
             for job in jobs:
                 job.result()
         self._wait(lambda g: not g.live_ids)
-        for kept in self._kept:
-            kept.close()
-        for half in self._halves:
-            half.close()
 
     def _visit(self, number: int, moment: str, way: str, way_in: str) -> None:
         if way_in == "http" and way in ("cancel", "goaway"):
@@ -168,7 +160,7 @@ class Leaving:
             read(chance.randint(1, 4))
 
     def _visit_rpc(self, name: str, moment: str, way: str, chance: random.Random) -> None:
-        connection = self._connection(moment, way)
+        connection = _Connection(self._rpc, window=0 if moment == "while it reads nothing" else 2**30)
         client = connection.socket
         streamed = "message" in moment or "stream" in moment or chance.random() < 0.5
         ends = moment == "at the last message"
@@ -184,36 +176,20 @@ class Leaving:
         if moment != "before the headers":
             client.sendall(sent)
             self._until(name, moment, connection.read, chance)
-        if way == "cancel":
-            if moment == "in mid message":  # a frame cannot be left without leaving the connection
-                connection.close()
-                self._shared.connection = None
-            elif moment != "before the headers":
-                client.sendall(
-                    http2.frame(http2.RST_STREAM, 0, connection.stream, struct.pack(">I", 8))  # CANCEL
-                )
-                connection.stream += 2
-            return
-        if way == "goaway":
+        if way == "cancel" and moment not in ("before the headers", "in mid message"):
+            client.sendall(
+                http2.frame(http2.RST_STREAM, 0, connection.stream, struct.pack(">I", 8))  # CANCEL
+            )
+        elif way == "goaway":
             client.sendall(http2.frame(http2.GOAWAY, payload=bytes(8)))
         _leave(client, way)
-        if way == "half-close":
-            self._halves.append(client)
-        else:
-            connection.close()
+        if way in ("cancel", "half-close"):
+            self._gone(name)
+        connection.close()
 
-    def _connection(self, moment: str, way: str) -> _Connection:
-        window = 0 if moment == "while it reads nothing" else 2**30
-        if way != "cancel":
-            return _Connection(self._rpc, window=window)
-        if window == 0:
-            self._kept.append(made := _Connection(self._rpc, window=0))
-            return made
-        if getattr(self._shared, "connection", None) is None:
-            self._shared.connection = _Connection(self._rpc)
-            self._kept.append(self._shared.connection)
-        shared: _Connection = self._shared.connection
-        return shared
+    def _gone(self, name: str) -> None:
+        """Wait until a client's request has ended, if it has begun, before its connection ends too."""
+        self._wait(lambda g: name not in g.begun or g.ends[name])
 
     def _visit_http(self, name: str, moment: str, way: str, chance: random.Random) -> None:
         ends = moment == "at the last message"
@@ -252,9 +228,8 @@ class Leaving:
         _leave(client, way)
         file.close()
         if way == "half-close":
-            self._halves.append(client)
-        else:
-            client.close()
+            self._gone(name)
+        client.close()
 
 
 async def nothing_remains(front: RunningFront) -> None:
