@@ -64,7 +64,8 @@ class Recipe:
     def measure(self, work: Work) -> list[Measurement]:
         """See :class:`bench_peers.contestant.Contestant`."""
         output = run_process(
-            *(*_LLORCH, "bench", self.folder, "--json", "--prompt-ids", work.prompt_file),
+            *_LLORCH,
+            *("bench", self.folder, "--json", "--prompt-ids", work.prompt_file),
             *("--tests", "mixed", "--max-tokens", str(work.new_tokens)),
             *("--streams", ",".join(map(str, work.streams))),
             *("--repeat", str(work.repeat), "--threads", str(work.threads)),
