@@ -1,7 +1,7 @@
 """Who may call a worker: TLS and mTLS by certificates, bearer tokens by comparison in constant time.
 
 Input: files and tokens that the command line names. Output: the port's credentials, and an interceptor that ends calls
-without a known token with UNAUTHENTICATED before any handler sees them. Health is exempt, so that probes need no secret.
+without a known token with UNAUTHENTICATED before any handler sees them and any message is received. Health is exempt, so that probes need no secret.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import grpc
-from grpc_health.v1 import health
 
 from llorch_serve.errors import UsageError
+from llorch_serve.rpc import health
 from llorch_serve.rpc.callers import bearer_token
+from llorch_serve.rpc.places import Context
+from llorch_serve.rpc.sending import Sending
 
 MAX_SECRET_BYTES: Final = 2**20
 """Largest file of tokens or certificates that is read."""
 
-_HEALTH_PREFIX: Final = f"/{health.SERVICE_NAME}/"
+_HEALTH_PREFIX: Final = f"/{health.NAME}/"
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -179,7 +181,10 @@ def _is_loopback(host: str) -> bool:
 class TokenCheck(grpc.aio.ServerInterceptor):
     """Lets calls with a known bearer token through, and health checks."""
 
-    def __init__(self, tokens: tuple[str, ...]) -> None:
+    def __init__(self, tokens: tuple[str, ...], sending: Sending) -> None:
+        self._sending = sending
+        # It reads nothing, so it does for methods of every shape.
+        self._refusing = grpc.stream_stream_rpc_method_handler(self._refuse)
         # Digests are of one length, so that a comparison tells nothing about that of a token either.
         self._known = tuple(_digest(token) for token in tokens)
 
@@ -194,7 +199,14 @@ class TokenCheck(grpc.aio.ServerInterceptor):
             return handler
         if self._accepts(bearer_token(handler_call_details.invocation_metadata)):
             return handler
-        return _refusing(handler)
+        return self._refusing
+
+    async def _refuse(self, _requests: object, context: Context) -> None:
+        refusal = context.abort(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "this worker asks for a bearer token; send the metadata authorization: Bearer TOKEN",
+        )
+        await self._sending.send(context, refusal)
 
     def _accepts(self, token: str | None) -> bool:
         shown = _digest(token or "")
@@ -206,23 +218,3 @@ class TokenCheck(grpc.aio.ServerInterceptor):
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-def _refusing(handler: Handler) -> Handler:
-    """Return a handler of the same shape that ends every call with UNAUTHENTICATED."""
-
-    async def refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED,
-            "this worker asks for a bearer token; send the metadata authorization: Bearer TOKEN",
-        )
-
-    makers = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    maker: Any = makers[handler.request_streaming, handler.response_streaming]
-    made: Handler = maker(refuse)
-    return made

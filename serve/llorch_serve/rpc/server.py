@@ -15,20 +15,23 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
 from llorch_serve.load import Load, WorkerState
 from llorch_serve.loading import LoadProgress
 from llorch_serve.requests import TextGenerator
-from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME
+from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME, health, reflection
+from llorch_serve.rpc.calls import MAX_LIVE_CALLS
 from llorch_serve.rpc.security import OPEN, Security, TokenCheck
+from llorch_serve.rpc.sending import Sending
 from llorch_serve.rpc.servicer import GenerationServicer
 
 DEFAULT_PORT: Final = 50051
+MAX_CONNECTIONS: Final = 1024
 MAX_PORT: Final = 65_535
-_MAX_PENDING_CALLS: Final = 16_384  # that have arrived and wait for the event loop
+_MAX_PENDING_CALLS: Final = 2_048  # that have arrived and wait for the event loop
+_MAX_STREAMS: Final = MAX_LIVE_CALLS + 64  # of one connection: a manager's only one, for health and load too
+_LOOKAHEAD_BYTES: Final = 2**16
 _LAST_CALLS_S: Final = 0.2  # for calls that have arrived and not begun to be refused, rather than cut
 _FAREWELL_S: Final = 1.0  # for statuses of ended calls to leave the process
 
@@ -62,14 +65,18 @@ class WorkerServer:
     def __init__(self, config: ServerConfig, progress: LoadProgress | None = None) -> None:
         self._config = config
         self._progress = progress or LoadProgress()
-        tokens = config.security.tokens
+        tokens, sending = config.security.tokens, Sending()
         self._server = grpc.aio.server(
-            options=_options(config), interceptors=(TokenCheck(tokens),) if tokens else ()
+            options=_options(config), interceptors=(TokenCheck(tokens, sending),) if tokens else ()
         )
         self._servicer = GenerationServicer(
-            self._progress, by_token=bool(tokens), stream_interval=config.stream_interval
+            self._progress,
+            max_message_bytes=config.max_message_bytes,
+            by_token=bool(tokens),
+            stream_interval=config.stream_interval,
         )
-        self._health = health.aio.HealthServicer()
+        self._health = health.Health(("", SERVICE_NAME), sending)
+        self._reflection = reflection.Reflection((SERVICE_NAME, health.NAME, reflection.NAME), sending)
 
     @property
     def drain_timeout_s(self) -> float:
@@ -97,12 +104,15 @@ class WorkerServer:
 
         Raises PortError if the address cannot be bound.
         """
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        handlers = self._servicer.method_handlers()
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(services, self._server)
+        for name, service in (
+            (SERVICE_NAME, self._servicer),
+            (health.NAME, self._health),
+            (reflection.NAME, self._reflection),
+        ):
+            handlers = service.method_handlers()
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+        # Where gRPC supports it, health waits for the event loop in queues of its own, which floods of other calls do not fill.
+        self._server.add_registered_method_handlers(health.NAME, self._health.method_handlers())
         address = _bind(self._server, self._config)
         await self._server.start()
         return address
@@ -111,17 +121,17 @@ class WorkerServer:
         """Serve calls with ``generator`` and turn SERVING."""
         self._progress.finish()
         self._servicer.start(generator, generator.model_info())
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._health.serve()
 
     async def drain(self, forced: asyncio.Event) -> None:
         """Turn NOT_SERVING, refuse new calls, and let running ones finish within the drain timeout or until ``forced``.
 
         Those that do not finish end with UNAVAILABLE.
         """
-        await self._health.enter_graceful_shutdown()
         self._servicer.refuse(
             "the worker is shutting down; send the request to another", WorkerState.DRAINING
         )
+        self._health.end()
         if not await first_of(
             self._servicer.wait_idle(), forced.wait(), timeout_s=self._config.drain_timeout_s
         ):
@@ -137,8 +147,8 @@ class WorkerServer:
 
     async def fail(self, error: EngineStoppedError) -> None:
         """Turn NOT_SERVING for good, refuse new calls and end those that run with the engine's error."""
-        await self._health.enter_graceful_shutdown()
         self._servicer.refuse(f"the engine has stopped; {error}", WorkerState.FAILED)
+        self._health.end()
         self._servicer.end_all(error)
         await first_of(self._servicer.wait_idle(), timeout_s=_FAREWELL_S)
 
@@ -146,10 +156,6 @@ class WorkerServer:
         """Stop listening and cut what still runs."""
         await self._server.stop(grace=_LAST_CALLS_S)
         self._servicer.close()
-
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in (health.OVERALL_HEALTH, SERVICE_NAME):
-            await self._health.set(name, status)
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -159,6 +165,15 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         # Calls wait for the event loop alone here, which refuses what the queue has no room for.
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
+        # Strangers are bounded by what one connection may do, and by how many there are; a connection that says nothing is closed.
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.absolute_max_metadata_size", 8 * 2**10),  # gRPC itself refuses by chance from 8 to 16 KiB
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 120_000),
+        # A stream takes this much before its message is asked for, then as much as the message has.
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         # Clients may ping every 10 s, with or without a call; gRPC's own limit of 5 minutes would cut them off.

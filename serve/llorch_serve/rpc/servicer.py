@@ -5,7 +5,8 @@ never holds up another stream's tokens. Output: messages built from what :class:
 A call that ends early, whatever the reason, aborts its request at once.
 
 Requests arrive as bytes and are parsed here rather than by gRPC, whose answer to a malformed message would be
-INTERNAL where the caller is to blame.
+INTERNAL where the caller is to blame. They are received by the methods themselves (``rpc/receiving.py``), once a call is not refused; a
+message is let go of as soon as it has been read.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from llorch_serve.rpc.admission import Activity, ReadingThreads
 from llorch_serve.rpc.callers import caller_of
 from llorch_serve.rpc.calls import LiveCall, LiveCalls, check_completed
 from llorch_serve.rpc.convert_score import read_score_request, write_scores
+from llorch_serve.rpc.places import Context
+from llorch_serve.rpc.receiving import Receiving, SmallReceiving
 from llorch_serve.rpc.status import write_status
 
 MAX_PENDING_BYTES: Final = 256 * 2**20  # of messages that wait for the pool
@@ -40,27 +43,35 @@ _WORK: Final = frozenset(
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
-Context = grpc.aio.ServicerContext[Any, Any]
-Body = Callable[[bytes, Context], Awaitable[Any]]
+Body = Callable[[Context], Awaitable[Any]]
 _Submission = tuple[str, Callable[[UpdateSink], Abort]]
 """A request's id, and what submits it with the sink that it is given."""
+_Reader = Callable[[bytes, str, str], _Submission]
+"""Reads a message that came over a connection, from a caller. A pool thread."""
 
 
 class GenerationServicer:
     """Serves one generator. All methods belong to the event loop that it is made on.
 
-    progress: of the load that comes first. by_token: callers are known by their tokens. stream_interval: see :class:`LiveCalls`.
+    progress: of the load that comes first. max_message_bytes: largest message. by_token: callers are known by their tokens.
+    stream_interval: see :class:`LiveCalls`.
 
     Until :meth:`start`, and after :meth:`refuse`, every new call but GetLoad and Abort ends with UNAVAILABLE.
     """
 
     def __init__(
-        self, progress: LoadProgress, *, by_token: bool = False, stream_interval: int | None = None
+        self,
+        progress: LoadProgress,
+        *,
+        max_message_bytes: int,
+        by_token: bool = False,
+        stream_interval: int | None = None,
     ) -> None:
         self._progress = progress
         self._by_token = by_token
         self._state = WorkerState.STARTING
         self._calls = LiveCalls(asyncio.get_running_loop(), stream_interval)
+        self._messages, self._small_messages = Receiving(max_message_bytes), SmallReceiving()
         self._threads = ReadingThreads("llorch-request", MAX_PENDING_BYTES)
         self._activity = Activity()
         self._generator: TextGenerator | None = None
@@ -111,7 +122,7 @@ class GenerationServicer:
 
     def method_handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the service's methods by name, for registration with a server."""
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         bodies: dict[str, tuple[Any, Body, type[Message]]] = {
             "Generate": (unary, self._generate, pb.GenerateResponse),
             "GenerateStream": (stream, self._generate_stream, pb.GenerateStreamResponse),
@@ -127,10 +138,10 @@ class GenerationServicer:
             for name, (make, body, response) in bodies.items()
         }
 
-    def _with_status(self, name: str, body: Body) -> Body:
+    def _with_status(self, name: str, body: Body) -> Callable[[object, Context], Awaitable[Any]]:
         """Wrap a method: counted while it runs, refused where the worker is not serving, errors made statuses."""
 
-        async def handle(raw: bytes, context: Context) -> Any:
+        async def handle(_requests: object, context: Context) -> Any:
             with self._activity.call(is_use=name in _WORK):
                 try:
                     try:
@@ -138,38 +149,38 @@ class GenerationServicer:
                             await context.send_initial_metadata(told)
                         if self._refusal is not None and name not in _ALWAYS:
                             raise UnavailableError(self._refusal)
-                        return await body(raw, context)
+                        return await body(context)
                     except grpc.aio.InternalError:
                         raise
                     except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
                         status = write_status(error, method=name)
                     await context.abort(*status)
                 except grpc.aio.InternalError:
-                    # A write that met a connection just closed. No status can reach the client, the cancellation is due.
+                    # What was sent met a connection just closed. No status can reach the client, the cancellation is due.
                     raise asyncio.CancelledError from None
 
         return handle
 
-    async def _generate(self, raw: bytes, context: Context) -> pb.GenerateResponse:
+    async def _generate(self, context: Context) -> pb.GenerateResponse:
         async def collect(call: LiveCall) -> pb.GenerateResponse:
             answers = await call.take()
             for answer in answers:
                 check_completed(answer)
             return convert_answers.write_answers(call.request_id, answers)
 
-        parse = functools.partial(_parse, pb.GenerateRequest, raw)
+        parse = functools.partial(_parse, pb.GenerateRequest)
         return await self._run(
-            functools.partial(self._generation, parse, context), raw, context, collect, whole=True
+            functools.partial(self._generation, parse, context), context, collect, whole=True
         )
 
-    async def _score(self, raw: bytes, context: Context) -> pb.ScoreResponse:
+    async def _score(self, context: Context) -> pb.ScoreResponse:
         async def collect(call: LiveCall) -> pb.ScoreResponse:
             scores = await call.take()
             for score in scores:
                 check_completed(score)
             return write_scores(call.request_id, scores)
 
-        def read(connection: str, owner: str) -> _Submission:
+        def read(raw: bytes, connection: str, owner: str) -> _Submission:
             assert self._generator is not None
             message = _parse(pb.ScoreRequest, raw)
             self._check_model(message)
@@ -182,9 +193,9 @@ class GenerationServicer:
             )
             return request.request_id, functools.partial(self._generator.submit_score, request)
 
-        return await self._run(read, raw, context, collect, whole=True)
+        return await self._run(read, context, collect, whole=True)
 
-    async def _generate_stream(self, raw: bytes, context: Context) -> None:
+    async def _generate_stream(self, context: Context) -> None:
         async def forward(call: LiveCall) -> None:
             first, ended = True, False
             while not ended:
@@ -193,7 +204,7 @@ class GenerationServicer:
                     await context.write(convert_answers.write_update(update, first=first))
                     first, ended = False, update.is_last
 
-        def parse() -> pb.GenerateRequest:
+        def parse(raw: bytes) -> pb.GenerateRequest:
             message = _parse(pb.GenerateStreamRequest, raw)
             if not message.HasField("request"):
                 raise InvalidRequestError([FieldViolation("request", "not set, expected a GenerateRequest")])
@@ -202,16 +213,19 @@ class GenerationServicer:
                 raise InvalidRequestError([FieldViolation("sampling.best_of", found)])
             return message.request
 
-        await self._run(
-            functools.partial(self._generation, parse, context), raw, context, forward, whole=False
-        )
+        await self._run(functools.partial(self._generation, parse, context), context, forward, whole=False)
 
     def _generation(
-        self, parse: Callable[[], pb.GenerateRequest], context: Context, connection: str, owner: str
+        self,
+        parse: Callable[[bytes], pb.GenerateRequest],
+        context: Context,
+        raw: bytes,
+        connection: str,
+        owner: str,
     ) -> _Submission:
         """Read a request for generated text. A pool thread."""
         assert self._generator is not None
-        message = parse()
+        message = parse(raw)
         self._check_model(message)
         request = convert.read_generation_request(
             message, connection=connection, check=self._generator.violations
@@ -234,20 +248,20 @@ class GenerationServicer:
 
     async def _run(
         self,
-        read: Callable[[str, str], _Submission],
-        raw: bytes,
+        read: _Reader,
         context: Context,
         consume: Callable[[LiveCall], Awaitable[R]],
         *,
         whole: bool,
     ) -> R:
-        """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does.
-
-        read: reads the request of a connection and its caller.
-        """
+        """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does."""
+        raw = await self._messages.message(context)
         owner = caller_of(context, by_token=self._by_token)
         call = self._calls.call(whole=whole, owner=owner)
-        admission = self._threads.admit(len(raw), functools.partial(self._admit, read, context.peer(), call))
+        admission = self._threads.admit(
+            len(raw), functools.partial(self._admit, read, raw, context.peer(), call)
+        )
+        del raw  # which would else be kept for as long as the answer takes
         try:
             await admission.result()
             self._calls.admitted(call)
@@ -256,14 +270,15 @@ class GenerationServicer:
             call.abandoned = True
             admission.afterwards(call.leave)
 
-    def _admit(self, read: Callable[[str, str], _Submission], connection: str, call: LiveCall) -> None:
+    def _admit(self, read: _Reader, raw: bytes, connection: str, call: LiveCall) -> None:
         """Parse, check and submit a request. A pool thread."""
         if call.abandoned:
             return
-        request_id, submit = read(connection, call.owner)
+        request_id, submit = read(raw, connection, call.owner)
         self._calls.submit(request_id, call, submit)
 
-    async def _abort_requests(self, raw: bytes, context: Context) -> pb.AbortResponse:
+    async def _abort_requests(self, context: Context) -> pb.AbortResponse:
+        raw = await self._small_messages.message(context)
         request_ids, owner = (
             convert.read_abort_request(_parse(pb.AbortRequest, raw)),
             caller_of(context, by_token=self._by_token),
@@ -273,7 +288,9 @@ class GenerationServicer:
             call.cancel()
         return pb.AbortResponse(request_ids=[call.request_id for call in found])
 
-    async def _tokenize(self, raw: bytes, _context: Context) -> pb.TokenizeResponse:
+    async def _tokenize(self, context: Context) -> pb.TokenizeResponse:
+        raw = await self._messages.message(context)
+
         def work() -> pb.TokenizeResponse:
             assert self._generator is not None
             prompt = convert_prompt.read_prompt(_parse(pb.TokenizeRequest, raw).input)
@@ -282,7 +299,9 @@ class GenerationServicer:
 
         return await self._threads.run(len(raw), work)
 
-    async def _detokenize(self, raw: bytes, _context: Context) -> pb.DetokenizeResponse:
+    async def _detokenize(self, context: Context) -> pb.DetokenizeResponse:
+        raw = await self._messages.message(context)
+
         def work() -> pb.DetokenizeResponse:
             assert self._generator is not None
             message = _parse(pb.DetokenizeRequest, raw)
@@ -294,11 +313,11 @@ class GenerationServicer:
 
         return await self._threads.run(len(raw), work)
 
-    async def _get_model_info(self, _raw: bytes, _context: Context) -> pb.GetModelInfoResponse:
+    async def _get_model_info(self, _context: Context) -> pb.GetModelInfoResponse:
         assert self._info is not None
         return convert_info.write_model_info(self._info)
 
-    async def _get_load(self, _raw: bytes, _context: Context) -> pb.GetLoadResponse:
+    async def _get_load(self, _context: Context) -> pb.GetLoadResponse:
         return convert_info.write_load(self.load())
 
 

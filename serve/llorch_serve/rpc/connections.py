@@ -1,0 +1,64 @@
+"""Cutting a client's connection, for a client that takes nothing of what it is sent.
+
+gRPC for asyncio can end a call with a status, but a status waits behind what the client has not taken, and nothing there cancels a call from
+the server's side. The system can: shutting a socket down ends the connection and every call on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import urllib.parse
+from pathlib import Path
+from typing import Final
+
+PAUSE_S: Final = 0.25
+"""Between two looks at this process's sockets, each of which takes milliseconds where there are a thousand."""
+
+_DESCRIPTORS: Final = Path("/dev/fd")  # Linux and macOS
+
+
+class Connections:
+    """The connections of this process, on one event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._unwanted: set[tuple[str, int]] = set()
+
+    def cut(self, peer: str) -> None:
+        """Shut down the connection with ``peer``, given as gRPC does (ipv4:HOST:PORT, ipv6:[HOST]:PORT), within PAUSE_S.
+
+        On Windows, which does not list a process's sockets, it stays.
+        """
+        address = _address(peer)
+        if address is None:
+            return
+        if not self._unwanted:
+            self._loop.call_later(PAUSE_S, self._cut_all)
+        self._unwanted.add(address)
+
+    def _cut_all(self) -> None:
+        unwanted, self._unwanted = self._unwanted, set()
+        for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
+            # A descriptor of our own, so that the one looked at is the one shut down, whatever other threads close and open meanwhile.
+            with contextlib.suppress(OSError), _opened(int(entry.name)) as connection:
+                if connection.getpeername()[:2] in unwanted:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _opened(descriptor: int) -> socket.socket:
+    """Return a socket's own duplicate. Raises OSError for what is no socket."""
+    number = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise
+
+
+def _address(peer: str) -> tuple[str, int] | None:
+    """Return host and port; None for a connection that is gone already, which gRPC has no address for."""
+    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if port else None

@@ -1,0 +1,117 @@
+"""A call's message, received when there is room for it and within a time.
+
+Methods with one request are registered as if they took a stream of them, which is the same on the wire: gRPC then runs the handler first,
+which refuses what is to be refused, and receives no message that is not asked for. What a client sends before that waits in its stream's
+window. The moment gRPC has read the first bytes of a message it makes room for all of it, so a message being received is counted
+as the largest there may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.rpc.places import Context, Places, until
+
+RECEIVING_BYTES: Final = 256 * 2**20
+"""Of messages being received at once from those who may use the worker."""
+
+MAX_EXPECTED: Final = 1024  # calls that wait until others' messages are received
+LIMIT_S: Final = 30.0  # for a message to arrive
+SURE_S: Final = 2.0  # of it while others wait
+SMALL_PLACES: Final = 8  # messages of a few bytes being received at once
+SMALL_LIMIT_S: Final = 5.0
+
+
+class Receiving:
+    """Receives messages of any size up to ``max_message_bytes``, so many at once that they fit into RECEIVING_BYTES.
+
+    Others wait their turn. While they do, a message that takes longer than SURE_S is given up.
+    """
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._places = asyncio.Semaphore(max(1, RECEIVING_BYTES // max_message_bytes))
+        self._expected = 0
+        self._slow: deque[asyncio.Future[None]] = (
+            deque()
+        )  # a future each of messages that have taken longer than SURE_S
+
+    async def message(self, context: Context) -> bytes:
+        """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
+        async with self._place():
+            read = await until(context.read(), limit_s=SURE_S)
+            if not read.done() and not self._expected:
+                lost = asyncio.get_running_loop().create_future()
+                self._slow.append(lost)
+                try:
+                    await until(read, lost=lost, limit_s=LIMIT_S - SURE_S)
+                finally:
+                    with contextlib.suppress(ValueError):
+                        self._slow.remove(lost)
+                if not read.done() and not lost.done():
+                    raise _late(LIMIT_S)
+            if not read.done():
+                raise QueueFullError(
+                    f"the request's message had not arrived after {SURE_S:g} s, and others wait to send theirs; try again",
+                    retry_after_s=1.0,
+                )
+            return _found(read)
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        if self._places.locked():
+            if self._expected >= MAX_EXPECTED:
+                raise QueueFullError(
+                    f"{self._expected} requests wait for their messages to be received, the most this worker lets wait; try again",
+                    retry_after_s=1.0,
+                )
+            if self._slow:
+                self._slow.popleft().set_result(None)
+        self._expected += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._expected -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+class SmallReceiving:
+    """Receives messages that honest clients send in one piece; where too many dribble at once, one of them is given up."""
+
+    def __init__(self) -> None:
+        self._places = Places(SMALL_PLACES)
+
+    async def message(self, context: Context) -> bytes:
+        """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
+        with self._places.taken(context) as place:
+            read = await until(context.read(), lost=place.lost, limit_s=SMALL_LIMIT_S)
+            if read.done():
+                return _found(read)
+            if place.lost.done():
+                raise QueueFullError(
+                    "the request's message had not arrived, and other calls wanted its place; try again",
+                    retry_after_s=1.0,
+                )
+            raise _late(SMALL_LIMIT_S)
+
+
+def _late(limit_s: float) -> InvalidRequestError:
+    found = f"its message had not arrived whole after {limit_s:g} s, the most this worker waits; send it faster, or a shorter one"
+    return InvalidRequestError([FieldViolation("request", found)])
+
+
+def _found(read: asyncio.Future[Any]) -> bytes:
+    message = read.result()
+    if message is grpc.aio.EOF:
+        raise InvalidRequestError([FieldViolation("request", "none came; expected one message")])
+    found: bytes = message
+    return found

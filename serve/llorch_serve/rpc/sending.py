@@ -1,0 +1,50 @@
+"""What strangers are sent: within a time, or their connection is cut.
+
+A client that takes nothing (an HTTP/2 window of 0, a socket that is not read) would keep a call for as long as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final, Never
+
+import grpc
+
+from llorch_serve.rpc.connections import Connections
+from llorch_serve.rpc.places import Context, until
+from llorch_serve.rpc.status import write_status
+
+LIMIT_S: Final = 5.0  # for a client to take a few bytes
+LAST_S: Final = 0.25  # of it, once another call has the place of this one
+
+
+class Sending:
+    """Sends, and cuts who does not take it. One for all that a server sends to strangers."""
+
+    def __init__(self) -> None:
+        self._connections = Connections()
+
+    async def send(
+        self, context: Context, sending: Awaitable[None], *, lost: asyncio.Future[None] | None = None
+    ) -> None:
+        """Wait until a client has been sent something; cut its connection if it does not take it.
+
+        lost: of the place that the call holds. Raises what ``sending`` raises, and CancelledError where no more can reach the client.
+        """
+        sent = await until(sending, lost=lost, limit_s=LIMIT_S)
+        if not sent.done() and lost is not None and lost.done():
+            await until(sent, limit_s=LAST_S)
+        if not sent.done():
+            self._connections.cut(context.peer())
+            raise asyncio.CancelledError
+        try:
+            sent.result()
+        except grpc.aio.InternalError:  # it met a connection just closed; the cancellation is due
+            raise asyncio.CancelledError from None
+
+    async def end(self, context: Context, error: Exception, *, method: str) -> Never:
+        """End a call with the status of an error. Raises what ends a handler."""
+        code, text, trailers = write_status(error, method=method)
+        await self.send(context, context.abort(code, text, trailers))
+        raise AssertionError("an aborted call goes on")
