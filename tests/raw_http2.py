@@ -53,6 +53,11 @@ def call(path: str, message: Message, stream: int = 1, *, whole: bool = True) ->
     return headers(path, stream) + frame(DATA, END_STREAM if whole else 0, stream, prefixed)
 
 
+def begun(path: str, size: int, stream: int = 1, *, sent: bytes = b"") -> bytes:
+    """Return the beginning of a call: its HEADERS, what its message claims to have, and the message's first bytes."""
+    return headers(path, stream) + frame(DATA, 0, stream, b"\x00" + size.to_bytes(4, "big") + sent)
+
+
 @contextlib.contextmanager
 def connected(address: str, timeout_s: float) -> Iterator[socket.socket]:
     """A plain TCP connection to HOST:PORT."""
@@ -112,6 +117,23 @@ def _messages(data: bytes) -> list[bytes]:
         found.append(data[5 : 5 + size])
         data = data[5 + size :]
     return found
+
+
+def ended(connection: socket.socket, streams: Iterable[int]) -> bool:
+    """Read what comes until all these calls have ended; tell whether the connection is still open then.
+
+    Keeps what a peer must: settings and pings are acknowledged.
+    """
+    left, file = set(streams), connection.makefile("rb")
+    with contextlib.suppress(ConnectionError):
+        while left and len(head := file.read(9)) == 9:
+            kind, flags, stream = struct.unpack(">BBI", head[3:])
+            payload = file.read(int.from_bytes(head[:3], "big"))
+            if kind in (SETTINGS, PING) and not flags & ACK:
+                connection.sendall(frame(kind, ACK, payload=payload if kind == PING else b""))
+            if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
+                left.discard(stream)
+    return not left
 
 
 def ends(connection: socket.socket) -> bool:

@@ -44,7 +44,7 @@ class Connections:
         for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
             # A descriptor of our own, so that the one looked at is the one shut down, whatever other threads close and open meanwhile.
             with contextlib.suppress(OSError), _opened(int(entry.name)) as connection:
-                if connection.getpeername()[:2] in unwanted:
+                if _other_end(connection) in unwanted:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -58,7 +58,17 @@ def _opened(descriptor: int) -> socket.socket:
         raise
 
 
+def _other_end(connection: socket.socket) -> tuple[str, int] | None:
+    """Return host and port; None for a socket of another family. Raises OSError where there is no other end."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    host, port = connection.getpeername()[:2]
+    return host.removeprefix(
+        "::ffff:"
+    ), port  # gRPC listens for both families at once, and tells of IPv4 as such
+
+
 def _address(peer: str) -> tuple[str, int] | None:
     """Return host and port; None for a connection that is gone already, which gRPC has no address for."""
     host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
-    return (host.strip("[]"), int(port)) if port else None
+    return (host.strip("[]").removeprefix("::ffff:"), int(port)) if port else None

@@ -1,0 +1,298 @@
+"""Health, places and messages without a network: who waits for whom, and who gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from llorch_serve.errors import InvalidRequestError, QueueFullError
+from llorch_serve.rpc import connections, health, receiving, sending
+from llorch_serve.rpc.connections import Connections
+from llorch_serve.rpc.health import Health
+from llorch_serve.rpc.places import Places, until
+from llorch_serve.rpc.receiving import Receiving, SmallReceiving
+from llorch_serve.rpc.sending import Sending
+
+SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+ASKED = HealthCheckRequest(service="s").SerializeToString()
+TURNS = 20  # of the loop, in which all that needs no event has happened
+
+
+class Call:
+    """A call's context. taken: whether the client takes what it is sent. message: None: it sends none yet."""
+
+    def __init__(
+        self, message: bytes | None = ASKED, *, peer: str = "ipv4:1.1.1.1:1", taken: bool = True
+    ) -> None:
+        self._peer, self.told, self.status, self.read_calls = peer, [], None, 0
+        self._message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._taken = asyncio.Event()
+        if message is not None:
+            self.send(message)
+        if taken:
+            self._taken.set()
+
+    def peer(self) -> str:
+        return self._peer
+
+    def send(self, message: Any) -> None:
+        self._message.set_result(message)
+
+    async def read(self) -> Any:
+        self.read_calls += 1
+        return await asyncio.shield(self._message)
+
+    async def write(self, response: Any) -> None:
+        await self._taken.wait()
+        self.told.append(response.status)
+
+    async def abort(self, code: Any, details: str = "", trailers: Any = ()) -> None:
+        self.status = code, details
+        raise grpc.aio.AbortError
+
+
+async def turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+class Served:
+    """Health of the service "s", and its calls as tasks."""
+
+    def __init__(self) -> None:
+        self.health = Health(("s",), Sending())
+        self._handlers = self.health.method_handlers()
+
+    def call(self, method: str, context: Call) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self._handlers[method].stream_stream(None, context))
+
+
+def run(test: Any) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_status_is_set_without_waiting_for_anybody_and_watchers_that_take_it_hear_it() -> None:
+    async def test() -> None:
+        served = Served()
+        stuck, good = Call(taken=False), Call(peer="ipv4:1.1.1.1:2")
+        calls = [served.call("Watch", stuck), served.call("Watch", good)]
+        await turns()
+        served.health.serve()
+        await turns()
+        served.health.end()
+        served.health.serve()  # too late
+        await turns()
+        assert (stuck.told, good.told) == ([], [NOT_SERVING, SERVING, NOT_SERVING])
+        assert not any(call.done() for call in calls)
+
+    run(test)
+
+
+def test_a_watcher_that_leaves_takes_nothing_from_the_others() -> None:
+    async def test() -> None:
+        served, leaving, staying = Served(), Call(), Call()
+        call = served.call("Watch", leaving)
+        served.call("Watch", staying)
+        await turns()
+        call.cancel()
+        served.health.serve()
+        await turns()
+        served.health.end()
+        await turns()
+        assert (leaving.told, staying.told) == ([NOT_SERVING], [NOT_SERVING, SERVING, NOT_SERVING])
+
+    run(test)
+
+
+def test_a_service_that_is_not_known() -> None:
+    async def test() -> None:
+        served, check, watch = Served(), Call(b"\n\x01x"), Call(b"\n\x01x")
+        served.call("Check", check)
+        served.call("Watch", watch)
+        await turns()
+        served.health.serve()
+        await turns()
+        assert check.status == (grpc.StatusCode.NOT_FOUND, "")
+        assert watch.told == [HealthCheckResponse.SERVICE_UNKNOWN]
+
+    run(test)
+
+
+def test_a_message_that_is_none_is_the_callers_fault() -> None:
+    async def test() -> None:
+        served, bad, none = Served(), Call(b"\xff"), Call(grpc.aio.EOF)
+        served.call("Check", bad)
+        served.call("Check", none)
+        await turns()
+        for call, said in ((bad, "not a valid HealthCheckRequest"), (none, "none came")):
+            assert call.status is not None
+            assert call.status[0] is grpc.StatusCode.INVALID_ARGUMENT
+            assert said in call.status[1]
+
+    run(test)
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+def test_whoever_takes_nothing_is_cut(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[str] = []
+    monkeypatch.setattr(sending, "LIMIT_S", 0.0)
+    monkeypatch.setattr(Connections, "cut", lambda _self, peer: cut.append(peer))
+
+    async def test() -> None:
+        call = Served().call(method, Call(taken=False, peer="ipv4:9.9.9.9:9"))
+        await asyncio.wait([call])
+        assert call.cancelled()
+
+    run(test)
+    assert cut == ["ipv4:9.9.9.9:9"]
+
+
+def test_many_watchers_of_one_connection_drive_out_each_other_and_not_another_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "MAX_WATCHERS", 3)
+
+    async def test() -> None:
+        served, honest = Served(), Call()
+        served.call("Watch", honest)
+        greedy = [Call(peer="ipv4:1.1.1.1:2") for _ in range(9)]
+        for context in greedy:
+            served.call("Watch", context)
+            await turns()
+        served.health.serve()
+        await turns()
+        assert honest.told == [NOT_SERVING, SERVING]
+        assert [context.told[-1] for context in greedy] == [NOT_SERVING] * 7 + [SERVING] * 2
+        ended = [context.status for context in greedy if context.status is not None]
+        assert {code for code, _ in ended} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert len(ended) == 7
+
+    run(test)
+
+
+def test_a_newcomer_gets_in_where_many_connections_hold_a_place_each() -> None:
+    async def test() -> None:
+        places = Places(2)
+        with places.taken(Call(peer="a")) as oldest, places.taken(Call(peer="b")) as next_:  # type: ignore[arg-type]
+            with places.taken(Call(peer="c")) as newest:  # type: ignore[arg-type]
+                assert [place.lost.done() for place in (oldest, next_, newest)] == [True, False, False]
+            with places.taken(Call(peer="d")):  # type: ignore[arg-type]
+                assert not next_.lost.done()
+
+    run(test)
+
+
+def test_checks_that_dribble_give_way_to_one_that_comes_whole() -> None:
+    async def test() -> None:
+        served = Served()
+        slow = [Call(None, peer=f"ipv4:1.1.1.1:{port}") for port in range(receiving.SMALL_PLACES)]
+        for context in slow:
+            served.call("Check", context)
+        await turns()
+        honest = Call(peer="ipv4:2.2.2.2:2")
+        served.call("Check", honest)
+        await turns()
+        assert honest.told == [NOT_SERVING]
+        assert [context.status is not None for context in slow] == [True] + [False] * (len(slow) - 1)
+
+    run(test)
+
+
+def test_a_read_that_is_given_up_is_left_to_end_by_itself() -> None:
+    async def test() -> None:
+        context = Call(None)
+        read = await until(context.read(), limit_s=0)
+        assert not read.done()
+        context.send(b"late")
+        assert await read == b"late"
+
+    run(test)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_message_must_arrive_in_time(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SURE_S", "LIMIT_S", "SMALL_LIMIT_S"):
+        monkeypatch.setattr(receiving, name, 0.0)
+
+    async def test() -> None:
+        messages = SmallReceiving() if small else Receiving(10)
+        with pytest.raises(InvalidRequestError, match="request: its message had not arrived whole after 0 s"):
+            await messages.message(Call(None))  # type: ignore[arg-type]
+
+    run(test)
+
+
+def test_messages_being_received_are_bounded_and_the_others_wait_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving, "RECEIVING_BYTES", 25)
+    monkeypatch.setattr(receiving, "MAX_EXPECTED", 2)
+
+    async def test() -> None:
+        messages = Receiving(10)
+        contexts = [Call(None) for _ in range(5)]
+        calls = [asyncio.ensure_future(messages.message(context)) for context in contexts]  # type: ignore[arg-type]
+        await turns()
+        assert [context.read_calls for context in contexts] == [1, 1, 0, 0, 0]
+        with pytest.raises(QueueFullError, match="2 requests wait for their messages to be received"):
+            await calls[4]
+        for context in contexts[:4]:
+            context.send(b"m")
+        assert [await call for call in calls[:4]] == [b"m"] * 4
+
+    run(test)
+
+
+def test_whoever_dribbles_gives_way_as_soon_as_another_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "RECEIVING_BYTES", 10)
+    monkeypatch.setattr(receiving, "SURE_S", 0.0)
+
+    async def test() -> None:
+        messages, slow, honest = Receiving(10), Call(None), Call()
+        first = asyncio.ensure_future(messages.message(slow))  # type: ignore[arg-type]
+        while not messages._slow:
+            await asyncio.sleep(0)
+        assert await messages.message(honest) == ASKED  # type: ignore[arg-type]
+        with pytest.raises(QueueFullError, match="others wait to send theirs"):
+            await first
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("listening", "host", "shown"),
+    [
+        ("127.0.0.1", "127.0.0.1", "ipv4:127.0.0.1:{}"),
+        ("::1", "::1", "ipv6:%5B::1%5D:{}"),
+        ("::", "127.0.0.1", "ipv4:127.0.0.1:{}"),
+    ],
+)
+def test_the_connection_with_a_peer_is_cut_and_no_other(
+    listening: str, host: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PAUSE_S", 0.0)
+    both = listening == "::"
+    family = socket.AF_INET6 if ":" in listening else socket.AF_INET
+    with socket.create_server((listening, 0), family=family, dualstack_ipv6=both) as server:
+        pairs = []
+        for _ in range(2):
+            client = socket.create_connection((host, server.getsockname()[1]), 60)
+            pairs.append((client, server.accept()[0]))
+
+        async def test() -> None:
+            found = Connections()
+            found.cut("unknown")  # of a connection that is gone, gRPC knows no address
+            found.cut(shown.format(pairs[0][0].getsockname()[1]))
+            assert await asyncio.to_thread(pairs[0][0].recv, 1) == b""
+
+        run(test)
+        pairs[1][1].sendall(b"x")
+        assert pairs[1][0].recv(1) == b"x"
+        for pair in pairs:
+            for end in pair:
+                end.close()
