@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 import tracemalloc
@@ -235,6 +236,31 @@ def test_a_message_is_let_go_of_when_it_has_been_read():
             tracemalloc.stop()
         generator.run_freely()
         assert asked.code() is grpc.StatusCode.OK
+    assert held < size // 2 < size < most
+
+
+@pytest.mark.parametrize("path", [GENERATE, f"/{SERVICE_NAME}/Tokenize", CHECK])
+def test_a_refused_message_is_let_go_of(path):
+    size = 8 * MIB
+    body = b"\xff" * size
+    with (
+        running_server(FakeGenerator()) as running,
+        grpc.insecure_channel(running.address, options=(("grpc.max_send_message_length", -1),)) as channel,
+    ):
+        ask = channel.unary_unary(path)
+        tracemalloc.start()
+        gc.disable()
+        try:
+            for _ in range(4):
+                with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+                    ask(body, timeout=SOON_S)
+            deadline = time.monotonic() + SOON_S
+            held, most = tracemalloc.get_traced_memory()
+            while held > size // 2 and time.monotonic() < deadline:
+                held, most = tracemalloc.get_traced_memory()
+        finally:
+            gc.enable()
+            tracemalloc.stop()
     assert held < size // 2 < size < most
 
 

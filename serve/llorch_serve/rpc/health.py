@@ -18,6 +18,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullEr
 from llorch_serve.rpc.places import Context, Places
 from llorch_serve.rpc.receiving import SmallReceiving
 from llorch_serve.rpc.sending import Sending
+from llorch_serve.rpc.status import write_status
 
 NAME: Final = "grpc.health.v1.Health"
 
@@ -104,7 +105,9 @@ class Health:
         async def handle(_requests: object, context: Context) -> None:
             try:
                 await body(context)
+                return
             except RequestError as error:
-                await self._sending.end(context, error, method=NAME)
+                status = write_status(error, method=NAME)
+            await self._sending.send(context, context.abort(*status))
 
         return handle

@@ -25,7 +25,7 @@ RECEIVING_BYTES: Final = 256 * 2**20
 MAX_EXPECTED: Final = 1024  # calls that wait until others' messages are received
 LIMIT_S: Final = 30.0  # for a message to arrive
 SURE_S: Final = 2.0  # of it while others wait
-SMALL_PLACES: Final = 8  # messages of a few bytes being received at once
+SMALL_PLACES: Final = 4  # messages of a few bytes being received at once
 SMALL_LIMIT_S: Final = 5.0
 
 

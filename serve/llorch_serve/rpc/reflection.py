@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, Serv
 from llorch_serve.errors import QueueFullError
 from llorch_serve.rpc.places import Context, Places, until
 from llorch_serve.rpc.sending import Sending
+from llorch_serve.rpc.status import write_status
 
 NAME: Final = "grpc.reflection.v1alpha.ServerReflection"
 
@@ -54,7 +55,7 @@ class Reflection:
             f"others ask for reflection too, and this worker takes {MAX_CALLS} calls at once; ask again",
             retry_after_s=1.0,
         )
-        await self._sending.end(context, error, method=NAME)
+        await self._sending.send(context, context.abort(*write_status(error, method=NAME)))
 
 
 async def _only(request: ServerReflectionRequest) -> AsyncIterator[ServerReflectionRequest]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Final, Never
+from typing import Final
 
 import grpc
 
 from llorch_serve.rpc.connections import Connections
 from llorch_serve.rpc.places import Context, until
-from llorch_serve.rpc.status import write_status
 
 LIMIT_S: Final = 5.0  # for a client to take a few bytes
 LAST_S: Final = 0.25  # of it, once another call has the place of this one
@@ -42,9 +41,3 @@ class Sending:
             sent.result()
         except grpc.aio.InternalError:  # it met a connection just closed; the cancellation is due
             raise asyncio.CancelledError from None
-
-    async def end(self, context: Context, error: Exception, *, method: str) -> Never:
-        """End a call with the status of an error. Raises what ends a handler."""
-        code, text, trailers = write_status(error, method=method)
-        await self.send(context, context.abort(code, text, trailers))
-        raise AssertionError("an aborted call goes on")

@@ -154,6 +154,7 @@ class GenerationServicer:
                         raise
                     except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
                         status = write_status(error, method=name)
+                    # Not while the error is handled: gRPC keeps what an abort raises, and that would keep the error, its frames and the message.
                     await context.abort(*status)
                 except grpc.aio.InternalError:
                     # What was sent met a connection just closed. No status can reach the client, the cancellation is due.
@@ -269,6 +270,7 @@ class GenerationServicer:
         finally:
             call.abandoned = True
             admission.afterwards(call.leave)
+            del admission  # holds the error that it ended with, which holds this frame: a circle around the message
 
     def _admit(self, read: _Reader, raw: bytes, connection: str, call: LiveCall) -> None:
         """Parse, check and submit a request. A pool thread."""
