@@ -5,7 +5,7 @@
 Every attack meets a worker that answers neighbours meanwhile. A row says how often it was done, what the attacker and the
 neighbours saw, and how long the worker took until it held nothing of the attacker any more. Exits with 1 where something was
 lost: a neighbour's answer that was not the one it has alone, a call that ended without a status, a slot, thread or descriptor
-that was not free again.
+that was not free again, health that took longer than 50 ms, or more memory than strangers may make a worker take.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import typer
 from chaos_attacks import ATTACKS
 from chaos_ends import ENDS
 from chaos_field import Row, Sizes, field_of
+from chaos_strangers import STRANGERS
 from watching import SPARE, settled
 
-REAL = Sizes(long_prompt=1500, answer=64, endless=6000)
+REAL = Sizes(long_prompt=1500, answer=64, endless=6000, health_ms=50.0, attack_s=30.0)
 
 
 def table(rows: list[Row]) -> str:
@@ -50,7 +51,7 @@ def run(artifact: Path, sizes: Sizes, times: int) -> tuple[list[Row], str]:
             f"Threads {ground.footprint.threads} before and {after.threads} after, "
             f"descriptors {ground.footprint.descriptors} and {after.descriptors} (at most {SPARE} more are asked)."
         )
-    return rows + [end(artifact, sizes) for end in ENDS], summary
+    return rows + [end(artifact, sizes) for end in (*ENDS, *STRANGERS)], summary
 
 
 def main(

@@ -26,12 +26,15 @@ class Sizes:
     """What requests look like, so that a test's tiny model and a real one are busy for about as long.
 
     long_prompt: tokens that take long enough to prefill for a client to be killed meanwhile. answer: tokens that take a second
-    or two. endless: more than are generated during the run.
+    or two. endless: more than are generated during the run. health_ms: that 99 of 100 health checks may take.
+    attack_s: for how long strangers attack.
     """
 
     long_prompt: int
     answer: int
     endless: int
+    health_ms: float
+    attack_s: float
 
 
 @dataclass(slots=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from chaos import table
 from chaos_attacks import ATTACKS
 from chaos_ends import ENDS
 from chaos_field import Row, Sizes, field_of
+from chaos_strangers import STRANGERS
 
-SMALL = Sizes(long_prompt=8_000, answer=400, endless=150_000)
+SMALL = Sizes(long_prompt=8_000, answer=400, endless=150_000, health_ms=math.inf, attack_s=0.0)
 
 
 def test_clients_that_die_stall_or_send_anything_leave_nothing_behind(long):
@@ -20,7 +23,7 @@ def test_clients_that_die_stall_or_send_anything_leave_nothing_behind(long):
     assert all(row.times >= 2 for row in rows)
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [*ENDS, *STRANGERS])
 def test_an_end_under_load_keeps_what_was_promised(long, end):
     row = end(long, SMALL)
     assert row.lost == [], row.saw

@@ -214,6 +214,26 @@ def test_a_read_that_is_given_up_is_left_to_end_by_itself() -> None:
     run(test)
 
 
+def test_a_loop_that_was_held_up_does_not_blame_the_client() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.time = lambda: now  # type: ignore[method-assign]
+        context = Call(None)
+
+        def hold_up() -> None:
+            nonlocal now
+            now += 1000.0
+            loop.call_soon(
+                loop.call_soon, context.send, b"there"
+            )  # what gRPC has to say is heard after the clock has moved
+
+        loop.call_soon(hold_up)
+        assert (await until(context.read(), limit_s=10.0)).done()
+
+    run(test)
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_a_message_must_arrive_in_time(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SURE_S", "LIMIT_S", "SMALL_LIMIT_S"):

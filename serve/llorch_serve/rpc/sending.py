@@ -14,7 +14,7 @@ import grpc
 from llorch_serve.rpc.connections import Connections
 from llorch_serve.rpc.places import Context, until
 
-LIMIT_S: Final = 5.0  # for a client to take a few bytes
+LIMIT_S: Final = 10.0  # for a client to take a few bytes
 LAST_S: Final = 0.25  # of it, once another call has the place of this one
 
 
