@@ -39,7 +39,7 @@ GENERATE, CHECK, WATCH = (
 )
 TOKEN = "known"
 MIB = 2**20
-MEMORY_MIB = 384  # that strangers may make a worker take: docs/serving.md
+MEMORY_MIB = 512  # that strangers may make a worker take: docs/serving.md
 ASKED = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
 NO_WINDOW = PREFACE + settings({INITIAL_WINDOW_SIZE: 0})
 

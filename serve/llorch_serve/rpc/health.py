@@ -86,10 +86,11 @@ class Health:
 
     async def _service(self, context: Context) -> str:
         try:
-            return HealthCheckRequest.FromString(await self._messages.message(context)).service
+            request = HealthCheckRequest.FromString(await self._messages.message(context))
         except DecodeError as error:
             found = f"not a valid HealthCheckRequest ({error}); expected one of {NAME}"
             raise InvalidRequestError([FieldViolation("request", found)]) from error
+        return str(request.service)
 
     async def _tell(
         self,

@@ -184,7 +184,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
     def __init__(self, tokens: tuple[str, ...], sending: Sending) -> None:
         self._sending = sending
         # It reads nothing, so it does for methods of every shape.
-        self._refusing = grpc.stream_stream_rpc_method_handler(self._refuse)
+        self._refusing: Handler = grpc.stream_stream_rpc_method_handler(self._refuse)
         # Digests are of one length, so that a comparison tells nothing about that of a token either.
         self._known = tuple(_digest(token) for token in tokens)
 

@@ -29,7 +29,7 @@ from llorch_serve.rpc.servicer import GenerationServicer
 DEFAULT_PORT: Final = 50051
 MAX_CONNECTIONS: Final = 1024
 MAX_PORT: Final = 65_535
-_MAX_PENDING_CALLS: Final = 2_048  # that have arrived and wait for the event loop
+_MAX_PENDING_CALLS: Final = 8_192  # that have arrived and wait for the event loop
 _MAX_STREAMS: Final = MAX_LIVE_CALLS + 64  # of one connection: a manager's only one, for health and load too
 _LOOKAHEAD_BYTES: Final = 2**16
 _LAST_CALLS_S: Final = 0.2  # for calls that have arrived and not begun to be refused, rather than cut
