@@ -89,7 +89,8 @@ def encoded(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[ChatMessage], **fields: Any
 ) -> tuple[tuple[int, ...], str]:
     """Return a conversation's ids and its text."""
-    return encode_chat(tokenizer, template, ChatPrompt(tuple(messages), **fields))
+    prompt = ChatPrompt(tuple(messages), **fields)
+    return encode_chat(tokenizer, template, prompt, most=2**17, most_chars=2**20)
 
 
 CONVERSATIONS = {

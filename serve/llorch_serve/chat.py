@@ -6,7 +6,6 @@ The template comes from the artifact, the messages from a request; ids and the r
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from datetime import datetime
 import jinja2
 
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
+from llorch_serve.guard import ControlTokenGuard, Spot
 from llorch_serve.requests import ChatPrompt
 from llorch_serve.sandbox import MAX_CHARS, TemplateSandbox
 from llorch_serve.template_input import FIELD, TemplateInput, read_input
@@ -120,30 +120,78 @@ class ChatTemplate:
 
 
 def encode_chat(
-    tokenizer: Tokenizer, template: ChatTemplate, prompt: ChatPrompt
+    tokenizer: Tokenizer, template: ChatTemplate, prompt: ChatPrompt, *, most: int, most_chars: int
 ) -> tuple[tuple[int, ...], str]:
     """Return the ids of a conversation that is open for the assistant's answer, and the rendered text.
 
     Special tokens that the template writes become control tokens. BOS comes first once: if the tokenizer adds one to
-    texts and the template wrote none, it is added. Unless the prompt allows it, a special token's text inside
-    messages, tools, documents or arguments is encoded as plain text. That covers each text by itself, not a special
-    token's text that arises only where the template joins two strings, or edits one.
+    texts and the template wrote none, it is added. Unless the prompt allows it, no control token is made, in whole or in
+    part, of messages, tools, documents or arguments, whatever the template or the tokenizer's normaliser does to them. Only
+    a role that is a word may complete one that the template writes around it.
 
+    most: tokens of the context. most_chars: of the rendered text, which else is refused before it is encoded.
     Raises InvalidRequestError if a field is bad, or the template refuses the conversation.
     """
     seen = read_input(prompt)
-    if prompt.allow_control_tokens or not any(map(tokenizer.special_pattern.search, seen.texts())):
-        text = template.render(seen)
+    text = template.render(seen)
+    if len(text) > most_chars:
+        found = f"found {len(text)} characters behind the chat template; the context holds {most} tokens, expected at most {most_chars}"
+        raise InvalidRequestError([FieldViolation(FIELD, found)])
+    tokenizer.check_fits(text, most, field=FIELD)
+    if prompt.allow_control_tokens:
         return tokenizer.started(tokenizer.encode(text, add_special_tokens=False, field=FIELD)), text
-    marker = tokenizer.guard.marker
+    guard = tokenizer.guard
+    text, written = _written(guard, template, seen, text)
+    ids = tokenizer.encode(text, add_special_tokens=False, field=FIELD)
+    spots = guard.spots(text)
+    # A normaliser or the tokenizer's model may make one, too, where no text spells it out.
+    if spots != written or guard.controls(ids) != guard.controls([spot.token_id for spot in spots]):
+        ids = guard.encode(text, written, FIELD)
+    return tokenizer.started(ids), text
 
-    def mark(text: str) -> str:
-        return tokenizer.special_pattern.sub(lambda found: marker + found[0], text)
 
-    marked = template.render(seen.marked(mark))
-    # A template that writes JSON in ASCII has written the marker so, too.
-    marked = marked.replace(json.dumps(marker)[1:-1], marker)
-    return tokenizer.started(tokenizer.guard.encode(marked, FIELD)), marked.replace(marker, "")
+def _written(
+    guard: ControlTokenGuard, template: ChatTemplate, seen: TemplateInput, text: str
+) -> tuple[str, list[Spot]]:
+    """Return the rendered text, and where the template, and nobody else, has written special tokens into it.
+
+    The conversation is rendered again in disguise, the second time in a thinner one for templates that look for words.
+    Where every rendering differs, as the template looks for marks that a user wrote, the text is as it was if
+    the template has still written the same tokens, and else the one that it made of the disguised conversation.
+    """
+    spots = guard.spots(text)
+    twin = None
+    for disguised in (
+        seen.changed(guard.disguise.whole, guard.disguise.key),
+        seen.changed(guard.disguise.marks, guard.disguise.key),
+    ):
+        try:
+            twin = template.render(disguised)
+        except InvalidRequestError:
+            continue
+        if guard.disguise.reveal(twin) == text:
+            own = _own(guard, twin)
+            return text, [spot for spot in own if spot in spots or not guard.stands_alone(spot)]
+    if twin is None:
+        problem = "the model's chat template cannot tell its control tokens from the conversation's text"
+        raise InvalidRequestError([FieldViolation(FIELD, problem)])
+    own = _own(guard, twin)
+    if [spot.token_id for spot in own] == [spot.token_id for spot in spots]:
+        return text, spots
+    return guard.disguise.reveal(twin), own
+
+
+def _own(guard: ControlTokenGuard, twin: str) -> list[Spot]:
+    """Return where a disguised rendering spells out special tokens, as places of the revealed text."""
+    places, end, length = [], 0, 0
+    for spot in guard.spots(twin):
+        found = twin[spot.start : spot.end]
+        if guard.disguise.reveal(found) != found:
+            continue  # a normaliser dropped the stand-ins inside
+        length += len(guard.disguise.reveal(twin[end : spot.start]))
+        places.append(Spot(spot.token_id, length, length + len(found)))
+        length, end = length + len(found), spot.end
+    return places
 
 
 def _with_mark(seen: TemplateInput, mark: str) -> TemplateInput:

@@ -1,4 +1,4 @@
-"""Encodes text in which some special tokens' texts are control tokens and others are just text.
+"""Tells control tokens from text that only looks like them, and encodes text in which both occur.
 
 A rendered conversation comes from the chat module; ids go back to it. The encoder is a copy of the tokenizer whose
 special tokens have other, secret names. The text's control tokens are given these names before the one and only pass
@@ -7,13 +7,16 @@ over it, so that sections, prefix spaces and merges are those of an ordinary enc
 
 from __future__ import annotations
 
-import re
 import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import tokenizers
 
+from llorch_serve.disguise import Disguise
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.tokenizer_library import rust_call
 
@@ -21,68 +24,150 @@ from llorch_serve.tokenizer_library import rust_call
 _PRIVATE = 0xE000
 
 
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place where a text spells out a special token: characters ``start`` to ``end``, that one excluded.
+
+    White space that the token takes in (``lstrip``, ``rstrip``) is among them.
+    """
+
+    token_id: int
+    start: int
+    end: int
+
+
 def _secret_text() -> str:
     """Return 16 characters that nobody can guess (96 bits), and that no text holds by chance."""
     return "".join(chr(_PRIVATE + secrets.randbits(6)) for _ in range(16))
 
 
-class GuardedEncoder:
-    """See the module. Safe to use from many threads.
+class ControlTokenGuard:
+    """See the module. Safe to use from many threads. inner: the tokenizer to guard."""
 
-    inner: the tokenizer to copy.
-    pattern: matches the text of any special token, the longest first.
-    marker: a secret text, to be put before a special token's text that is not to become a control token.
-    """
-
-    def __init__(self, inner: tokenizers.Tokenizer, pattern: re.Pattern[str]) -> None:
-        spec: dict[str, Any] = msgspec.json.decode(inner.to_str())
-        added = spec["added_tokens"]
-        spec.update(added_tokens=[], post_processor=None)
-        model = spec["model"]
-        unknown = {model.get("unk_token"), *self._unigram_unknown(model)}
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._spec: dict[str, Any] = msgspec.json.decode(inner.to_str())
+        self._added: list[dict[str, Any]] = self._spec["added_tokens"]
+        self._special = {token["id"]: token for token in self._added if token["special"]}
+        model = self._spec["model"]
+        unknown = {model.get("unk_token"), *_unigram_unknown(model)}
         # Ids that plain text must not produce. The unknown token is what text without a token becomes: no harm.
-        self._control = {t["id"]: t["content"] for t in added if t["special"] and t["content"] not in unknown}
-        if model["type"] == "Unigram":
-            # It takes any piece of its vocabulary for text that looks like it, so these get names that no text has.
-            hidden = set(self._control.values())
-            model["vocab"] = [
-                [_secret_text() if piece in hidden else piece, score] for piece, score in model["vocab"]
-            ]
-        self.marker = _secret_text()
-        self._marked = re.compile(f"{self.marker}({pattern.pattern})|{pattern.pattern}")
-        self._inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(spec).decode())
-        self._aliases: dict[str, str] = {}
-        self._original_ids: dict[int, int] = {}
-        for token in added:
-            name = token["content"]
-            if token["special"]:
-                alias = _secret_text()
-                self._aliases[name] = alias
-                name = alias
-            flags = {key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-            self._inner.add_tokens([tokenizers.AddedToken(name, **flags)])
-            new_id = self._inner.token_to_id(name)
-            assert new_id is not None
-            self._original_ids[new_id] = token["id"]
+        self._control = {
+            id_: token["content"] for id_, token in self._special.items() if token["content"] not in unknown
+        }
 
-    def encode(self, text: str, field: str) -> tuple[int, ...]:
-        """Return the ids of a text in which special tokens that follow :attr:`marker` are text, others control.
+    @cached_property
+    def disguise(self) -> Disguise:
+        """Hides what could belong to a special token."""
+        texts = (token["content"] for token in self._special.values())
+        normaliser = self._finder[0].normalizer
 
-        The markers themselves are left out. Raises InvalidRequestError, naming ``field``, if the tokenizer's model
-        itself makes a control token of plain text.
-        """
-        named = self._marked.sub(lambda found: found[1] or self._aliases[found[0]], text)
-        named = named.replace(self.marker, "")
+        def normalised(text: str) -> str:
+            if normaliser is None:
+                return text
+            with rust_call:
+                return str(normaliser.normalize_str(text))
+
+        return Disguise(texts, normalised)
+
+    def controls(self, ids: Sequence[int]) -> list[int]:
+        """Return those ids that control the model, in their order."""
+        return [id_ for id_ in ids if id_ in self._control]
+
+    def spots(self, text: str) -> list[Spot]:
+        """Return where the tokenizer finds special tokens in a text, in their order; whatever made the text spell them out."""
+        tokens, ids = self._finder
         with rust_call:
-            ids = self._inner.encode(named, add_special_tokens=False).ids
+            [found] = tokens.encode_batch([text], add_special_tokens=False)
+            pairs = zip(found.ids, found.offsets, strict=True)
+            return [Spot(ids[id_], *place) for id_, place in pairs if id_ in ids]
+
+    def stands_alone(self, spot: Spot) -> bool:
+        """Whether a token is one only where no letter or digit touches it (``single_word``)."""
+        return bool(self._special[spot.token_id]["single_word"])
+
+    def encode(self, text: str, written: Sequence[Spot], field: str) -> tuple[int, ...]:
+        """Return the ids of a text whose control tokens are ``written``, and in which all else is plain text.
+
+        Raises InvalidRequestError, naming ``field``, if the tokenizer's model itself makes a control token of plain text.
+        """
+        inner, aliases, originals = self._encoder
+        pieces, end = [], 0
+        for spot in written:
+            pieces += (
+                text[end : spot.start],
+                self._named(text[spot.start : spot.end], spot.token_id, aliases),
+            )
+            end = spot.end
+        named = "".join((*pieces, text[end:]))
+        with rust_call:
+            [found] = inner.encode_batch([named], add_special_tokens=False)
+            ids = found.ids
         for id_ in ids:
-            if id_ in self._control and id_ not in self._original_ids:
+            if id_ in self._control and id_ not in originals:
                 name = self._control[id_]
                 problem = f"found the text {name!r}, which this model's tokenizer cannot tell from its control token"
                 raise InvalidRequestError([FieldViolation(field, f"{problem}; expected text without it")])
-        return tuple(self._original_ids.get(id_, id_) for id_ in ids)
+        return tuple(originals.get(id_, id_) for id_ in ids)
 
-    @staticmethod
-    def _unigram_unknown(model: dict[str, Any]) -> list[str]:
-        unknown = model.get("unk_id")
-        return [] if unknown is None else [model["vocab"][unknown][0]]
+    def _named(self, found: str, token_id: int, aliases: dict[int, str]) -> str:
+        """Return a token's alias with the white space that the token took in, and takes in again."""
+        token = self._special[token_id]
+        left = found[: len(found) - len(found.lstrip())] if token["lstrip"] else ""
+        right = found[len(found.rstrip()) :] if token["rstrip"] else ""
+        return left + aliases[token_id] + right
+
+    @cached_property
+    def _finder(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """A tokenizer that finds added tokens as the guarded one does and makes one token of all between them; real ids by its own."""
+        rest = _secret_text()
+        model = {"type": "WordLevel", "vocab": {rest: 0}, "unk_token": rest}
+        changed = {
+            "model": model,
+            "added_tokens": [],
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": None,
+        }
+        inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(self._spec | changed).decode())
+        ids = {}
+        for token in self._added:
+            id_ = _add(inner, token["content"], token)
+            if token["special"]:
+                ids[id_] = token["id"]
+        return inner, ids
+
+    @cached_property
+    def _encoder(self) -> tuple[tokenizers.Tokenizer, dict[int, str], dict[int, int]]:
+        """The copy; the aliases of special tokens by their ids; the original ids of added tokens by the copy's."""
+        model = self._spec["model"]
+        if model["type"] == "Unigram":
+            # It takes any piece of its vocabulary for text that looks like it, so these get names that no text has.
+            hidden = set(self._control.values())
+            vocab = [[_secret_text() if piece in hidden else piece, score] for piece, score in model["vocab"]]
+            model = model | {"vocab": vocab}
+        changed = {"model": model, "added_tokens": [], "post_processor": None}
+        inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(self._spec | changed).decode())
+        aliases: dict[int, str] = {}
+        originals: dict[int, int] = {}
+        for token in self._added:
+            name = token["content"]
+            if token["special"]:
+                name = aliases[token["id"]] = _secret_text()
+                # Where it was found is where it is, whatever its neighbours are.
+                token = token | {"single_word": False, "normalized": False}
+            originals[_add(inner, name, token)] = token["id"]
+        return inner, aliases, originals
+
+
+def _add(inner: tokenizers.Tokenizer, name: str, token: dict[str, Any]) -> int:
+    """Add a token with the flags of another; return its id."""
+    flags = {key: token[key] for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+    inner.add_tokens([tokenizers.AddedToken(name, **flags)])
+    id_ = inner.token_to_id(name)
+    assert id_ is not None
+    return id_
+
+
+def _unigram_unknown(model: dict[str, Any]) -> list[str]:
+    unknown = model.get("unk_id")
+    return [] if unknown is None else [model["vocab"][unknown][0]]

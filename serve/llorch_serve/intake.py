@@ -191,10 +191,8 @@ class Intake:
             found = f"found {sampling.answers}; this worker queues {self._most_waiting}, the most it can take"
             bad.append(FieldViolation(f"sampling.{field}", found))
         context = self._context
-        if oversize := self._prompts.oversize(prompt, context=context):
-            return (), "", bad + oversize
         try:
-            ids, text = self._prompts.encode(prompt)
+            ids, text = self._prompts.encode(prompt, context=context)
         except InvalidRequestError as error:
             return (), "", [*bad, *error.violations]
         bad += self._prompts.violations(ids, context=context)

@@ -16,6 +16,12 @@ from llorch_serve.text import Tokenizer
 _NORMALISING: Final = 4
 """How many times shorter a tokenizer's normaliser may make a text before its length is held against it."""
 
+MAX_CHARS: Final = 4 * 2**20
+"""Of a text, whatever the context: what the longest contexts hold. HTTP takes as many bytes."""
+
+SMALL_CHAT_CHARS: Final = 2**18
+"""What a template may be given in any case: it may leave out most of a conversation, and is fast with so much."""
+
 
 class PromptEncoder:
     """Encodes prompts for one model, and knows how it answers chats. Safe to use from many threads.
@@ -48,15 +54,44 @@ class PromptEncoder:
         """Whether the model has a chat template."""
         return bool(self._templates)
 
-    def encode(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
-        """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
+    def encode(self, prompt: Prompt, *, context: int) -> tuple[tuple[int, ...], str]:
+        """Return a prompt's token ids and the text they stand for.
+
+        context: most tokens of a sequence. What clearly goes beyond is refused before it is rendered or encoded, so that nobody
+        keeps a thread busy with it; what is within :meth:`violations` tells.
+        Raises InvalidRequestError.
+        """
         if isinstance(prompt, TokenPrompt):
+            if len(prompt.token_ids) > context:
+                raise InvalidRequestError([_too_long(len(prompt.token_ids), context)])
             return prompt.token_ids, self._text_of(prompt.token_ids)
+        most_chars = self.most_chars(context)
         if isinstance(prompt, TextPrompt):
-            ids = self.tokenizer.encode(prompt.text, add_special_tokens=True)
+            self.check_chars(len(prompt.text), context=context)
+            ids = self.tokenizer.encode(prompt.text, add_special_tokens=True, most=context)
             # A text may bring the BOS that the tokenizer adds.
             return self.tokenizer.started(ids), prompt.text
-        return encode_chat(self.tokenizer, self._templates[self.template_name(prompt)], prompt)
+        template = self._templates[self.template_name(prompt)]
+        if (found := _chars_of(prompt)) > max(most_chars, SMALL_CHAT_CHARS):
+            problem = (
+                f"found {found} characters in messages, tools, documents and arguments together; expected at most "
+                f"{max(most_chars, SMALL_CHAT_CHARS)} for a context of {context} tokens"
+            )
+            raise InvalidRequestError([FieldViolation("input.chat", problem)])
+        return encode_chat(self.tokenizer, template, prompt, most=context, most_chars=most_chars)
+
+    def most_chars(self, context: int) -> int:
+        """Return a number of characters that no text has which fits a context of so many tokens."""
+        return min(_NORMALISING * context * self.tokenizer.longest_token, MAX_CHARS)
+
+    def check_chars(self, found: int, *, context: int, field: str = "input") -> None:
+        """Raise InvalidRequestError for a text of so many characters that no tokenizer could make it fit."""
+        if found > self.most_chars(context):
+            problem = (
+                f"found {found} characters; the context holds {context} tokens, prompt and answer together, of "
+                f"at most {self.tokenizer.longest_token} characters each, and no text may have more than {MAX_CHARS}"
+            )
+            raise InvalidRequestError([FieldViolation(field, problem)])
 
     def template_name(self, prompt: ChatPrompt) -> str:
         """Return the name of the template that renders a prompt, as transformers chooses it. Raises InvalidRequestError."""
@@ -88,26 +123,12 @@ class PromptEncoder:
         markers = self._formats[self.template_name(prompt)].markers(calls=bool(prompt.tools))
         return frozenset(id_ for id_, text in self.tokenizer.special_tokens.items() if text in markers)
 
-    def oversize(self, prompt: Prompt, *, context: int) -> list[FieldViolation]:
-        """Return what is wrong with a text so long that no tokenizer could make it fit, before one is busy for seconds."""
-        if not isinstance(prompt, TextPrompt):
-            return []
-        longest = self.tokenizer.longest_token
-        if len(prompt.text) <= _NORMALISING * context * longest:
-            return []
-        found = (
-            f"found {len(prompt.text)} characters; the context holds {context} tokens, prompt and answer together, of "
-            f"at most {longest} characters each"
-        )
-        return [FieldViolation("input", found)]
-
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:
         """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is well."""
         if not ids:
             return [FieldViolation("input", "found an empty prompt, expected at least one token")]
         if len(ids) >= context:
-            found = f"found a prompt of {len(ids)} tokens; the context holds {context}, prompt and answer together"
-            return [FieldViolation("input", found)]
+            return [_too_long(len(ids), context)]
         # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their bounds.
         if max(ids) >= self._vocab_size:
             found = f"found a prompt with token {max(ids)}; this model knows ids 0 to {self._vocab_size - 1}"
@@ -122,6 +143,22 @@ class PromptEncoder:
             raise InvalidRequestError([FieldViolation("input.tokens", found)])
         known = tuple(id_ for id_ in ids if id_ < self.tokenizer.vocab_size)
         return self.tokenizer.decode(known, keep_special_tokens=True)
+
+
+def _too_long(found: int, context: int) -> FieldViolation:
+    problem = f"found a prompt of {found} tokens; the context holds {context}, prompt and answer together"
+    return FieldViolation("input", problem)
+
+
+def _chars_of(prompt: ChatPrompt) -> int:
+    """Return how many characters a template is given."""
+    found = sum(map(len, (*prompt.tools, *prompt.documents, prompt.template_arguments or "")))
+    for message in prompt.messages:
+        parts = message.content if isinstance(message.content, tuple) else (message.content or "",)
+        optional = (message.name, message.tool_call_id, message.reasoning_content)
+        found += len(message.role) + sum(map(len, parts)) + sum(len(text) for text in optional if text)
+        found += sum(len(call.name) + len(call.arguments) + len(call.id) for call in message.tool_calls)
+    return found
 
 
 def _compiled(

@@ -32,6 +32,9 @@ from llorch_serve.text import Tokenizer
 
 MAX_CONTINUATIONS: Final = 256
 
+MAX_SCORED_CHARS: Final = 16 * 2**20
+"""Of all texts of one request as they are encoded, the context with each continuation; 256 contexts of 16,000 tokens."""
+
 MAX_PLACES: Final = 2**17
 """Log-probabilities that one answer may list, alternatives included, so that it stays within a message."""
 
@@ -61,6 +64,7 @@ def encode_pairs(
     bad = _range_violations(request)
     if bad:
         raise InvalidRequestError(bad)
+    _check_chars(request, prompts, context)
     pairs = []
     before = _caught(bad, lambda: _encode_context(request.context, prompts, context), "context")
     if before is not None and len(before) > context:  # else it would be encoded again with each continuation
@@ -174,33 +178,36 @@ def _range_violations(request: ScoreRequest) -> list[FieldViolation]:
     return bad
 
 
+def _check_chars(request: ScoreRequest, prompts: PromptEncoder, context: int) -> None:
+    """Raise InvalidRequestError where texts are too long to be encoded as often as it takes: a context with each continuation."""
+    before = len(request.context.text) if isinstance(request.context, TextPrompt) else 0
+    texts = [item.text for item in request.continuations if isinstance(item, TextPrompt)]
+    found = before * len(texts) + sum(map(len, texts))
+    most = max(prompts.most_chars(context), MAX_SCORED_CHARS)
+    if found > most:
+        problem = f"found {found} characters, the context's with each of {len(texts)} texts; expected at most {most}; send fewer"
+        raise InvalidRequestError([FieldViolation("continuations", problem)])
+
+
 def _encode_context(context: Prompt, prompts: PromptEncoder, most: int) -> tuple[int, ...]:
     if isinstance(context, TextPrompt):
         context = TextPrompt(context.text.rstrip())
-    return _encode_fitting(context, prompts, most)
+    return prompts.encode(context, context=most)[0]
 
 
 def _encode(
     context: Prompt, continuation: TextPrompt | TokenPrompt, prompts: PromptEncoder, most: int
 ) -> tuple[int, ...]:
-    """Return a continuation's tokens; those of a text behind a text with the context's before them."""
+    """Return a continuation's tokens; those of a text behind a text with the context's before them.
+
+    A text behind a text is encoded with it, as the border between them may be inside a token.
+    """
     if isinstance(continuation, TokenPrompt):
-        return prompts.encode(continuation)[0]
+        return prompts.encode(continuation, context=most)[0]
     if isinstance(context, TextPrompt):
-        return _encode_fitting(TextPrompt(context.text + continuation.text), prompts, most)
-    _refuse_oversize(continuation, prompts, most)
-    return prompts.tokenizer.encode(continuation.text, add_special_tokens=False)
-
-
-def _encode_fitting(prompt: Prompt, prompts: PromptEncoder, most: int) -> tuple[int, ...]:
-    """Return a prompt's tokens, unless it is a text that no context of ``most`` tokens could hold."""
-    _refuse_oversize(prompt, prompts, most)
-    return prompts.encode(prompt)[0]
-
-
-def _refuse_oversize(prompt: Prompt, prompts: PromptEncoder, most: int) -> None:
-    if oversize := prompts.oversize(prompt, context=most):
-        raise InvalidRequestError(oversize)
+        return prompts.encode(TextPrompt(context.text + continuation.text), context=most)[0]
+    prompts.check_chars(len(continuation.text), context=most)
+    return prompts.tokenizer.encode(continuation.text, add_special_tokens=False, most=most)
 
 
 def _caught(

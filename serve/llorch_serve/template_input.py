@@ -1,11 +1,12 @@
 """From a chat prompt to the plain values that a template sees: dicts, lists, texts and numbers, as transformers gives them.
 
-The prompt comes from a request and is checked here; values go to the chat module, which marks and renders them.
+The prompt comes from a request and is checked here; values go to the chat module, which renders them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,8 +20,10 @@ FIELD: Final = "input.chat"
 MAX_DEPTH: Final = (
     64  # of JSON, beyond any tool's schema; keeps what walks over it far from Python's own limit
 )
+MAX_ITEMS: Final = 2**16  # of JSON: tools, documents, arguments and calls together
 # Variables that fields of their own set.
 _RESERVED: Final = ("messages", "tools", "documents")
+_WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +45,18 @@ class TemplateInput:
     continue_final_message: bool
     texts_of_calls: list[list[str]]
 
-    def texts(self) -> Iterator[str]:
-        """Give every text of it, keys included."""
-        for value in (self.messages, self.tools, self.documents, self.arguments, self.texts_of_calls):
-            yield from _texts(value)
+    def changed(self, value: Callable[[str], str], key: Callable[[str], str]) -> TemplateInput:
+        """Return a copy in which every text of the user has been put through ``value``, and keys of their objects through ``key``.
 
-    def marked(self, mark: Callable[[str], str]) -> TemplateInput:
-        """Return a copy whose texts, keys included, have been put through ``mark``."""
+        A role that is a word stays: it says what a message is, and templates write it into their own tokens.
+        """
         return replace(
             self,
-            messages=_mapped(self.messages, mark),
-            tools=_mapped(self.tools, mark),
-            documents=_mapped(self.documents, mark),
-            arguments=_mapped(self.arguments, mark),
-            texts_of_calls=_mapped(self.texts_of_calls, mark),
+            messages=[_changed_message(message, value, key) for message in self.messages],
+            tools=_mapped(self.tools, value, key),
+            documents=_mapped(self.documents, value, key),
+            arguments=_mapped(self.arguments, value, key),
+            texts_of_calls=_mapped(self.texts_of_calls, value, key),
         )
 
     def with_texts_of_calls(self) -> TemplateInput:
@@ -75,6 +76,7 @@ class TemplateInput:
 def read_input(prompt: ChatPrompt) -> TemplateInput:
     """Return what a template sees of a prompt. Raises InvalidRequestError with every bad field."""
     bad: list[FieldViolation] = []
+    _check_items(prompt)
     messages = [_message(m, f"{FIELD}.messages[{i}]", bad) for i, m in enumerate(prompt.messages)]
     tools = [_object(text, f"{FIELD}.tools[{i}]", bad) for i, text in enumerate(prompt.tools)]
     documents = [_object(text, f"{FIELD}.documents[{i}]", bad) for i, text in enumerate(prompt.documents)]
@@ -96,6 +98,16 @@ def read_input(prompt: ChatPrompt) -> TemplateInput:
         continue_final_message=prompt.continue_final_message,
         texts_of_calls=[[call.arguments or "{}" for call in m.tool_calls] for m in prompt.messages],
     )
+
+
+def _check_items(prompt: ChatPrompt) -> None:
+    """Raise InvalidRequestError before JSON is read that has too many values: while it is, nothing else runs."""
+    calls = [call.arguments for message in prompt.messages for call in message.tool_calls]
+    texts = (*prompt.tools, *prompt.documents, prompt.template_arguments or "", *calls)
+    found = sum(text.count(mark) for text in texts for mark in "[{,")
+    if found > MAX_ITEMS:
+        problem = f"found {found} commas and opening brackets in JSON together, expected at most {MAX_ITEMS}"
+        raise InvalidRequestError([FieldViolation(FIELD, problem)])
 
 
 def _generation_prompt(arguments: dict[str, Any], prompt: ChatPrompt, bad: list[FieldViolation]) -> bool:
@@ -175,23 +187,33 @@ def _text(text: str, field: str, bad: list[FieldViolation]) -> str:
     return text
 
 
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
+def _changed_message(
+    message: dict[str, Any], value: Callable[[str], str], key: Callable[[str], str]
+) -> dict[str, Any]:
+    changed = {name: _mapped(item, value, key) for name, item in message.items()}
+    if _WORD.fullmatch(message["role"]):
+        changed["role"] = message["role"]
+    if isinstance(message.get("content"), list):
+        changed["content"] = [part | {"text": value(part["text"])} for part in message["content"]]
+    if "tool_calls" in message:
+        changed["tool_calls"] = [_changed_call(call, value, key) for call in message["tool_calls"]]
+    return changed
 
 
-def _mapped(value: Any, mark: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return mark(value)
-    if isinstance(value, dict):
-        return {mark(key): _mapped(item, mark) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_mapped(item, mark) for item in value]
-    return value
+def _changed_call(
+    call: dict[str, Any], value: Callable[[str], str], key: Callable[[str], str]
+) -> dict[str, Any]:
+    function = {name: _mapped(item, value, key) for name, item in call["function"].items()}
+    identity = {"id": value(call["id"])} if "id" in call else {}
+    return call | identity | {"function": function}
+
+
+def _mapped(item: Any, value: Callable[[str], str], key: Callable[[str], str]) -> Any:
+    """Return a copy of JSON's values with texts and keys changed."""
+    if isinstance(item, str):
+        return value(item)
+    if isinstance(item, dict):
+        return {key(name): _mapped(inner, value, key) for name, inner in item.items()}
+    if isinstance(item, list):
+        return [_mapped(inner, value, key) for inner in item]
+    return item

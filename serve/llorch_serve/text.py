@@ -13,16 +13,17 @@ once, where it ends.
 from __future__ import annotations
 
 import codecs
-import re
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import tokenizers
 
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError, LibraryPanicError
-from llorch_serve.guard import GuardedEncoder
+from llorch_serve.guard import ControlTokenGuard
 from llorch_serve.stops import StopMatcher
 from llorch_serve.token_bytes import TokenBytes, decoder_rules, fallback_byte
 from llorch_serve.tokenizer_library import read_tokenizer, rust_call
@@ -30,11 +31,21 @@ from llorch_serve.tokenizer_library import read_tokenizer, rust_call
 MAX_TOKENIZER_BYTES = 128 * 2**20
 REPLACEMENT = "\ufffd"
 
+SMALL_BYTES: Final = 2**18
+"""A text of so many bytes is encoded at once: it has no more tokens than bytes, and those are made into Python's numbers, and
+freed, within some ten milliseconds, during which no other thread runs."""
+PIECE_CHARS: Final = 2**15
+"""What is encoded at a time to find out whether a longer text has too many tokens; few enough to be freed in no time."""
+MANY_IDS: Final = 64
+"""From so many on, ids are decoded without the interpreter's lock; for fewer, giving it away costs more than it gains."""
+
 
 class Tokenizer:
     """A tokenizer.json, without padding or truncation whatever the file says. Safe to use from many threads."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        # The library's batches are used for one text each, to be free of the lock; a pool of threads would have nothing to do.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._inner = inner
         with rust_call:
             inner.no_padding()
@@ -100,27 +111,49 @@ class Tokenizer:
         """The tokens that control the model instead of standing for text, by id."""
         return self._special
 
-    @cached_property
-    def special_pattern(self) -> re.Pattern[str]:
-        """Matches the text of any special token, the longest first."""
-        texts = sorted(self._special.values(), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, texts)) or "(?!)")
-
     def has_text(self, token_id: int) -> bool:
         """Whether an id stands for a token; a model's vocabulary may be padded beyond the tokenizer's."""
         with rust_call:
             return self._inner.id_to_token(token_id) is not None
 
-    def encode(self, text: str, add_special_tokens: bool, *, field: str = "input.text") -> tuple[int, ...]:
-        """Return the ids of a text. Special tokens that it spells out become control tokens.
+    def encode(
+        self, text: str, add_special_tokens: bool, *, field: str = "input.text", most: int | None = None
+    ) -> tuple[int, ...]:
+        """Return the ids of a text. Special tokens that it spells out become control tokens. Other threads run meanwhile.
 
         add_special_tokens: let tokenizer.json's post-processor add its tokens (BOS).
         field: names the text in an error. Raises InvalidRequestError for lone surrogates, and LibraryPanicError as all
         methods do.
+        most: see :meth:`check_fits`, which comes first; None: it does not.
         """
         check_text(text, field)
+        if most is not None:
+            self.check_fits(text, most, field=field)
         with rust_call:
-            return tuple(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+            return tuple(self._encoded(text, add_special_tokens).ids)
+
+    def check_fits(self, text: str, most: int, *, field: str) -> None:
+        """Raise InvalidRequestError for a long text that clearly has more than ``most`` tokens, before all of it is encoded.
+
+        Clearly: its pieces, encoded one by one, have more than twice as many, which cuts between them cannot explain.
+        """
+        if len(text) <= SMALL_BYTES and len(text.encode()) <= SMALL_BYTES:
+            return
+        found = 0
+        for start in range(0, len(text), PIECE_CHARS):
+            with rust_call:
+                found += len(self._encoded(text[start : start + PIECE_CHARS], add_special_tokens=False))
+            if found > 2 * most:
+                read = min(len(text), start + PIECE_CHARS)
+                problem = (
+                    f"found {len(text)} characters, the first {read} of which are about {found} tokens; "
+                    f"the context holds {most}, prompt and answer together"
+                )
+                raise InvalidRequestError([FieldViolation(field, problem)])
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        """Encode one text, as a batch: alone it would be encoded with the interpreter's lock held."""
+        return self._inner.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     @cached_property
     def start_ids(self) -> tuple[int, ...]:
@@ -148,7 +181,9 @@ class Tokenizer:
             found = f"found {outside[0]}, expected ids of the vocabulary, 0 to {self.vocab_size - 1}"
             raise InvalidRequestError([FieldViolation("token_ids", found)])
         with rust_call:
-            return self._inner.decode(ids, skip_special_tokens=not keep_special_tokens)
+            if len(ids) < MANY_IDS:
+                return self._inner.decode(ids, skip_special_tokens=not keep_special_tokens)
+            return self._inner.decode_batch([ids], skip_special_tokens=not keep_special_tokens)[0]
 
     def token_text(self, token_id: int) -> str | None:
         """Return a token as it is written: a special token's text, else what it decodes to; None if unknown."""
@@ -168,10 +203,10 @@ class Tokenizer:
         return TokenBytes(self._inner)
 
     @cached_property
-    def guard(self) -> GuardedEncoder:
-        """Encodes text in which special tokens may also be plain text. Built when first needed (a second copy)."""
+    def guard(self) -> ControlTokenGuard:
+        """Tells control tokens from text that only looks like them. Built when first needed."""
         with rust_call:
-            return GuardedEncoder(self._inner, self.special_pattern)
+            return ControlTokenGuard(self._inner)
 
 
 def check_text(text: str, field: str) -> None:

@@ -17,6 +17,7 @@ from llorch_serve.engine import Engine
 from llorch_serve.errors import (
     EngineStoppedError,
     FieldViolation,
+    InvalidRequestError,
     UsageError,
 )
 from llorch_serve.intake import Intake
@@ -165,10 +166,14 @@ class Worker:
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
-        return self._prompts.encode(prompt)
+        return self._prompts.encode(prompt, context=self._session.capacity.context)
 
     def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
-        """Return the text of token ids. Raises InvalidRequestError for ids outside the vocabulary."""
+        """Return the text of token ids. Raises InvalidRequestError for more than a context holds, or ids outside the vocabulary."""
+        context = self._session.capacity.context
+        if len(token_ids) > context:
+            found = f"found {len(token_ids)} ids, expected at most {context}, as the context holds; send them in parts"
+            raise InvalidRequestError([FieldViolation("token_ids", found)])
         return self._tokenizer.decode(token_ids, keep_special_tokens=keep_special_tokens)
 
     def model_info(self) -> ModelInfo:

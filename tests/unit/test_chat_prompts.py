@@ -116,7 +116,7 @@ def test_every_bad_field_is_named_at_once() -> None:
     ]
     found = violations(
         messages=messages,
-        tools=("{", "3", '{"a": ' + "[" * 70 + "]" * 70 + "}", "[" * 100_000, '{"a": "\\ud800!"}', "\ud800"),
+        tools=("{", "3", '{"a": ' + "[" * 70 + "]" * 70 + "}", "[" * 50_000, '{"a": "\\ud800!"}', "\ud800"),
         documents=('{"a": NaN}',),
         template_arguments='{"messages": 1, "add_generation_prompt": 1}',
     )
@@ -178,15 +178,15 @@ def encoder(**templates: str) -> PromptEncoder:
 def test_tools_take_the_template_for_tools_where_there_is_one() -> None:
     both = encoder(default="plain", tool_use="tools", rag="documents")
     messages = tuple(conversation("hello"))
-    assert both.encode(ChatPrompt(messages))[1] == "plain"
-    assert both.encode(ChatPrompt(messages, tools=TOOLS))[1] == "tools"
-    assert both.encode(ChatPrompt(messages, documents=DOCUMENTS))[1] == "plain"
-    assert both.encode(ChatPrompt(messages, tools=TOOLS, template_name="rag"))[1] == "documents"
-    assert encoder(default="plain").encode(ChatPrompt(messages, tools=TOOLS))[1] == "plain"
+    assert both.encode(ChatPrompt(messages), context=4096)[1] == "plain"
+    assert both.encode(ChatPrompt(messages, tools=TOOLS), context=4096)[1] == "tools"
+    assert both.encode(ChatPrompt(messages, documents=DOCUMENTS), context=4096)[1] == "plain"
+    assert both.encode(ChatPrompt(messages, tools=TOOLS, template_name="rag"), context=4096)[1] == "documents"
+    assert encoder(default="plain").encode(ChatPrompt(messages, tools=TOOLS), context=4096)[1] == "plain"
     with pytest.raises(
         InvalidRequestError, match="template_name: found 'x', expected one of default, rag, tool_use"
     ):
-        both.encode(ChatPrompt(messages, template_name="x"))
+        both.encode(ChatPrompt(messages, template_name="x"), context=4096)
 
 
 # Control tokens and BOS.
@@ -237,7 +237,7 @@ def test_nothing_that_users_write_becomes_a_control_token(place: str) -> None:
 @pytest.mark.parametrize("text", ["hello", "<s>hello", "<s><s>hello", "", "<s>"])
 def test_a_raw_prompt_has_exactly_one_bos(text: str) -> None:
     tokenizer = Tokenizer(byte_fallback())
-    ids, kept = PromptEncoder(Model(), tokenizer).encode(TextPrompt(text))  # type: ignore[arg-type]  # all that it looks at
+    ids, kept = PromptEncoder(Model(), tokenizer).encode(TextPrompt(text), context=4096)  # type: ignore[arg-type]  # all that it looks at
     assert ids[0] == 1
     assert ids.count(1) == 1
     assert kept == text

@@ -601,9 +601,9 @@ def test_a_text_beyond_any_tokenizer_is_refused_before_it_is_tokenised(
     encoded: list[int] = []
     encode = Tokenizer.encode
 
-    def counting(self: Tokenizer, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    def counting(self: Tokenizer, text: str, add_special_tokens: bool, **rest: Any) -> tuple[int, ...]:
         encoded.append(len(text))
-        return encode(self, text, add_special_tokens)
+        return encode(self, text, add_special_tokens, **rest)
 
     monkeypatch.setattr(Tokenizer, "encode", counting)
     worker = make_worker(tmp_path)
