@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from llorch_serve.errors import FieldViolation
 
 MAX_ITEMS: Final = 2**14  # of messages, tools, stop strings and stop token ids
+_PART: Final = 2**14  # numbers that are copied at a time
 
 T = TypeVar("T")
 
@@ -35,6 +36,20 @@ def extend_field(
         target.extend(values)
     except ValueError as error:
         bad.append(FieldViolation(path, f"cannot be sent: {error}"))
+
+
+def copied_ids(ids: Sequence[int]) -> tuple[int, ...]:
+    """Return a repeated field's numbers as a tuple, copied part by part, so that other threads run in between."""
+    copy: list[int] = []
+    for at in range(0, len(ids), _PART):
+        copy += ids[at : at + _PART]
+    return tuple(copy)
+
+
+def extend_ids(target: MutableSequence[int], ids: Sequence[int]) -> None:
+    """Extend a repeated field by many numbers, part by part as :func:`copied_ids`."""
+    for at in range(0, len(ids), _PART):
+        target.extend(ids[at : at + _PART])
 
 
 def check_count(field: str, found: int, limit: int, bad: list[FieldViolation]) -> bool:

@@ -5,13 +5,20 @@ Used by the bridges of requests, for generation (``convert.py``) and for scores 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt, ToolCall
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.convert_fields import MAX_ITEMS, check_count, extend_field, optional_text, set_field
+from llorch_serve.rpc.convert_fields import (
+    MAX_ITEMS,
+    check_count,
+    copied_ids,
+    extend_field,
+    optional_text,
+    set_field,
+)
 
 MAX_TOKEN_IDS: Final = (
     2**20
@@ -27,13 +34,13 @@ def read_prompt(message: pb.Input) -> Prompt:
     return prompt
 
 
-def read_token_ids(ids: Iterable[int], *, count: int, field: str) -> tuple[int, ...]:
-    """Return ``count`` token ids as a tuple. Raises InvalidRequestError if they are too many."""
+def read_token_ids(ids: Sequence[int], *, field: str) -> tuple[int, ...]:
+    """Return token ids as a tuple. Raises InvalidRequestError if they are too many."""
     bad: list[FieldViolation] = []
-    check_count(field, count, MAX_TOKEN_IDS, bad)
+    check_count(field, len(ids), MAX_TOKEN_IDS, bad)
     if bad:
         raise InvalidRequestError(bad)
-    return tuple(ids)
+    return copied_ids(ids)
 
 
 def read_input(message: pb.Input, bad: list[FieldViolation], field: str = "input") -> Prompt | None:
@@ -52,7 +59,7 @@ def read_input(message: pb.Input, bad: list[FieldViolation], field: str = "input
 def read_tokens(message: pb.TokenInput, field: str, bad: list[FieldViolation]) -> TokenPrompt | None:
     """Return token ids, or None where they are too many."""
     fits = check_count(field, len(message.ids), MAX_TOKEN_IDS, bad)
-    return TokenPrompt(tuple(message.ids)) if fits else None
+    return TokenPrompt(copied_ids(message.ids)) if fits else None
 
 
 def _read_chat(message: pb.ChatInput, field: str, bad: list[FieldViolation]) -> ChatPrompt | None:

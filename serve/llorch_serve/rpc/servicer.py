@@ -25,7 +25,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismat
 from llorch_serve.load import NOTHING, Load, WorkerState
 from llorch_serve.loading import LoadProgress
 from llorch_serve.requests import Abort, ModelInfo, TextGenerator, UpdateSink
-from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
+from llorch_serve.rpc import convert, convert_answers, convert_fields, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.admission import Activity, ReadingThreads
 from llorch_serve.rpc.callers import caller_of
@@ -34,6 +34,7 @@ from llorch_serve.rpc.convert_score import read_score_request, write_scores
 from llorch_serve.rpc.places import Context
 from llorch_serve.rpc.receiving import Receiving, SmallReceiving
 from llorch_serve.rpc.status import write_status
+from llorch_serve.rpc.wire import check_fields
 
 MAX_PENDING_BYTES: Final = 256 * 2**20  # of messages that wait for the pool
 _ALWAYS: Final = frozenset({"GetLoad", "Abort"})  # answered while loading and draining too
@@ -297,7 +298,9 @@ class GenerationServicer:
             assert self._generator is not None
             prompt = convert_prompt.read_prompt(_parse(pb.TokenizeRequest, raw).input)
             token_ids, text = self._generator.tokenize(prompt)
-            return pb.TokenizeResponse(token_ids=token_ids, text=text)
+            response = pb.TokenizeResponse(text=text)
+            convert_fields.extend_ids(response.token_ids, token_ids)
+            return response
 
         return await self._threads.run(len(raw), work)
 
@@ -307,9 +310,7 @@ class GenerationServicer:
         def work() -> pb.DetokenizeResponse:
             assert self._generator is not None
             message = _parse(pb.DetokenizeRequest, raw)
-            token_ids = convert_prompt.read_token_ids(
-                message.token_ids, count=len(message.token_ids), field="token_ids"
-            )
+            token_ids = convert_prompt.read_token_ids(message.token_ids, field="token_ids")
             text = self._generator.detokenize(token_ids, keep_special_tokens=message.keep_special_tokens)
             return pb.DetokenizeResponse(text=text)
 
@@ -324,6 +325,7 @@ class GenerationServicer:
 
 
 def _parse(kind: type[M], raw: bytes) -> M:
+    check_fields(raw, kind.DESCRIPTOR)
     try:
         return kind.FromString(raw)
     except DecodeError as error:
