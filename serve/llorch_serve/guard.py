@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -42,24 +41,25 @@ def _secret_text() -> str:
 
 
 class ControlTokenGuard:
-    """See the module. Safe to use from many threads. inner: the tokenizer to guard."""
+    """See the module. Safe to use from many threads; made while a model is loaded, since it takes the lock for long.
+
+    inner: the tokenizer to guard.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        self._spec: dict[str, Any] = msgspec.json.decode(inner.to_str())
-        self._added: list[dict[str, Any]] = self._spec["added_tokens"]
+        spec: dict[str, Any] = msgspec.json.decode(inner.to_str())
+        self._added: list[dict[str, Any]] = spec["added_tokens"]
         self._special = {token["id"]: token for token in self._added if token["special"]}
-        model = self._spec["model"]
+        model = spec["model"]
         unknown = {model.get("unk_token"), *_unigram_unknown(model)}
         # Ids that plain text must not produce. The unknown token is what text without a token becomes: no harm.
         self._control = {
             id_: token["content"] for id_, token in self._special.items() if token["content"] not in unknown
         }
-
-    @cached_property
-    def disguise(self) -> Disguise:
-        """Hides what could belong to a special token."""
+        self._finder = self._made_finder(spec)
+        self._encoder = self._made_encoder(spec)
         texts = (token["content"] for token in self._special.values())
-        normaliser = self._finder[0].normalizer
+        normaliser = inner.normalizer
 
         def normalised(text: str) -> str:
             if normaliser is None:
@@ -67,7 +67,7 @@ class ControlTokenGuard:
             with rust_call:
                 return str(normaliser.normalize_str(text))
 
-        return Disguise(texts, normalised)
+        self.disguise = Disguise(texts, normalised)
 
     def controls(self, ids: Sequence[int]) -> list[int]:
         """Return those ids that control the model, in their order."""
@@ -116,8 +116,7 @@ class ControlTokenGuard:
         right = found[len(found.rstrip()) :] if token["rstrip"] else ""
         return left + aliases[token_id] + right
 
-    @cached_property
-    def _finder(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+    def _made_finder(self, spec: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
         """A tokenizer that finds added tokens as the guarded one does and makes one token of all between them; real ids by its own."""
         rest = _secret_text()
         model = {"type": "WordLevel", "vocab": {rest: 0}, "unk_token": rest}
@@ -128,7 +127,7 @@ class ControlTokenGuard:
             "post_processor": None,
             "decoder": None,
         }
-        inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(self._spec | changed).decode())
+        inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(spec | changed).decode())
         ids = {}
         for token in self._added:
             id_ = _add(inner, token["content"], token)
@@ -136,17 +135,18 @@ class ControlTokenGuard:
                 ids[id_] = token["id"]
         return inner, ids
 
-    @cached_property
-    def _encoder(self) -> tuple[tokenizers.Tokenizer, dict[int, str], dict[int, int]]:
+    def _made_encoder(
+        self, spec: dict[str, Any]
+    ) -> tuple[tokenizers.Tokenizer, dict[int, str], dict[int, int]]:
         """The copy; the aliases of special tokens by their ids; the original ids of added tokens by the copy's."""
-        model = self._spec["model"]
+        model = spec["model"]
         if model["type"] == "Unigram":
             # It takes any piece of its vocabulary for text that looks like it, so these get names that no text has.
             hidden = set(self._control.values())
             vocab = [[_secret_text() if piece in hidden else piece, score] for piece, score in model["vocab"]]
             model = model | {"vocab": vocab}
         changed = {"model": model, "added_tokens": [], "post_processor": None}
-        inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(self._spec | changed).decode())
+        inner = tokenizers.Tokenizer.from_str(msgspec.json.encode(spec | changed).decode())
         aliases: dict[int, str] = {}
         originals: dict[int, int] = {}
         for token in self._added:

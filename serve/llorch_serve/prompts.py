@@ -44,6 +44,8 @@ class PromptEncoder:
         self._vocab_size = manifest.model.vocab_size
         sources = artifact.chat_templates()
         self._templates = _compiled(sources, artifact, tokenizer)
+        if self._templates:
+            tokenizer.guard  # noqa: B018 - made now, as no request may wait for it
         self._formats = {
             name: choose_formats(source, tools=tool_format, reasoning=reasoning_format)
             for name, source in sources.items()

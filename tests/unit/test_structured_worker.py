@@ -252,7 +252,9 @@ def test_a_panic_in_an_answers_grammar_is_its_own(tmp_path, monkeypatch, method,
             error = answers["held"].error
             assert isinstance(error, LlorchError)
             assert not isinstance(error, RequestError), "whoever runs the worker should hear of it"
-            assert str(error).startswith("llguidance failed in its own code (PanicException)"), "no word of the panic"
+            assert str(error).startswith("llguidance failed in its own code (PanicException)"), (
+                "no word of the panic"
+            )
             assert answers["free"].ids == continuation(PROMPT, 12, VOCAB)
             monkeypatch.setattr(Program, "begin", begin)
             held = ask(worker, PROMPT, "held", structured=form, max_tokens=12)

@@ -271,7 +271,9 @@ class GenerationServicer:
         finally:
             call.abandoned = True
             admission.afterwards(call.leave)
-            del admission  # holds the error that it ended with, which holds this frame: a circle around the message
+            del (
+                admission
+            )  # holds the error that it ended with, which holds this frame: a circle around the message
 
     def _admit(self, read: _Reader, raw: bytes, connection: str, call: LiveCall) -> None:
         """Parse, check and submit a request. A pool thread."""
