@@ -91,7 +91,8 @@ class ControlTokenGuard:
         Raises InvalidRequestError, naming ``field``, if the tokenizer's model itself makes a control token of plain text.
         """
         inner, aliases, originals = self._encoder
-        pieces, end = [], 0
+        pieces: list[str] = []
+        end = 0
         for spot in written:
             pieces += (
                 text[end : spot.start],
@@ -120,7 +121,7 @@ class ControlTokenGuard:
         """A tokenizer that finds added tokens as the guarded one does and makes one token of all between them; real ids by its own."""
         rest = _secret_text()
         model = {"type": "WordLevel", "vocab": {rest: 0}, "unk_token": rest}
-        changed = {
+        changed: dict[str, Any] = {
             "model": model,
             "added_tokens": [],
             "pre_tokenizer": None,
