@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import shlex
 import tempfile
@@ -141,7 +142,8 @@ def work_of(
     """Return the work with a prompt of English text, encoded by an artifact's tokenizer; ``scratch`` holds its file."""
     artifact = load_artifact(artifact_folder)
     encoder = PromptEncoder(artifact, Tokenizer.load(artifact.tokenizer_path))
-    ids = text_prompt(prompt_tokens, encoder.encode)
+    encode = functools.partial(encoder.encode, context=artifact.manifest.context_length)
+    ids = text_prompt(prompt_tokens, encode)
     file = scratch / "prompt.json"
     file.write_text(json.dumps(ids), encoding="ascii")
     return Work(ids, file, new_tokens, streams, repeat=1, threads=usable_cpus())

@@ -304,7 +304,7 @@ class GenerationServicer:
             convert_fields.extend_ids(response.token_ids, token_ids)
             return response
 
-        return await self._threads.run(len(raw), work)
+        return await self._threads.admit(len(raw), work).result()
 
     async def _detokenize(self, context: Context) -> pb.DetokenizeResponse:
         raw = await self._messages.message(context)
@@ -316,7 +316,7 @@ class GenerationServicer:
             text = self._generator.detokenize(token_ids, keep_special_tokens=message.keep_special_tokens)
             return pb.DetokenizeResponse(text=text)
 
-        return await self._threads.run(len(raw), work)
+        return await self._threads.admit(len(raw), work).result()
 
     async def _get_model_info(self, _context: Context) -> pb.GetModelInfoResponse:
         assert self._info is not None

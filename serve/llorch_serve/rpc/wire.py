@@ -5,9 +5,7 @@ Input: a call's raw bytes, from ``servicer.py``. What is malformed is left for t
 
 from __future__ import annotations
 
-from typing import Final
-
-from google.protobuf.descriptor import Descriptor
+from typing import Any, Final, TypeAlias
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 
@@ -15,6 +13,10 @@ MAX_FIELDS: Final = 2**16
 """Of one message, those of messages inside included: more than any list that is accepted needs."""
 
 _SMALL_BYTES: Final = 2**16  # such a message has fewer fields than that
+
+
+Descriptor: TypeAlias = Any
+"""A message type's own: of one class in protobuf's Python, of another in its C."""
 
 
 def check_fields(raw: bytes, kind: Descriptor) -> None:
