@@ -26,7 +26,7 @@ from bench_peers.rounds import run_rounds
 from llorch_serve.artifact import load_artifact
 from llorch_serve.bench.workload import text_prompt
 from llorch_serve.errors import UsageError
-from llorch_serve.prompts import PromptEncoder
+from llorch_serve.prompts import COUNTED_TOKENS, PromptEncoder
 from llorch_serve.providers import usable_cpus
 from llorch_serve.reference_file import ReferenceFile
 from llorch_serve.terminal.console import say
@@ -142,7 +142,7 @@ def work_of(
     """Return the work with a prompt of English text, encoded by an artifact's tokenizer; ``scratch`` holds its file."""
     artifact = load_artifact(artifact_folder)
     encoder = PromptEncoder(artifact, Tokenizer.load(artifact.tokenizer_path))
-    encode = functools.partial(encoder.encode, context=artifact.manifest.context_length)
+    encode = functools.partial(encoder.encode, context=COUNTED_TOKENS)
     ids = text_prompt(prompt_tokens, encode)
     file = scratch / "prompt.json"
     file.write_text(json.dumps(ids), encoding="ascii")

@@ -19,6 +19,9 @@ _NORMALISING: Final = 4
 MAX_CHARS: Final = 4 * 2**20
 """Of a text, whatever the context: what the longest contexts hold. HTTP takes as many bytes."""
 
+COUNTED_TOKENS: Final = 2**16
+"""What may be tokenised, or made text again, in any case: whoever counts tokens wants to know by how many a context is exceeded."""
+
 SMALL_CHAT_CHARS: Final = 2**18
 """What a template may be given in any case: it may leave out most of a conversation, and is fast with so much."""
 

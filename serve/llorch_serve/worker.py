@@ -24,7 +24,7 @@ from llorch_serve.intake import Intake
 from llorch_serve.live_requests import LiveRequests
 from llorch_serve.load import Load
 from llorch_serve.local import stream
-from llorch_serve.prompts import PromptEncoder
+from llorch_serve.prompts import COUNTED_TOKENS, PromptEncoder
 from llorch_serve.requests import (
     Abort,
     GenerationRequest,
@@ -165,16 +165,23 @@ class Worker:
         return self._intake.violations(prompt, sampling)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
-        """Return a prompt's token ids and the text they stand for. Raises InvalidRequestError."""
-        return self._prompts.encode(prompt, context=self._session.capacity.context)
+        """Return a prompt's token ids and the text they stand for, COUNTED_TOKENS at most if the context holds fewer.
+
+        Raises InvalidRequestError.
+        """
+        return self._prompts.encode(prompt, context=self._most_counted)
 
     def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
-        """Return the text of token ids. Raises InvalidRequestError for more than a context holds, or ids outside the vocabulary."""
-        context = self._session.capacity.context
-        if len(token_ids) > context:
-            found = f"found {len(token_ids)} ids, expected at most {context}, as the context holds; send them in parts"
+        """Return the text of token ids. Raises InvalidRequestError for more than :meth:`tokenize` gives, or ids outside the vocabulary."""
+        if len(token_ids) > self._most_counted:
+            found = f"found {len(token_ids)} ids, expected at most {self._most_counted}; send them in parts"
             raise InvalidRequestError([FieldViolation("token_ids", found)])
         return self._tokenizer.decode(token_ids, keep_special_tokens=keep_special_tokens)
+
+    @property
+    def _most_counted(self) -> int:
+        """Most tokens of a text that is only tokenised, or made of tokens."""
+        return max(self._session.capacity.context, COUNTED_TOKENS)
 
     def model_info(self) -> ModelInfo:
         """Describe what is served."""

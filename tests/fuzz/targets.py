@@ -50,6 +50,7 @@ from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert import read_abort_request, read_generation_request
 from llorch_serve.rpc.convert_prompt import read_prompt, read_token_ids
 from llorch_serve.rpc.convert_score import read_score_request
+from llorch_serve.rpc.wire import check_fields
 from llorch_serve.text import TextStream, Tokenizer
 
 CORPUS = Path(__file__).parent.parent / "data" / "fuzz"
@@ -213,7 +214,8 @@ def _tokenizer() -> Callable[[bytes], object]:
         else:
             stream.finish()
         prompt = ChatPrompt((ChatMessage("user", text),))
-        encode_chat(tokenizer, ChatTemplate("{{ messages[0].content }}<|turn|>", None, None), prompt)
+        template = ChatTemplate("{{ messages[0].content }}<|turn|>", None, None)
+        encode_chat(tokenizer, template, prompt, most=4096, most_chars=2**16)
 
     return run
 
@@ -257,7 +259,7 @@ def _template() -> Callable[[bytes], object]:
 
     def run(data: bytes) -> None:
         template = ChatTemplate(data.decode("utf-8", "replace"), "<|bos|>", "<|eos|>")
-        encode_chat(tokenizer, template, prompt)
+        encode_chat(tokenizer, template, prompt, most=4096, most_chars=2**16)
 
     return run
 
@@ -275,6 +277,7 @@ def _http_body() -> Callable[[bytes], object]:
 def _protobuf() -> Callable[[bytes], object]:
     def parsed(kind: Any, read: Callable[[Any], object]) -> Callable[[bytes], object]:
         def run(raw: bytes) -> object:
+            check_fields(raw, kind.DESCRIPTOR)
             try:
                 message = kind.FromString(raw)
             except DecodeError:
@@ -291,7 +294,7 @@ def _protobuf() -> Callable[[bytes], object]:
         parsed(pb.TokenizeRequest, lambda message: read_prompt(message.input)),
         parsed(
             pb.DetokenizeRequest,
-            lambda m: read_token_ids(m.token_ids, count=len(m.token_ids), field="token_ids"),
+            lambda m: read_token_ids(m.token_ids, field="token_ids"),
         ),
     )
 
