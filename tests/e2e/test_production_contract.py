@@ -320,8 +320,13 @@ def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, monkeypatch, phase
             assert gate.acquire(timeout=PATIENCE_S)
 
     worker = make_worker(tmp_path, make_session(slots=1, before_call=before))
-    inner = worker.abort
-    monkeypatch.setattr(worker, "abort", lambda name: (inner(name), told.set()))
+    submit = worker.submit
+
+    def submitted(request, sink):
+        abort = submit(request, sink)
+        return lambda: (abort(), told.set())
+
+    monkeypatch.setattr(worker, "submit", submitted)
     try:
         with running_server(worker) as running, open_stub(running.address) as stub:
             other = None

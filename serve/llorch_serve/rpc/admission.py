@@ -64,7 +64,10 @@ class Admission(Generic[R]):
     async def result(self) -> R:
         """Return what the work does, or raise what it raises."""
         await asyncio.wait((self._work,))  # which leaves the work alone when it is cancelled
-        return self._work.result()
+        try:
+            return self._work.result()
+        finally:
+            del self  # holds the error, which holds this frame: a circle around the request's bytes
 
     def afterwards(self, act: Callable[[], None]) -> None:
         """Call ``act`` once the work has ended, now if it has."""
