@@ -238,18 +238,20 @@ def _finish(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
         if token and kind in (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED)
     ]
-    tokenizer.add_tokens([token for token in added if not token.special])
-    tokenizer.add_special_tokens([token for token in added if token.special])
+    with rust_call:
+        tokenizer.add_tokens([token for token in added if not token.special])
+        tokenizer.add_special_tokens([token for token in added if token.special])
     before = _template_token(vocabulary, vocabulary.bos, "bos") if vocabulary.add_bos else None
     after = _template_token(vocabulary, vocabulary.eos, "eos") if vocabulary.add_eos else None
     if before is None and after is None:
         return
     head, tail = (f"{before[0]} " if before else ""), (f" {after[0]}" if after else "")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{head}$A{tail}",
-        pair=f"{head}$A{tail} {head.replace(' ', ':1 ')}$B:1{tail + ':1' if tail else ''}",
-        special_tokens=sorted({token for token in (before, after) if token}),
-    )
+    with rust_call:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{head}$A{tail}",
+            pair=f"{head}$A{tail} {head.replace(' ', ':1 ')}$B:1{tail + ':1' if tail else ''}",
+            special_tokens=sorted({token for token in (before, after) if token}),
+        )
 
 
 def _template_token(vocabulary: Vocabulary, token_id: int | None, role: str) -> tuple[str, int]:
@@ -258,9 +260,9 @@ def _template_token(vocabulary: Vocabulary, token_id: int | None, role: str) -> 
             f"{vocabulary.origin} asks for a {role} token around text but names none; convert it again"
         )
     text = vocabulary.tokens[token_id]
-    # Templates are written as words, with a colon before a number.
-    if not text or ":" in text or text.split() != [text]:
+    # Templates are written as words, with a colon before a number, and a dollar sign before what stands for a text.
+    if not text or ":" in text or text.startswith("$") or text.split() != [text]:
         raise ArtifactError(
-            f"{vocabulary.origin}: the {role} token is {text!r}, expected text without spaces and colons"
+            f"{vocabulary.origin}: the {role} token is {text!r}, expected text without spaces and colons, and no $ before it"
         )
     return text, token_id
