@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import SupportsIndex
 
 import pytest
 from hypothesis import example, given, settings
@@ -198,7 +203,107 @@ def test_text_is_told_as_soon_as_it_cannot_be_a_call() -> None:
     assert made.push("two").reasoning == " two"
 
 
-def test_an_answer_is_read_in_linear_time() -> None:
+class Watched(str):
+    """Text that counts the characters that are read or copied where it takes part."""
+
+    __slots__ = ()
+    characters = 0
+
+    def __add__(self, other: str) -> Watched:
+        return self._counted(str.__add__(self, other))
+
+    def __radd__(self, other: str) -> Watched:
+        return self._counted(str.__add__(other, self))
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Watched:
+        return self._counted(str.__getitem__(self, key))
+
+    def lstrip(self, chars: str | None = None, /) -> Watched:
+        return self._counted(str.lstrip(self, chars))
+
+    def rstrip(self, chars: str | None = None, /) -> Watched:
+        return self._counted(str.rstrip(self, chars))
+
+    def isspace(self) -> bool:
+        return str.isspace(self._counted(self))
+
+    def find(self, sub: str, start: SupportsIndex | None = None, end: SupportsIndex | None = None, /) -> int:
+        found = str.find(self, sub, start, end)
+        self._counted(str.__getitem__(self, slice(start, end if found < 0 else found + len(sub))))
+        return found
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        before, found, after = str.partition(self._counted(self), sep)
+        return Watched(before), found, Watched(after)
+
+    @staticmethod
+    def _counted(text: str) -> Watched:
+        Watched.characters += len(text)
+        return Watched(text)
+
+
+class WatchedPattern:
+    """A regular expression that counts the characters it looks at."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+
+    def __getattr__(self, method: str) -> Callable[..., re.Match[str] | None]:
+        def match(text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
+            found: re.Match[str] | None = getattr(self._pattern, method)(text, start, end)
+            Watched.characters += (len(text) if found is None else found.end() + 1) - start
+            return found
+
+        return match
+
+
+OPEN_CALL = '{"name": "f", "arguments": {"s": "'
+HELD = [
+    ("hermes", "none", "<tool_call>" + OPEN_CALL, "abcd"),
+    ("hermes", "none", "<tool_call>" + OPEN_CALL, "\\\\\\\\"),
+    ("mistral", "none", "[TOOL_CALLS]f" + OPEN_CALL, "abcd"),
+    ("hermes", "none", "<tool_call>", " "),
+    ("mistral", "none", "[TOOL_CALLS]", " "),
+    ("hermes", "none", f"<tool_call>{TIME}", " "),
+    ("llama3", "none", "", " "),
+    ("llama3", "none", f"{TIME};", " "),
+    ("llama3", "none", f"{TIME}; " + OPEN_CALL, "abcd"),
+    ("none", "think", "", " "),
+    ("none", "think", "<think>", " "),
+    ("none", "think", "<think>a", " "),
+    ("none", "think", "<think>a</think>", " "),
+    ("none", "granite", "<think>a</think>", " "),
+    ("none", "granite", "<think>a</think><response>", " "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tools", "reasoning", "before", "token"), HELD)
+def test_a_token_costs_the_same_however_much_is_held(
+    tools: str, reasoning: str, before: str, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Characters that are looked at or copied, for each of an answer."""
+    for file in ("calls", "json_calls", "markers", "reasoning", "tool_formats"):
+        module = importlib.import_module(f"llorch_serve.parsing.{file}")
+        for name, value in vars(module).items():
+            if isinstance(value, re.Pattern):
+                monkeypatch.setattr(module, name, WatchedPattern(value))
+    made = parser(tools, reasoning)
+    made.push(before)
+    monkeypatch.setattr(Watched, "characters", 0)
+    for _ in range(2000):
+        made.push(Watched(token))
+    assert Watched.characters <= 2000 * 100 * len(token)
+
+
+def test_many_calls_at_once_cost_what_each_of_them_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of byte tokens is told at once when it ends, and so is what was held back for a stop string."""
+    monkeypatch.setattr(Watched, "characters", 0)
+    answer = Watched("[TOOL_CALLS]f{}" * 2000)
+    assert len(parser("mistral").push(answer).tool_calls) == 2000
+    assert Watched.characters <= 100 * len(answer)
+
+
+def test_a_long_call_comes_whole() -> None:
     made = parser("hermes")
     made.push('<tool_call>{"name": "f", "arguments": {"s": "')
     for _ in range(20_000):

@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llorch_serve.parsing.json_calls import ParsedCall
-from llorch_serve.parsing.markers import find_first, held_back, is_beginning
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What a marker was followed by: ``calls`` in the first ``length`` characters; no calls: it is malformed."""
-
-    calls: tuple[ParsedCall, ...]
-    length: int
+from llorch_serve.parsing.markers import held_back, is_beginning, space_end
 
 
 class BodyReader(Protocol):
-    """Reads what follows a marker, once."""
+    """Reads what follows a marker, once: where it ends, and then what calls it holds."""
 
-    def read(self, text: str) -> Body | None:
-        """Take all text after the marker so far; return the body, or None while it is not complete."""
+    def read(self, text: str, start: int) -> tuple[int, bool]:
+        """Take text from ``start`` on; return how far it has been read, and whether the body ends there.
+
+        What has not been read, a few hundred characters at most, comes again with what follows it.
+        """
+
+    def calls(self, body: str) -> tuple[ParsedCall, ...]:
+        """Return the calls of the body, which is all that has been read; none: it is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,8 @@ class _Place(enum.Enum):
 class CallParser:
     """Reads the calls of one answer. Joined pieces depend on the joined text alone; white space behind a call is dropped.
 
+    A character costs the same however much is held: what has been read, of a body or of white space, is only kept.
+
     names: the tools that the request has.
     """
 
@@ -76,7 +76,8 @@ class CallParser:
         self._form = form
         self._names = names
         self._place = _Place.START if form.bare else _Place.TEXT
-        self._held = ""
+        self._unread = ""  # what may become a marker or a header, and is looked at again with what follows it
+        self._kept: list[str] = []  # what has been read of a body, or of what may come before one
         self._reader: BodyReader = form.reader()
         self._opening = ""  # what stood before the body: its marker, a separator, or white space
         self._marked = False
@@ -84,75 +85,99 @@ class CallParser:
 
     def push(self, text: str) -> list[str | ParsedCall]:
         """Take new text; return new text and calls, in order."""
-        self._held += text
+        text = self._unread + text
         pieces: list[str | ParsedCall] = []
-        before = None
-        while before != (self._place, len(self._held)):  # until nothing moves
-            before = (self._place, len(self._held))
-            if self._place is _Place.START:
-                self._start()
-            if self._place is _Place.BEHIND:
-                self._behind()
-            if self._place is _Place.TEXT:
-                pieces += self._text()
-            if self._place is _Place.BODY:
-                pieces += self._body()
+        at, before = 0, None
+        while at < len(text) and before != (self._place, at):  # until nothing moves
+            before = (self._place, at)
+            match self._place:
+                case _Place.START:
+                    at = self._start(text, at, pieces)
+                case _Place.BEHIND:
+                    at = self._behind(text, at, pieces)
+                case _Place.TEXT:
+                    at = self._text(text, at, pieces)
+                case _Place.BODY:
+                    at = self._body(text, at, pieces)
+        self._unread = text[at:]
         return pieces
 
     def finish(self) -> list[str | ParsedCall]:
         """Return what was held back: the answer has ended."""
-        held, self._held = self._held, ""
-        if self._place is _Place.BODY:
-            return [self._opening + held]
-        if self._place is _Place.BEHIND:
-            held = held.lstrip()
+        opening = self._opening if self._place is _Place.BODY else ""
+        held = opening + self._released() + self._unread
+        self._unread = ""
         return [held] if held else []
 
-    def _start(self) -> None:
-        rest = self._held.lstrip()
-        if rest.startswith("{"):
-            self._open(self._held[: len(self._held) - len(rest)], rest, marked=False)
-        elif rest:
-            self._place = _Place.TEXT
+    def _start(self, text: str, at: int, pieces: list[str | ParsedCall]) -> int:
+        end = space_end(text, at)
+        self._kept.append(text[at:end])
+        if end < len(text):
+            self._open_bare(text, end, self._released(), pieces)
+        return end
 
-    def _text(self) -> list[str | ParsedCall]:
-        found = find_first(self._held, (self._form.begin,))
-        if found is None:
-            sure = len(self._held) - held_back(self._held, (self._form.begin,))
-            text, self._held = self._held[:sure], self._held[sure:]
-        else:
-            text = self._held[: found[0]]
-            self._open(self._form.begin, self._held[found[0] + len(self._form.begin) :], marked=True)
-        return [text] if text else []
-
-    def _body(self) -> list[str | ParsedCall]:
-        body = self._reader.read(self._held)
-        if body is None:
-            return []
-        taken, self._held = self._held[: body.length], self._held[body.length :]
-        sound = bool(body.calls) and (self._marked or all(call.name in self._names for call in body.calls))
-        if sound:
-            self._place, self._end_due = _Place.BEHIND, bool(self._form.end)
-            return list(body.calls)
-        self._place = _Place.TEXT
-        return [self._opening + taken] if self._opening + taken else []
-
-    def _behind(self) -> None:
-        rest = self._held.lstrip()
-        end = self._form.end
-        if self._end_due and rest.startswith(end):
+    def _behind(self, text: str, at: int, pieces: list[str | ParsedCall]) -> int:
+        end = space_end(text, at)
+        if self._kept:  # behind a separator
+            self._kept.append(text[at:end])
+            if end < len(text):
+                space = self._released()
+                self._open_bare(text, end, ";" if text.startswith("{", end) else space, pieces)
+            return end
+        if end == len(text):
+            return end
+        if self._end_due and text.startswith(self._form.end, end):
             self._end_due = False
-            rest = rest[len(end) :].lstrip()
-        self._held = rest
-        if not rest or (self._end_due and is_beginning(rest, end)):
-            return
-        separator = ";" if rest.startswith(";") else ""
-        following = rest.removeprefix(";").lstrip()
-        if self._form.bare and following.startswith("{"):
-            self._open(separator, following, marked=False)
-        elif following or not self._form.bare:
+            return end + len(self._form.end)
+        if self._end_due and is_beginning(text, end, self._form.end):
+            return end
+        if self._form.bare and text.startswith(";", end):
+            self._kept.append(";")
+            return end + 1
+        if self._form.bare:
+            self._open_bare(text, end, "", pieces)
+        else:
             self._place = _Place.TEXT
+        return end
 
-    def _open(self, opening: str, held: str, *, marked: bool) -> None:
+    def _text(self, text: str, at: int, pieces: list[str | ParsedCall]) -> int:
+        begin = self._form.begin
+        found = text.find(begin, at)
+        sure = found if found >= 0 else len(text) - held_back(text[at:], (begin,))
+        if sure > at:
+            pieces.append(text[at:sure])
+        if found < 0:
+            return sure
+        self._open(begin, marked=True)
+        return found + len(begin)
+
+    def _body(self, text: str, at: int, pieces: list[str | ParsedCall]) -> int:
+        end, complete = self._reader.read(text, at)
+        self._kept.append(text[at:end])
+        if not complete:
+            return end
+        body = self._released()
+        calls = self._reader.calls(body)
+        if calls and (self._marked or all(call.name in self._names for call in calls)):
+            self._place, self._end_due = _Place.BEHIND, bool(self._form.end)
+            pieces += calls
+        else:
+            self._place = _Place.TEXT
+            pieces.append(self._opening + body)
+        return end
+
+    def _released(self) -> str:
+        kept, self._kept = "".join(self._kept), []
+        return kept
+
+    def _open_bare(self, text: str, at: int, before: str, pieces: list[str | ParsedCall]) -> None:
+        """Begin a body without marker if there is one, else text; ``before``: what was kept of the text before it."""
+        if text.startswith("{", at):
+            self._open(before, marked=False)
+        else:
+            self._place = _Place.TEXT
+            pieces.append(before)
+
+    def _open(self, opening: str, *, marked: bool) -> None:
         self._place, self._reader = _Place.BODY, self._form.reader()
-        self._opening, self._held, self._marked = opening, held, marked
+        self._opening, self._marked = opening, marked

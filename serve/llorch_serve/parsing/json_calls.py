@@ -29,37 +29,35 @@ class ParsedCall:
 
 @dataclass(slots=True)
 class ValueScanner:
-    """Finds the end of an object or list. Resumable: no character is looked at twice.
+    """Finds the end of an object or list in text that comes in pieces. No character is looked at twice."""
 
-    at: from where to go on; set it to where the value begins.
-    """
-
-    at: int = 0
     _depth: int = field(default=0, init=False)
     _in_string: bool = field(default=False, init=False)
 
-    def end(self, text: str) -> int | None:
-        """Return where the value ends in ``text``, which has grown since the last call, or None if it does not yet."""
-        while self.at < len(text):
-            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, self.at)
+    def read(self, text: str, start: int) -> tuple[int, bool]:
+        """Take text from ``start`` on, first where the value begins; return how far it has been read, and whether the value ends there.
+
+        What has not been read, a backslash at most, comes again with what follows it.
+        """
+        at = start
+        while at < len(text):
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
             if found is None:
-                self.at = len(text)
-                return None
+                break
             mark = found[0]
             if mark == "\\":
                 if found.end() == len(text):  # what is escaped has not come yet
-                    self.at = found.start()
-                    return None
-                self.at = found.end() + 1
+                    return found.start(), False
+                at = found.end() + 1
                 continue
-            self.at = found.end()
+            at = found.end()
             if mark == '"':
                 self._in_string = not self._in_string
             else:
                 self._depth += 1 if mark in "{[" else -1
                 if self._depth == 0:
-                    return self.at
-        return None
+                    return at, True
+        return len(text), False
 
 
 def read_calls(text: str) -> tuple[ParsedCall, ...]:

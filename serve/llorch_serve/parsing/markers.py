@@ -5,13 +5,18 @@ Used by the parsers of this package. Every decision depends on the text alone, n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
+
+_SPACE: Final = re.compile(r"\s*")
 
 
-def find_first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Return where the first marker begins and which it is; of those that begin together, the longest."""
-    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
-    return min(found, key=lambda at: (at[0], -len(at[1])), default=None)
+def space_end(text: str, start: int = 0) -> int:
+    """Return where white space that begins at ``start`` ends."""
+    found = _SPACE.match(text, start)
+    assert found is not None
+    return found.end()
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
@@ -24,6 +29,6 @@ def held_back(text: str, markers: Sequence[str]) -> int:
     return 0
 
 
-def is_beginning(text: str, marker: str) -> bool:
-    """Tell whether ``text`` is less than the marker, but may yet become it."""
-    return len(text) < len(marker) and marker.startswith(text)
+def is_beginning(text: str, start: int, marker: str) -> bool:
+    """Tell whether ``text`` from ``start`` on is less than the marker, but may yet become it."""
+    return len(text) - start < len(marker) and marker.startswith(text[start:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from llorch_serve.parsing.markers import held_back, is_beginning
+from llorch_serve.parsing.markers import held_back, is_beginning, space_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,21 @@ class _Place(enum.Enum):
 class ReasoningParser:
     """Splits one answer. Joined pieces depend on the joined text alone.
 
+    A character costs the same however much is held: white space that has been read is only kept.
+
     begun: the prompt ends inside the thoughts, as some templates have it.
     """
 
     def __init__(self, form: ReasoningFormat, *, begun: bool) -> None:
         self._form = form
         self._place = _Place.THOUGHTS if begun else _Place.START
-        self._held = ""
+        self._space: list[str] = []  # white space that may count yet
+        self._unread = ""  # what may become a marker, and is looked at again with what follows it
         self._thought = False  # whether a thought has been told, after which white space counts
 
     def push(self, text: str) -> tuple[str, str]:
         """Take new text; return new thoughts and new text of the answer."""
-        self._held += text
+        self._unread += text  # which was less than a marker
         thoughts, answer = "", ""
         place = None
         while place is not self._place:  # until nothing moves
@@ -70,33 +73,41 @@ class ReasoningParser:
             elif place is _Place.MARKED_ANSWER:
                 answer += self._marked()
         if self._place is _Place.ANSWER:
-            answer, self._held = answer + self._held, ""
+            answer, self._unread = answer + self._unread, ""
         return thoughts, answer
 
     def finish(self) -> tuple[str, str]:
         """Return what was held back: the answer has ended."""
-        held, self._held = self._held, ""
+        held = self._released() + self._unread
+        self._unread = ""
         if self._place is _Place.THOUGHTS:
             return self._trimmed(held.rstrip()), ""
         return "", "" if self._place is _Place.BETWEEN and not held.strip() else held
 
     def _start(self) -> str:
-        rest = self._held.lstrip()
-        if rest.startswith(self._form.begin):
-            self._held, self._place = rest[len(self._form.begin) :], _Place.THOUGHTS
-        elif not is_beginning(rest, self._form.begin):
+        self._take_space()
+        if self._unread.startswith(self._form.begin):
+            self._released()
+            self._unread, self._place = self._unread[len(self._form.begin) :], _Place.THOUGHTS
+        elif not is_beginning(self._unread, 0, self._form.begin):
             self._place = _Place.ANSWER
+            return self._released()
         return ""
 
     def _think(self) -> str:
-        thoughts, end, rest = self._held.partition(self._form.end)
+        thoughts, end, rest = self._unread.partition(self._form.end)
         if end:
-            self._held, self._place = rest, _Place.BETWEEN
-            return self._trimmed(thoughts.rstrip())
+            self._unread, self._place = rest, _Place.BETWEEN
+            return self._trimmed((self._released() + thoughts).rstrip())
+        sure = len(thoughts) - held_back(thoughts, (self._form.end,))
+        told, self._unread = thoughts[:sure].rstrip(), thoughts[sure:]
         # White space before what may become the end is not told either.
-        sure = thoughts[: len(thoughts) - held_back(thoughts, (self._form.end,))].rstrip()
-        self._held = thoughts[len(sure) :]
-        return self._trimmed(sure)
+        space = thoughts[len(told) : sure]
+        if told:
+            told = self._trimmed(self._released() + told)
+        if space:
+            self._space.append(space)
+        return told
 
     def _trimmed(self, thoughts: str) -> str:
         if not self._thought:
@@ -105,17 +116,30 @@ class ReasoningParser:
         return thoughts
 
     def _between(self) -> None:
-        rest, mark = self._held.lstrip(), self._form.answer_begin
+        self._take_space()
+        rest, mark = self._unread, self._form.answer_begin
         if mark and rest.startswith(mark):
-            self._held, self._place = rest[len(mark) :], _Place.MARKED_ANSWER
-        elif rest and not (mark and is_beginning(rest, mark)):
-            self._held, self._place = rest, _Place.ANSWER
+            self._released()
+            self._unread, self._place = rest[len(mark) :], _Place.MARKED_ANSWER
+        elif rest and not (mark and is_beginning(rest, 0, mark)):
+            self._released()
+            self._place = _Place.ANSWER
 
     def _marked(self) -> str:
-        answer, end, rest = self._held.partition(self._form.answer_end)
+        answer, end, rest = self._unread.partition(self._form.answer_end)
         if end:
-            self._held, self._place = rest, _Place.ANSWER
+            self._unread, self._place = rest, _Place.ANSWER
             return answer
         sure = len(answer) - held_back(answer, (self._form.answer_end,))
-        self._held = answer[sure:]
+        self._unread = answer[sure:]
         return answer[:sure]
+
+    def _take_space(self) -> None:
+        end = space_end(self._unread)
+        if end:
+            self._space.append(self._unread[:end])
+            self._unread = self._unread[end:]
+
+    def _released(self) -> str:
+        space, self._space = "".join(self._space), []
+        return space
