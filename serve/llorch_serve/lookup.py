@@ -16,6 +16,9 @@ SEARCHED_TOKENS: Final = 16_384
 """How far back a guess is looked for, so that its cost is bounded whatever the context."""
 _FIRST_DRAFT: Final = 4
 _LONGEST_PAUSE: Final = 32
+_MOST_MISSES: Final = 256
+"""Bytes of two tokens that look like the ones sought: after so many the search is given up, as a step waits for it."""
+
 _BYTES: Final = 4
 
 
@@ -63,14 +66,17 @@ class PromptLookup:
         self._length = min(max(grown, _FIRST_DRAFT), self._max_draft)
 
     def _find(self, size: int) -> int | None:
-        """Return where the latest earlier occurrence of the last ``size`` bytes ends, or None."""
+        """Return where the latest earlier occurrence of the last ``size`` bytes ends, or None if it was not found."""
         data = self._data
         if len(data) <= size:
             return None
         pattern, first = data[-size:], max(len(data) - SEARCHED_TOKENS * _BYTES, 0)
         end = len(data) - 1  # one byte short: the end itself is no earlier occurrence
-        while (start := data.rfind(pattern, first, end)) >= 0:
+        for _ in range(_MOST_MISSES):
+            start = data.rfind(pattern, first, end)
+            if start < 0:
+                return None
             if start % _BYTES == 0:
                 return start + size
-            end = start + size - 1  # bytes of two tokens that look like one
+            end = start + size - 1
         return None

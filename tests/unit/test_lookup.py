@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +31,24 @@ def test_a_guess_is_what_followed_the_latest_longest_match(
     lookup = PromptLookup(prompt, max_draft=4)
     lookup.extend(answer)
     assert lookup.draft(limit) == plain_draft([*prompt, *answer], min(limit, 4))
+
+
+class WatchedBytes(bytearray):
+    """Bytes that count how often they are searched."""
+
+    searches = 0
+
+    def rfind(self, *given: Any) -> int:
+        self.searches += 1
+        return super().rfind(*given)
+
+
+def test_tokens_that_look_alike_at_the_wrong_place_do_not_prolong_a_search() -> None:
+    """256 and 1 are the same bytes, shifted by one: the tokens sought are found between the tokens, 16,000 times."""
+    lookup = PromptLookup([256] * 16_000 + [1, 1, 1, 1], max_draft=4)
+    watched = lookup._data = WatchedBytes(lookup._data)
+    lookup.draft(4)
+    assert 0 < watched.searches <= 1_000
 
 
 def test_a_right_guess_makes_the_next_one_longer_and_a_wrong_one_shorter() -> None:
