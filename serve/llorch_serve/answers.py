@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from llorch_serve.logprobs import TokenLogprobs, name_tokens
 from llorch_serve.parsing.answer import AnswerParser
-from llorch_serve.requests import Completion, GenerationUpdate, Timings, UpdateSink, joined
+from llorch_serve.requests import Completion, GenerationUpdate, JoinedUpdates, Timings, UpdateSink
 from llorch_serve.sampling import MAX_SEED
 from llorch_serve.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.text import TextStream, Tokenizer
@@ -134,7 +134,7 @@ class Answers:
     best: int | None = None
     aborted: bool = False
     open: int = field(init=False)
-    _held: dict[int, list[GenerationUpdate]] = field(default_factory=dict)
+    _held: dict[int, JoinedUpdates] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.open = len(self.members)
@@ -150,12 +150,15 @@ class Answers:
         update = replace(update, open_answers=self.open)
         if self.best is None or update.error is not None:
             return [update]
-        self._held.setdefault(update.index, []).append(update)
+        if (held := self._held.get(update.index)) is None:
+            self._held[update.index] = JoinedUpdates(update)
+        else:
+            held.add(update)
         return self._chosen(self.best) if self.open == 0 else []
 
     def _chosen(self, count: int) -> list[GenerationUpdate]:
         """Return the best answers, whole, best first. What is counted or told once for the request goes with the first."""
-        whole = {index: joined(updates) for index, updates in self._held.items()}
+        whole = {index: updates.joined() for index, updates in self._held.items()}
         first = whole[0]
         assert first.completion is not None
         # Of equals the one with the lower index, since sorting keeps the order.

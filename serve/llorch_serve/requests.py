@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
@@ -233,19 +233,51 @@ class GenerationUpdate:
         return not told and self.completion is None
 
 
-def joined(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
-    """Return successive updates of one answer, at least one, as one."""
-    if len(updates) == 1:
-        return updates[0]
-    return replace(
-        updates[-1],
-        text="".join(update.text for update in updates),
-        token_ids=tuple(token for update in updates for token in update.token_ids),
-        logprobs=tuple(place for update in updates for place in update.logprobs),
-        prompt_logprobs=tuple(place for update in updates for place in update.prompt_logprobs),
-        reasoning="".join(update.reasoning for update in updates),
-        tool_calls=tuple(call for update in updates for call in update.tool_calls),
-    )
+class JoinedUpdates:
+    """Successive updates of one answer, which become one. Each is looked at once, so that joining an answer at its end is quick.
+
+    last: the update that was added last.
+    """
+
+    __slots__ = ("_calls", "_ids", "_logprobs", "_prompt_logprobs", "_texts", "_thoughts", "last")
+
+    def __init__(self, first: GenerationUpdate) -> None:
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._ids: list[int] = []
+        self._calls: list[ToolCallDelta] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self.add(first)
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens there are."""
+        return len(self._ids)
+
+    def add(self, update: GenerationUpdate) -> None:
+        """Take the next update."""
+        self._texts.append(update.text)
+        self._thoughts.append(update.reasoning)
+        self._ids += update.token_ids
+        self._calls += update.tool_calls
+        self._logprobs += update.logprobs
+        self._prompt_logprobs += update.prompt_logprobs
+        self.last = update
+
+    def joined(self) -> GenerationUpdate:
+        """Return all of them as one."""
+        if len(self._texts) == 1:
+            return self.last
+        return replace(
+            self.last,
+            text="".join(self._texts),
+            token_ids=tuple(self._ids),
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=tuple(self._prompt_logprobs),
+            reasoning="".join(self._thoughts),
+            tool_calls=tuple(self._calls),
+        )
 
 
 class UpdateSink(Protocol):

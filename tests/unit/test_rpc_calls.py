@@ -79,6 +79,47 @@ def test_a_message_waits_for_as_many_tokens_as_are_asked_for_but_the_first_and_t
     asyncio.run(scenario())
 
 
+class WatchedUpdate(GenerationUpdate):
+    """An update that counts how often one of its kind is looked at."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "token_ids":
+            WatchedUpdate.looks += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_update_is_looked_at_when_it_comes_and_not_again(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop serves everybody, so the end of a long answer that nobody has taken is a moment like any other."""
+    count = 1000
+    monkeypatch.setattr(WatchedUpdate, "looks", 0)
+
+    async def scenario():
+        live = LiveCalls(asyncio.get_running_loop(), count + 1)
+        live.add("a", call := live.call(whole=whole, owner=""))
+        call.add(GenerationUpdate("a", "x", (0,), open_answers=1))
+        if not whole:
+            await call.take()
+        taking = asyncio.ensure_future(call.take())
+        await asyncio.sleep(0)
+        for token in range(1, count):
+            call.add(WatchedUpdate("a", "x", (token,), open_answers=1))
+        assert not taking.done()
+        call.add(GenerationUpdate("a", "x", (count,), DONE))
+        before = WatchedUpdate.looks
+        [update] = await taking
+        assert update.token_ids == tuple(range(0 if whole else 1, count + 1))
+        return before, WatchedUpdate.looks - before
+
+    adding, taking = asyncio.run(scenario())
+    assert adding <= 5 * count
+    assert taking == 0
+
+
 class Paced:
     """A loop with a clock and timers that are set by hand. hops: deliveries that reached it."""
 

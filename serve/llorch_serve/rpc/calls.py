@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from llorch_serve.errors import CancelledError, FieldViolation, InvalidRequestError, QueueFullError
-from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink, joined
+from llorch_serve.requests import Abort, GenerationUpdate, JoinedUpdates, UpdateSink
 from llorch_serve.sequence import FinishReason
 
 MESSAGES_PER_S: Final = 80  # one stream alone looks fluent with them
@@ -65,7 +65,7 @@ class LiveCall:
         self.abandoned = False
         self.ended = False
         self.error: Exception | None = None
-        self._news: dict[int, list[GenerationUpdate]] = {}  # by the answer's index
+        self._news: dict[int, JoinedUpdates] = {}  # by the answer's index
         self._waiter: asyncio.Future[None] | None = None
         self._abort: Abort | None = None  # what the generator returned; it owes a last update then
         self._unwanted = False
@@ -82,12 +82,17 @@ class LiveCall:
             raise self.error
         news, self._news = self._news, {}
         self._begun.update(news)
-        return sorted(map(joined, news.values()), key=lambda update: (update.is_last, update.index))
+        return sorted(
+            (updates.joined() for updates in news.values()), key=lambda update: (update.is_last, update.index)
+        )
 
     def add(self, update: GenerationUpdate) -> None:
         """Take one update and wake the handler if it waits for it."""
         if not update.is_empty:
-            self._news.setdefault(update.index, []).append(update)
+            if (news := self._news.get(update.index)) is None:
+                self._news[update.index] = JoinedUpdates(update)
+            else:
+                news.add(update)
         self.error = self.error or update.error
         self.ended = update.is_last
         self._wake()
@@ -125,13 +130,9 @@ class LiveCall:
             return False
         return self._interval == 1 or any(self._suffices(*news) for news in self._news.items())
 
-    def _suffices(self, index: int, news: list[GenerationUpdate]) -> bool:
-        ended = news[-1].completion is not None
-        return (
-            index not in self._begun
-            or ended
-            or sum(len(update.token_ids) for update in news) >= self._interval
-        )
+    def _suffices(self, index: int, news: JoinedUpdates) -> bool:
+        ended = news.last.completion is not None
+        return index not in self._begun or ended or news.token_count >= self._interval
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done() and self._due():

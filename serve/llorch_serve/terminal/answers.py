@@ -6,16 +6,19 @@ from collections.abc import Iterable, Iterator
 
 from llorch_serve.errors import LlorchError
 from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
-from llorch_serve.requests import GenerationUpdate, joined
+from llorch_serve.requests import GenerationUpdate, JoinedUpdates
 from llorch_serve.terminal.console import say, show_aside, write, write_json
 
 
 def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bool) -> None:
     """Print ``count`` answers on stdout: one alone as it comes, several when all have ended."""
     streams, thinks = count == 1 and not as_json, False
-    found: dict[int, list[GenerationUpdate]] = {}
+    found: dict[int, JoinedUpdates] = {}
     for update in updates:
-        found.setdefault(update.index, []).append(update)
+        if (parts := found.get(update.index)) is None:
+            found[update.index] = JoinedUpdates(update)
+        else:
+            parts.add(update)
         if streams:
             if update.reasoning:
                 show_aside(update.reasoning, end="")
@@ -24,7 +27,7 @@ def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bo
                 show_aside("")
                 thinks = False
             write(update.text)
-    answers = [joined(parts) for _, parts in sorted(found.items())]
+    answers = [found[index].joined() for index in sorted(found)]
     if len(answers) != count or any(answer.completion is None for answer in answers):
         raise LlorchError("an answer ended without a completion; please report this")
     if as_json:
