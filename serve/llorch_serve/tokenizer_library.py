@@ -30,6 +30,8 @@ MAX_VOCABULARY_CHARS: Final = 2**24
 
 MAX_MERGES: Final = 2**22
 MAX_PATTERN_CHARS: Final = 4096
+"""Of a regular expression. What it may cost at a place of a text, the library bounds: ten million steps, then it panics."""
+
 MAX_STEPS: Final = 64
 """Most steps of normaliser, splitting, post-processor or decoder; also most tokens that are put around a text."""
 
