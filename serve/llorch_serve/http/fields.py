@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.http.values import check_values
 from llorch_serve.json_errors import NOT_JSON
 
 BODY: Final = "body"  # names what is wrong with a document as a whole
@@ -28,6 +29,7 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
 
     Raises InvalidRequestError with every unknown field, every value of the wrong type and every missing field.
     """
+    check_values(raw, BODY)
     values = _split(raw)
     known = _fields(kind)
     unknown = [name for name in values if name not in known]
@@ -44,12 +46,27 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
             continue
         try:
             str(memoryview(raw_value), "utf-8")  # msgspec does not look into what is kept as it came
-            read[name] = msgspec.json.decode(raw_value, type=type_)
+            read[name] = _decoded(raw_value, type_)
         except NOT_JSON as error:
             bad.append(_violation(name, error))
     if bad:
         refuse_fields(bad, unlisted=max(0, len(unknown) - MAX_LISTED))
     return kind(**read)
+
+
+def _decoded(raw: msgspec.Raw, type_: Any) -> Any:
+    """Decode a value; a list of structures one by one, since decoding thousands at once would hold every other thread up."""
+    (item,) = typing.get_args(type_) if typing.get_origin(type_) is list else (None,)
+    if not (isinstance(item, type) and issubclass(item, msgspec.Struct)):
+        return msgspec.json.decode(raw, type=type_)
+    found = []
+    for index, each in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
+        try:
+            found.append(msgspec.json.decode(each, type=item))
+        except msgspec.ValidationError as error:
+            text, at, path = str(error).partition(" - at `$")
+            raise msgspec.ValidationError(f"{text} - at `$[{index}]{path if at else '`'}") from error
+    return found
 
 
 def refuse_fields(bad: Sequence[FieldViolation], *, unlisted: int = 0) -> NoReturn:
