@@ -1,9 +1,9 @@
-"""Attacks by clients that the worker does not know: watches that take nothing, and messages that are not meant to be read.
+"""Attacks by strangers: watches that take nothing, messages that are not meant to be read, and texts that take long to tokenise.
 
 Each has a worker of its own and one neighbour that asks it for a known answer again and again. Judged by: health, the neighbour's answers,
 resident memory, and the end within the drain timeout.
 
-    python tests/chaos_strangers.py watches|messages ADDRESS SECONDS
+    python tests/chaos_strangers.py watches|messages|texts ADDRESS SECONDS
 
 attacks a worker that is there.
 """
@@ -28,6 +28,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from chaos_client import request
 from chaos_field import Row, Sizes
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
+from llorch_serve.rpc import worker_pb2 as pb
 from processes import PATIENCE_S, Running, running
 from raw_http2 import INITIAL_WINDOW_SIZE, PREFACE, begun, call, connected, headers, settings
 from watching import Watched, watching
@@ -90,6 +91,23 @@ def messages_without_a_token(artifact: Path, sizes: Sizes) -> Row:
     return row
 
 
+def texts_that_take_long(artifact: Path, sizes: Sizes) -> Row:
+    """Texts of 14 MiB to tokenise and chats of 7 MiB, of several kinds, from a caller with the token."""
+    row = Row("texts of 14 MiB to tokenise, chats of 7 MiB")
+    with _starting(artifact) as (command, address), grpc.insecure_channel(address) as channel:
+        command.wait_for_line(r"^serving .* at")
+        with _neighbour(channel, sizes, row), watching(address, command.process.pid) as watched:
+            row.times, statuses = _attacked("texts", address, sizes)
+        command.process.terminate()
+        code = command.wait()
+    told = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    row.saw = f"{told}; {_seen(watched)}; exit code {code}"
+    row.lost += [] if code == 0 else ["its exit"]
+    row.lost += [status for status in statuses if not status.endswith((" OK", " INVALID_ARGUMENT"))]
+    _judge(row, watched, sizes)
+    return row
+
+
 def _attacked(what: str, address: str, sizes: Sizes) -> tuple[int, dict[str, int]]:
     """Attack from a process of its own, since health must not wait for the attacker's own work; return its rounds and what it was told."""
     arguments = [sys.executable, __file__, what, address, str(sizes.attack_s)]
@@ -133,6 +151,34 @@ def _messages(address: str, statuses: Counter[str]) -> None:
                 connection = stack.enter_context(connected(address, PATIENCE_S))
                 with contextlib.suppress(OSError):
                     connection.sendall(NO_WINDOW + flood)
+
+
+def _texts(address: str, statuses: Counter[str]) -> None:
+    """Send what no context holds, and about as much as one holds, of what is hard to tokenise."""
+    stub, sent = _stub_with_token(address), []
+    for kind in (" ", "a", "\u4f60", "\uff21", "a, "):
+        for size in (14 * MIB, 2 * MIB):
+            text = kind * (size // len(kind.encode()))
+            whole = pb.TokenizeRequest()
+            whole.input.text = text
+            chat = pb.GenerateRequest()
+            chat.input.chat.messages.add(role="user", content=text[: len(text) // 2])
+            chat.sampling.max_tokens = 1
+            sent += [("Tokenize", stub.Tokenize.future(whole, timeout=PATIENCE_S))]
+            sent += [("Generate", stub.Generate.future(chat, timeout=PATIENCE_S))]
+            statuses.update(f"{name} {one.code().name}" for name, one in sent)
+            sent.clear()
+
+
+def _stub_with_token(address: str) -> Any:
+    """Return a stub whose calls show the token and may be as large as they like."""
+
+    class Shown(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+        def intercept_unary_unary(self, continuation: Any, details: Any, asked: Any) -> Any:
+            return continuation(details._replace(metadata=(("authorization", f"Bearer {TOKEN}"),)), asked)
+
+    channel = grpc.insecure_channel(address, options=(("grpc.max_send_message_length", -1),))
+    return worker_pb2_grpc.GenerationServiceStub(grpc.intercept_channel(channel, Shown()))
 
 
 @contextlib.contextmanager
@@ -205,12 +251,12 @@ def _p99(times: list[float]) -> float:
     return statistics.quantiles(times, n=100, method="inclusive")[98] if len(times) > 1 else max(times)
 
 
-STRANGERS = (watches_that_take_nothing, messages_without_a_token)
+STRANGERS = (watches_that_take_nothing, messages_without_a_token, texts_that_take_long)
 
 
 def main(what: str, address: str, seconds: float) -> None:
     """Attack in rounds for so long, once at least; print how many and what the attacker was told."""
-    attack = {"watches": _watches, "messages": _messages}[what]
+    attack = {"watches": _watches, "messages": _messages, "texts": _texts}[what]
     statuses, rounds, until = Counter[str](), 0, time.monotonic() + seconds
     while rounds == 0 or time.monotonic() < until:
         attack(address, statuses)
