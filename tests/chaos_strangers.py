@@ -3,7 +3,7 @@
 Each has a worker of its own and one neighbour that asks it for a known answer again and again. Judged by: health, the neighbour's answers,
 resident memory, and the end within the drain timeout.
 
-    python tests/chaos_strangers.py watches|messages|texts ADDRESS SECONDS
+    python tests/chaos_strangers.py watches|messages|floods|texts ADDRESS SECONDS
 
 attacks a worker that is there.
 """
@@ -11,7 +11,9 @@ attacks a worker that is there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -73,12 +75,28 @@ def watches_that_take_nothing(artifact: Path, sizes: Sizes) -> Row:
 
 
 def messages_without_a_token(artifact: Path, sizes: Sizes) -> Row:
-    """Calls without a token that send much, little or nothing, and checks that do."""
-    row = Row("memory without a token")
+    """Calls without a token, and checks, of 15 MiB each."""
+    row = Row("24 calls and 24 checks of 15 MiB without a token")
+    _attack_without_token("messages", row, artifact, sizes)
+    return row
+
+
+def floods_without_a_token(artifact: Path, sizes: Sizes) -> Row:
+    """Calls and checks by the thousand that send little or nothing and take nothing.
+
+    Each call costs the event loop some processor time before it is refused, which no bound here takes away: what is judged is that health
+    is answered at all, and memory; how long it took is told.
+    """
+    row = Row("16,000 calls and checks that send and take nothing, without a token")
+    _attack_without_token("floods", row, artifact, dataclasses.replace(sizes, health_ms=math.inf))
+    return row
+
+
+def _attack_without_token(what: str, row: Row, artifact: Path, sizes: Sizes) -> None:
     with _starting(artifact) as (command, address), grpc.insecure_channel(address) as channel:
         command.wait_for_line(r"^serving .* at")
         with _neighbour(channel, sizes, row), watching(address, command.process.pid) as watched:
-            row.times, statuses = _attacked("messages", address, sizes)
+            row.times, statuses = _attacked(what, address, sizes)
         begun_at = time.monotonic()
         command.process.terminate()
         code = command.wait()
@@ -88,7 +106,6 @@ def messages_without_a_token(artifact: Path, sizes: Sizes) -> Row:
     row.lost += [] if code == 0 else ["its exit"]
     row.lost += [status for status in statuses if status.endswith(" OK")]
     _judge(row, watched, sizes)
-    return row
 
 
 def texts_that_take_long(artifact: Path, sizes: Sizes) -> Row:
@@ -133,7 +150,6 @@ def _watches(address: str, _statuses: Counter[str]) -> None:
 
 
 def _messages(address: str, statuses: Counter[str]) -> None:
-    """Send 15 MiB in each of 24 calls and of 24 checks, then calls and checks that send little or nothing, a thousand a connection."""
     own = (("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
     with contextlib.ExitStack() as stack:
         channels = [stack.enter_context(grpc.insecure_channel(address, options=own)) for _ in range(24)]
@@ -142,6 +158,11 @@ def _messages(address: str, statuses: Counter[str]) -> None:
                 channel.unary_unary(path).future(bytes(15 * MIB), timeout=PATIENCE_S) for channel in channels
             ]
             statuses.update(f"{path.rpartition('/')[2]} {one.code().name}" for one in asked)
+
+
+def _floods(address: str, _statuses: Counter[str]) -> None:
+    """Begin a thousand calls, or half as many checks, on each of 24 connections."""
+    with contextlib.ExitStack() as stack:
         for flood in (
             b"".join(headers(GENERATE, stream) for stream in range(1, 2001, 2)),
             b"".join(begun(CHECK, 15 * MIB, stream, sent=bytes(50)) for stream in range(1, 1001, 2)),
@@ -251,12 +272,17 @@ def _p99(times: list[float]) -> float:
     return statistics.quantiles(times, n=100, method="inclusive")[98] if len(times) > 1 else max(times)
 
 
-STRANGERS = (watches_that_take_nothing, messages_without_a_token, texts_that_take_long)
+STRANGERS = (
+    watches_that_take_nothing,
+    messages_without_a_token,
+    floods_without_a_token,
+    texts_that_take_long,
+)
 
 
 def main(what: str, address: str, seconds: float) -> None:
     """Attack in rounds for so long, once at least; print how many and what the attacker was told."""
-    attack = {"watches": _watches, "messages": _messages, "texts": _texts}[what]
+    attack = {"watches": _watches, "messages": _messages, "floods": _floods, "texts": _texts}[what]
     statuses, rounds, until = Counter[str](), 0, time.monotonic() + seconds
     while rounds == 0 or time.monotonic() < until:
         attack(address, statuses)
