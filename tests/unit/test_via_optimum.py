@@ -36,7 +36,7 @@ from tolerances import FP32_LOGITS
 
 VERSIONS = {"optimum-onnx": "0.1.0", "transformers": "4.57.6", "torch": "2.13.0", "onnx": "1.23.2"}
 WRITES = (
-    'for out; do :; done; mkdir "$out"; cp "$here/traced.onnx" "$out/model.onnx"; ls -a "$4" >"$here/seen"'
+    'for out; do :; done; mkdir "$out"; cp "$here/traced.onnx" "$out/model.onnx"; ls -a "$3" >"$here/seen"'
 )
 
 Stand = Callable[..., str]
@@ -54,7 +54,8 @@ def stand(tmp_path: Path, traced: onnx.ModelProto) -> Stand:
     def make(script: str = WRITES, versions: dict[str, str] = VERSIONS, model: Any = traced) -> str:
         onnx.save(model, tmp_path / "traced.onnx")
         path = tmp_path / "python"
-        probe = f"if [ \"$1\" = -c ]; then echo '{json.dumps(versions)}'; exit 0; fi"
+        # It is asked with -c and code alone; the code that runs Optimum is followed by its module and what that is told.
+        probe = f"shift 2; if [ $# = 0 ]; then echo '{json.dumps(versions)}'; exit 0; fi"
         path.write_text(f"#!/bin/sh\nhere='{tmp_path}'\n{probe}\n{script}\n")
         path.chmod(0o755)
         return str(path)
@@ -167,6 +168,7 @@ def refused(
             "3: ValueError: no such",
         ),
         ("exit 1", "it said nothing"),
+        ("exit 0", "wrote nothing, expected"),
         (
             'for out; do :; done; mkdir "$out"; touch "$out/decoder_model.onnx"',
             r"decoder_model.onnx, expected",

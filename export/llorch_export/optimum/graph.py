@@ -36,7 +36,7 @@ def take_graph(traced: Path, target: Path, config: LlamaConfig) -> TracedGraph:
     """
     path = traced / "model.onnx"
     if not path.is_file():
-        found = ", ".join(sorted(entry.name for entry in traced.iterdir())) or "nothing"
+        found = ", ".join(sorted(entry.name for entry in traced.glob("*"))) or "nothing"
         raise ArtifactError(f"Optimum wrote {found}, expected model.onnx; use optimum-onnx 0.1 or later")
     model = ir.load(path)
     kv = KvLayout(
