@@ -44,10 +44,10 @@ def module_names() -> set[str]:
 class Plot:
     """A folder with planted modules, and what was imported of them."""
 
-    def __init__(self, folder: Path, marker: Path) -> None:
+    def __init__(self, folder: Path, marker: Path, names: set[str]) -> None:
         self.folder = folder
         self.marker = marker
-        for name in module_names():
+        for name in names:
             (folder / f"{name}.py").write_text(PLANTED.format(marker=str(marker), name=name))
 
     def imported(self) -> list[str]:
@@ -56,10 +56,6 @@ class Plot:
 
     def run(self, start: tuple[str, ...], *arguments: object, **variables: str | Path) -> Outcome:
         """Run llorch in the folder."""
-        if start == MODULE:
-            # Python's own `-m` imports several of these before any code of ours; only `-P`, or the script, keeps that from the folder.
-            for name in sys.stdlib_module_names:
-                (self.folder / f"{name}.py").unlink(missing_ok=True)
         done = subprocess.run(
             [sys.executable, *start, *map(str, arguments)],
             capture_output=True,
@@ -73,27 +69,20 @@ class Plot:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture
-def beside_artifact(tiny: Path, tmp_path: Path) -> Plot:
-    """Modules planted in an artifact's own folder."""
-    shutil.copytree(tiny, tmp_path / "artifact")
-    return Plot(tmp_path / "artifact", tmp_path / "imported")
-
-
-@pytest.fixture
-def beside_source(tiny_source: Path, tmp_path: Path) -> Plot:
-    """Modules planted in a checkpoint's own folder."""
-    shutil.copytree(tiny_source, tmp_path / "source")
-    return Plot(tmp_path / "source", tmp_path / "imported")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plot:
-    """Modules planted in this process's current folder."""
-    folder = tmp_path / "here"
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Plot:
+    """Modules planted once for all tests that only need a current folder of that kind."""
+    folder = tmp_path_factory.mktemp("planted") / "here"
     folder.mkdir()
-    monkeypatch.chdir(folder)
-    return Plot(folder, tmp_path / "imported")
+    return Plot(folder, folder.parent / "imported", module_names())
+
+
+@pytest.fixture
+def here(planted: Plot, monkeypatch: pytest.MonkeyPatch) -> Plot:
+    """Modules planted in this process's current folder."""
+    planted.marker.unlink(missing_ok=True)
+    monkeypatch.chdir(planted.folder)
+    return planted
 
 
 def test_a_planted_module_is_found_where_nothing_is_done_about_it(here: Plot) -> None:
@@ -102,41 +91,34 @@ def test_a_planted_module_is_found_where_nothing_is_done_about_it(here: Plot) ->
     assert here.imported()
 
 
-GENERATE = ("generate", ".", "--prompt-ids", "7,8,9", "--max-tokens", "1", "--ignore-eos", "--json")
-BENCH = ("bench", ".", "--tests", "decode", "--max-tokens", "4", "--streams", "1", "--repeat", "1", "--json")
+# llorch starts Pythons of its own for three things: the command that measures, the exporter, and trying grammars.
 
 
-@pytest.mark.parametrize("start", [SCRIPT, MODULE], ids=["script", "module"])
-@pytest.mark.parametrize(
-    "arguments", [GENERATE, BENCH, ("inspect", ".", "--json"), ("doctor", "--json")], ids=lambda a: a[0]
-)
-def test_commands_beside_an_artifact(
-    beside_artifact: Plot, arguments: tuple[str, ...], start: tuple[str, ...]
-) -> None:
-    outcome = beside_artifact.run(start, *arguments)
-    assert beside_artifact.imported() == [], outcome.stderr
+def test_a_command_and_the_child_that_measures_beside_an_artifact(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "artifact")
+    plot = Plot(tmp_path / "artifact", tmp_path / "imported", module_names())
+    flags = ("--tests", "decode", "--max-tokens", "4", "--streams", "1", "--repeat", "1", "--json")
+    outcome = plot.run(SCRIPT, "bench", ".", *flags)
+    assert plot.imported() == [], outcome.stderr
     assert outcome.code == 0, outcome
 
 
-@pytest.mark.reference
-def test_verify_beside_its_source(beside_source: Plot, tiny: Path) -> None:
-    outcome = beside_source.run(SCRIPT, "verify", tiny, "--against", ".", "--json")
-    assert beside_source.imported() == [], outcome.stderr
+def test_a_command_and_the_child_that_exports_beside_a_source(tiny_source: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_source, tmp_path / "source")
+    plot = Plot(tmp_path / "source", tmp_path / "imported", module_names())
+    flags = ("--prompt-ids", "7,8,9", "--max-tokens", "1", "--ignore-eos", "--json")
+    outcome = plot.run(SCRIPT, "generate", ".", *flags, LLORCH_CACHE=tmp_path / "cache")
+    assert plot.imported() == [], outcome.stderr
     assert outcome.code == 0, outcome
 
 
-@pytest.mark.parametrize("start", [SCRIPT, MODULE], ids=["script", "module"])
-def test_a_source_is_exported_by_a_child(beside_source: Plot, tmp_path: Path, start: tuple[str, ...]) -> None:
-    outcome = beside_source.run(start, *GENERATE, LLORCH_CACHE=tmp_path / "cache")
-    assert beside_source.imported() == [], outcome.stderr
-    assert outcome.code == 0, outcome
-
-
-def test_a_worker_of_a_source(beside_source: Plot, tmp_path: Path) -> None:
-    outcome = beside_source.run(
-        SCRIPT, "serve", ".", "--preload-only", "--port", "0", LLORCH_CACHE=tmp_path / "cache"
-    )
-    assert beside_source.imported() == [], outcome.stderr
+def test_python_m(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    # Python's own `-m` imports several of the standard library's before any code of ours; only `-P`, or the script, keeps
+    # those from the folder.
+    plot = Plot(tmp_path / "here", tmp_path / "imported", module_names() - sys.stdlib_module_names)
+    outcome = plot.run(MODULE, "inspect", tiny, "--json")
+    assert plot.imported() == [], outcome.stderr
     assert outcome.code == 0, outcome
 
 
@@ -206,7 +188,8 @@ def test_command_lines_of_pythons_are_made_in_one_place() -> None:
         for folder in ("export", "serve", "ci", "examples")
         for path in sorted((REPOSITORY / folder).rglob("*.py"))
         if path != Path(python_child.__file__).resolve()
-        for line in starts_of_python(ast.parse(path.read_text(encoding="utf-8")))
+        if ('"-m"' in (text := path.read_text(encoding="utf-8")) or '"-c"' in text)
+        for line in starts_of_python(ast.parse(text))
     ]
     assert found == []
     assert starts_of_python(ast.parse('[sys.executable, "-m", "a"]')) == [1]
