@@ -17,7 +17,7 @@ import tokenizers
 
 from llorch_serve.disguise import Disguise
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.tokenizer_library import rust_call
+from llorch_serve.tokenizer_library import encoded, rust_call
 
 # A private use area of Unicode: no normaliser, case mapping or trimming changes these characters.
 _PRIVATE = 0xE000
@@ -76,10 +76,9 @@ class ControlTokenGuard:
     def spots(self, text: str) -> list[Spot]:
         """Return where the tokenizer finds special tokens in a text, in their order; whatever made the text spell them out."""
         tokens, ids = self._finder
-        with rust_call:
-            [found] = tokens.encode_batch([text], add_special_tokens=False)
-            pairs = zip(found.ids, found.offsets, strict=True)
-            return [Spot(ids[id_], *place) for id_, place in pairs if id_ in ids]
+        found = encoded(tokens, text, add_special_tokens=False, field="input.chat")
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return [Spot(ids[id_], *place) for id_, place in pairs if id_ in ids]
 
     def stands_alone(self, spot: Spot) -> bool:
         """Whether a token is one only where no letter or digit touches it (``single_word``)."""
@@ -100,9 +99,7 @@ class ControlTokenGuard:
             )
             end = spot.end
         named = "".join((*pieces, text[end:]))
-        with rust_call:
-            [found] = inner.encode_batch([named], add_special_tokens=False)
-            ids = found.ids
+        ids = encoded(inner, named, add_special_tokens=False, field=field).ids
         for id_ in ids:
             if id_ in self._control and id_ not in originals:
                 name = self._control[id_]

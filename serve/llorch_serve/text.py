@@ -26,7 +26,7 @@ from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestErr
 from llorch_serve.guard import ControlTokenGuard
 from llorch_serve.stops import StopMatcher
 from llorch_serve.token_bytes import TokenBytes, decoder_rules, fallback_byte
-from llorch_serve.tokenizer_library import read_tokenizer, rust_call
+from llorch_serve.tokenizer_library import encoded, read_tokenizer, rust_call
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
 REPLACEMENT = "\ufffd"
@@ -129,8 +129,7 @@ class Tokenizer:
         check_text(text, field)
         if most is not None:
             self.check_fits(text, most, field=field)
-        with rust_call:
-            return tuple(self._encoded(text, add_special_tokens).ids)
+        return tuple(encoded(self._inner, text, add_special_tokens=add_special_tokens, field=field).ids)
 
     def check_fits(self, text: str, most: int, *, field: str) -> None:
         """Raise InvalidRequestError for a long text that clearly has more than ``most`` tokens, before all of it is encoded.
@@ -141,8 +140,8 @@ class Tokenizer:
             return
         found = 0
         for start in range(0, len(text), PIECE_CHARS):
-            with rust_call:
-                found += len(self._encoded(text[start : start + PIECE_CHARS], add_special_tokens=False))
+            piece = text[start : start + PIECE_CHARS]
+            found += len(encoded(self._inner, piece, add_special_tokens=False, field=field))
             if found > 2 * most:
                 read = min(len(text), start + PIECE_CHARS)
                 problem = (
@@ -151,16 +150,11 @@ class Tokenizer:
                 )
                 raise InvalidRequestError([FieldViolation(field, problem)])
 
-    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        """Encode one text, as a batch: alone it would be encoded with the interpreter's lock held."""
-        return self._inner.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-
     @cached_property
     def start_ids(self) -> tuple[int, ...]:
         """What the post-processor puts before a text: BOS, or nothing."""
-        with rust_call:
-            plain = self._inner.encode("a", add_special_tokens=False).ids
-            whole = self._inner.encode("a", add_special_tokens=True).ids
+        plain = encoded(self._inner, "a", add_special_tokens=False, field="input").ids
+        whole = encoded(self._inner, "a", add_special_tokens=True, field="input").ids
         places = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return tuple(whole[: next(places, 0)])
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import tokenizers
 
-from llorch_serve.errors import ArtifactError, LibraryPanicError
+from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError, LibraryPanicError
 from llorch_serve.panics import panics_as_errors
 
 MAX_TOKENS: Final = 2**21
@@ -43,6 +43,27 @@ _PARTS: Final = ("normalizers", "pretokenizers", "processors", "decoders")
 
 rust_call: Final = panics_as_errors("tokenizers")
 """``with rust_call:`` around calls of the library. Has no state; from any thread, also nested."""
+
+
+def encoded(
+    inner: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, field: str
+) -> tokenizers.Encoding:
+    """Encode one text, as a batch: alone it would be encoded with the interpreter's lock held.
+
+    field: names the text in an error. Raises InvalidRequestError for text that the tokenizer has no tokens for, and
+    LibraryPanicError.
+    """
+    try:
+        with rust_call:
+            [found] = inner.encode_batch([text], add_special_tokens=add_special_tokens)
+            return found
+    except LibraryPanicError:
+        raise
+    except Exception as error:  # the library raises nothing more precise
+        problem = (
+            f"found text that this model's tokenizer cannot encode: {str(error)[:200]}; expected other text"
+        )
+        raise InvalidRequestError([FieldViolation(field, problem)]) from error
 
 
 def read_tokenizer(data: bytes, *, origin: str) -> tokenizers.Tokenizer:

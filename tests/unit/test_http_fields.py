@@ -55,7 +55,12 @@ def test_what_is_no_object_is_refused_as_a_whole(raw):
 
 @pytest.mark.parametrize(
     ("value", "field"),
-    [(b'"\xff"', "prompt"), (b"[" * 100_000 + b"]" * 100_000, BODY), (b"1e999", "prompt"), (b"true", "prompt")],
+    [
+        (b'"\xff"', "prompt"),
+        (b"[" * 100_000 + b"]" * 100_000, BODY),
+        (b"1e999", "prompt"),
+        (b"true", "prompt"),
+    ],
 )
 def test_hostile_values_are_refused_by_name(value, field):
     assert field in violations(b'{"prompt": ' + value + b"}")

@@ -64,6 +64,8 @@ class Model:
 def counted(build: Callable[[], tokenizers.Tokenizer] = byte_level) -> tuple[PromptEncoder, list[int]]:
     inner = Counting(build())
     tokenizer = Tokenizer(inner)  # type: ignore[arg-type]  # all that it uses
+    assert tokenizer.start_ids in ((), (1,))  # found once, by encoding a letter
+    inner.encoded.clear()
     return PromptEncoder(Model(), tokenizer), inner.encoded  # type: ignore[arg-type]  # all that it looks at
 
 
