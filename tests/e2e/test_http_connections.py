@@ -247,3 +247,59 @@ def test_what_a_client_sends_ahead_stays_in_the_kernel():
             client.sendall((GET + b"\r\n") * 10**6)
         [one] = front.ways._fronts[0]._server.server_state.connections
         assert len(one.conn.trailing_data[0]) <= 4 * places.RECEIVE_BUFFER_BYTES
+
+
+def chunked(body, size):
+    """A body in chunks of so many bytes."""
+    pieces = (body[at : at + size] for at in range(0, len(body), size))
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "letters", "status"), [(1, 900, 200), (1, 3000, 400), (20, 40_000, 400), (100, 200_000, 200)]
+)
+def test_a_body_in_too_many_tiny_chunks_is_refused(size, letters, status):
+    body = json.dumps({"prompt": "a" * letters, "max_tokens": 1}).encode()
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    with fake_front() as (front, _), connected(front.port, head + chunked(body, size)) as client:
+        assert read_answer(client) == status
+
+
+@pytest.mark.parametrize(("lines", "status"), [(200, 200), (300, 400), (30_000, 400)])
+def test_a_head_of_too_many_lines_is_refused(lines, status):
+    with fake_front() as (front, _), connected(front.port, GET + b"a:\r\n" * lines + b"\r\n") as client:
+        assert read_answer(client) == status
+
+
+def test_a_whole_head_is_no_larger_than_one_that_comes_in_parts():
+    with (
+        fake_front() as (front, _),
+        connected(front.port, GET + b"a: %b\r\n\r\n" % (b"a" * 60_000)) as client,
+    ):
+        assert read_answer(client) == 400
+
+
+def test_a_body_that_breaks_after_its_answer_ends_the_connection_without_a_word(caplog):
+    head = b"POST /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with fake_front() as (front, _), connected(front.port, head) as client:
+        assert read_answer(client) == 405
+        client.sendall(b"no chunk\r\n")
+        ends(client)
+        send(front.port, "GET", "/health")  # the loop has gone on
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_request_that_comes_close_behind_another_keeps_the_connections_place():
+    class Connected:
+        def fileno(self):
+            return 5
+
+    here = places.Places()
+    place = places.Place(here, Connected())
+    with contextlib.ExitStack() as second:
+        with place.request():
+            second.enter_context(place.request())
+        assert place.serving
+        assert here.serving == 1
+    assert not place.serving
+    assert here.serving == 0

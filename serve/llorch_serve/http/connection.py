@@ -3,13 +3,15 @@
 Input: uvicorn's own protocol for HTTP/1.1, which bounds how large a head may be, and how long a connection may be silent between
 requests. Output: the same, looked at every second from its first to its last, so that nothing a client leaves undone lasts: a head,
 the rest of a body that was answered before its end, an answer that is not read, a farewell. A body that is read has its time in
-``exchange.py``. The holder of a client certificate, and the connection's place, are in the state of every request.
+``exchange.py``. What arrives is parsed on the event loop that answers everybody, so its lines and chunks are counted: each takes ten
+microseconds, however short it is. The holder of a client certificate, and the connection's place, are in the state of every request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import re
 import ssl
 from typing import Any, Final
 
@@ -31,6 +33,14 @@ WRITE_TIMEOUT_S: Final = 60.0
 FAREWELL_TIMEOUT_S: Final = 10.0
 """For the last bytes, TLS' own included, to leave."""
 
+MAX_HEAD_LINES: Final = 256
+MAX_CHUNKS: Final = 1024
+"""Of a body, unless they have MIN_CHUNK_BYTES on average."""
+MIN_CHUNK_BYTES: Final = 64
+
+_PIECE_BYTES: Final = 4096  # parsed before it is looked whether a head is too large
+_HEAD_END: Final = re.compile(rb"\n\r?\n")
+
 HOLDER: Final = "llorch.certificate_holder"
 """The key in a request's state; absent without a certificate."""
 PLACE: Final = "llorch.place"
@@ -46,11 +56,36 @@ class _Phase(enum.Enum):
     FAREWELL = enum.auto()
 
 
+class _Client(h11.Connection):
+    """h11's side of a connection, with heads of bounded lines and bodies of bounded chunks. max_head_bytes: of a head that is not whole."""
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self._chunks = self._chunk_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return what comes next. Raises h11.RemoteProtocolError."""
+        if self.their_state is h11.IDLE:
+            self._chunks = self._chunk_bytes = 0
+            head, _ = self.trailing_data
+            end = _HEAD_END.search(head)
+            if head.count(b"\n", 0, end.start() if end else len(head)) > MAX_HEAD_LINES:
+                raise h11.RemoteProtocolError(f"a head has more than {MAX_HEAD_LINES} lines")
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._chunk_bytes += len(event.data)
+            if self._chunks > MAX_CHUNKS and self._chunk_bytes < MIN_CHUNK_BYTES * self._chunks:
+                raise h11.RemoteProtocolError(f"a body has more than {MAX_CHUNKS} tiny chunks")
+        return event
+
+
 class Connection(H11Protocol):
     """uvicorn makes one for each connection. places: those of the front."""
 
     def __init__(self, *args: Any, places: Places, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.conn = _Client(self.config.h11_max_incomplete_event_size or 0)
         self._places = places
         self._reads = 0  # how often the client has made room for more of an answer
         self._seen: tuple[object, ...] = ()
@@ -67,6 +102,20 @@ class Connection(H11Protocol):
             holder = holder_of(ssl.DER_cert_to_PEM_cert(certificate).encode())
             self.app_state[HOLDER] = holder
         self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come, until it is refused."""
+        for at in range(0, len(data), _PIECE_BYTES):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[at : at + _PIECE_BYTES])
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; where an answer has begun or ended already, by closing alone."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def resume_writing(self) -> None:
         """Note that the client reads."""

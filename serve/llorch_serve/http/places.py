@@ -25,17 +25,19 @@ RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
 
 
 class Place:
-    """One connection's. number: its file descriptor. transport: set once the connection is made, after TLS' handshake.
-
-    serving: whether it has a request that was let in.
-    """
+    """One connection's. number: its file descriptor. transport: set once the connection is made, after TLS' handshake."""
 
     def __init__(self, places: Places, connection: socket.socket) -> None:
         self._places = places
         self._socket = connection
         self.number = connection.fileno()
         self.transport: asyncio.Transport | None = None
-        self.serving = False
+        self._requests = 0
+
+    @property
+    def serving(self) -> bool:
+        """Whether it has a request that was let in; two for a moment, where one comes close behind another that has been answered."""
+        return self._requests > 0
 
     @property
     def open(self) -> bool:
@@ -56,12 +58,12 @@ class Place:
         if self._places.serving >= MAX_REQUESTS:
             found = f"{MAX_REQUESTS} requests are under way, the most that are taken; try again"
             raise HttpError(503, "too_many_requests", found, (("Retry-After", "1"),))
-        self.serving = True
+        self._requests += 1
         self._places.serving += 1
         try:
             yield
         finally:
-            self.serving = False
+            self._requests -= 1
             self._places.serving -= 1
             self._places.last(self)
 
