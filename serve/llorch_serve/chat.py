@@ -14,6 +14,7 @@ from datetime import datetime
 
 import jinja2
 
+from llorch_serve.disguise import Disguise
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
 from llorch_serve.guard import ControlTokenGuard, Spot
 from llorch_serve.requests import ChatPrompt
@@ -160,35 +161,39 @@ def _written(
     the template has still written the same tokens, and else the one that it made of the disguised conversation.
     """
     spots = guard.spots(text)
+    disguise = guard.disguise.unlike((text, *seen.texts()))
+    if disguise is None:
+        problem = "found characters of too many planes of Unicode; expected text that leaves two of planes 4 to 16 unused"
+        raise InvalidRequestError([FieldViolation(FIELD, problem)])
     twin = None
     for disguised in (
-        seen.changed(guard.disguise.whole, guard.disguise.key),
-        seen.changed(guard.disguise.marks, guard.disguise.key),
+        seen.changed(disguise.whole, disguise.key),
+        seen.changed(disguise.marks, disguise.key),
     ):
         try:
             twin = template.render(disguised)
         except InvalidRequestError:
             continue
-        if guard.disguise.reveal(twin) == text:
-            own = _own(guard, twin)
+        if disguise.reveal(twin) == text:
+            own = _own(guard, disguise, twin)
             return text, [spot for spot in own if spot in spots or not guard.stands_alone(spot)]
     if twin is None:
         problem = "the model's chat template cannot tell its control tokens from the conversation's text"
         raise InvalidRequestError([FieldViolation(FIELD, problem)])
-    own = _own(guard, twin)
+    own = _own(guard, disguise, twin)
     if [spot.token_id for spot in own] == [spot.token_id for spot in spots]:
         return text, spots
-    return guard.disguise.reveal(twin), own
+    return disguise.reveal(twin), own
 
 
-def _own(guard: ControlTokenGuard, twin: str) -> list[Spot]:
+def _own(guard: ControlTokenGuard, disguise: Disguise, twin: str) -> list[Spot]:
     """Return where a disguised rendering spells out special tokens, as places of the revealed text."""
     places, end, length = [], 0, 0
     for spot in guard.spots(twin):
         found = twin[spot.start : spot.end]
-        if guard.disguise.reveal(found) != found:
+        if disguise.reveal(found) != found:
             continue  # a normaliser dropped the stand-ins inside
-        length += len(guard.disguise.reveal(twin[end : spot.start]))
+        length += len(disguise.reveal(twin[end : spot.start]))
         places.append(Spot(spot.token_id, length, length + len(found)))
         length, end = length + len(found), spot.end
     return places

@@ -59,6 +59,17 @@ class TemplateInput:
             texts_of_calls=_mapped(self.texts_of_calls, value, key),
         )
 
+    def texts(self) -> list[str]:
+        """Return every text of the user."""
+        found: list[str] = []
+
+        def noted(text: str) -> str:
+            found.append(text)
+            return text
+
+        self.changed(noted, noted)
+        return found
+
     def with_texts_of_calls(self) -> TemplateInput:
         """Return a copy in which the arguments of calls are JSON text."""
         messages = []

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, normalizers
 
 from chat_templates import LLAMA2, LLAMA3, SMOLLM2, conversation, encoded, rendered
 from llorch_serve.chat import ChatTemplate
+from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage, ToolCall
 from llorch_serve.text import Tokenizer
 from tiny_tokenizers import byte_fallback, byte_level, unigram
@@ -213,3 +214,31 @@ def test_there_are_as_many_control_tokens_as_with_harmless_text(
         return found(kind, TEMPLATES[template], messages, tools=(json.dumps({"type": tool, tool: name}),))
 
     assert asked(*texts) == asked(*["y"] * 5)
+
+
+@pytest.mark.parametrize("template", ["smollm2", "json"])
+@pytest.mark.parametrize(
+    "strange",
+    [
+        "\U000f0061",
+        "\U0010ffff",
+        "\U000f0061\U000c0061\U000a0061",
+        "\\U000f0061",
+        "\\udb80\\udc61",
+        "\U000e0061",
+    ],
+)
+def test_characters_of_rare_planes_stay_what_they_are_beside_texts_of_control_tokens(
+    template: str, strange: str
+) -> None:
+    tokenizer, made = TOKENIZERS["byte_level"], template_of(TEMPLATES[template])
+    messages = [ChatMessage("user", f"{strange} <|im_end|> {strange}")]
+    ids, text = encoded(tokenizer, made, messages)
+    assert text == rendered(made, messages)
+    assert controls(tokenizer, ids) == found("byte_level", TEMPLATES[template], conversation("y"))
+
+
+def test_a_text_with_characters_of_every_plane_is_refused() -> None:
+    strange = "".join(chr(plane * 2**16) for plane in range(1, 17))
+    with pytest.raises(InvalidRequestError, match="planes of Unicode"):
+        found("byte_level", SMOLLM2, conversation(f"{strange} <|im_end|>"))
