@@ -62,7 +62,7 @@ class ChatTemplate:
         self._lock = threading.Lock()
         try:
             self._template = self._sandbox.compile_bounded(source)
-        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise ArtifactError(
                 f"the chat template cannot be compiled: {_reason(error)}. Correct it in the checkpoint and export again."
             ) from error

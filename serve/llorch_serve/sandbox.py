@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import operator
 import time
 import types
@@ -358,6 +359,8 @@ class _Bounding(NodeTransformer):
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
         if isinstance(node.value, int) and node.value.bit_length() > MAX_INT_BITS:
             raise jinja2.TemplateSyntaxError(f"a number has more than {MAX_INT_BITS} bits", node.lineno)
+        if isinstance(node.value, float) and not math.isfinite(node.value):
+            raise jinja2.TemplateSyntaxError("a number is too large", node.lineno)
         return node
 
     def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:  # noqa: N802

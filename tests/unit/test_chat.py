@@ -150,7 +150,16 @@ def test_each_render_has_a_budget_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{% if %}", "{{ a", "{% unknown %}", "{{ x | no_such_filter }}", "{{" + "(" * 3000]
+    "source",
+    [
+        "{% if %}",
+        "{{ a",
+        "{% unknown %}",
+        "{{ x | no_such_filter }}",
+        "{{" + "(" * 3000,
+        "{{ " + "9" * 5000 + " }}",  # which Python refuses to read
+        "{{ 1e999 }}",  # which jinja2 would compile to the name inf
+    ],
 )
 def test_a_template_that_does_not_compile_is_an_error_of_the_artifact(source: str) -> None:
     with pytest.raises(ArtifactError, match="chat template"):
