@@ -10,9 +10,10 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
+import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -100,7 +101,7 @@ def _is_mount(place: Path) -> bool:
 def exclusive(place: Path) -> Iterator[None]:
     """Hold ``place`` for one export, on this machine and wherever the file system tells of locks.
 
-    Raises UsageError while another export has it, OSError if the file system knows no locks.
+    Raises UsageError while another export has it, ArtifactError if something else has the lock's name, OSError if the file system knows no locks.
     """
     path = place.with_name(f".{place.name}.lock")
     handle = _locked(path, place)
@@ -118,8 +119,16 @@ def exclusive(place: Path) -> Iterator[None]:
 
 def _locked(path: Path, place: Path) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        except OSError as error:
+            if error.errno in (errno.EISDIR, errno.ELOOP):
+                raise _no_lock(path, place) from error
+            raise
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_size:  # it would be removed
+                raise _no_lock(path, place)
             _lock(handle)
             # Whoever had it removes the file; a lock on a file without a name would keep nobody out.
             if os.path.samestat(os.fstat(handle), os.lstat(path)):
@@ -135,6 +144,12 @@ def _locked(path: Path, place: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _no_lock(path: Path, place: Path) -> ArtifactError:
+    return ArtifactError(
+        f"{path} is no lock of an export, and one of that name is needed beside {place}; move it away"
+    )
 
 
 def _lock(handle: int) -> None:
@@ -153,7 +168,7 @@ def clear_leftovers(place: Path) -> None:
 
     Raises ArtifactError if something cannot be removed.
     """
-    name = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}({re.escape(NEW)}|{re.escape(_OLD)})")
+    name = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{16}}({re.escape(NEW)}|{re.escape(_OLD)})")
     for path in sorted(place.parent.iterdir()):
         found = name.fullmatch(path.name)
         if found is None or path.is_symlink() or not path.is_dir():
@@ -187,7 +202,9 @@ def _raise(error: OSError) -> None:
 
 def temporary(place: Path, suffix: str) -> Path:
     """Make a folder beside ``place``: only within one file system is a move a rename."""
-    return Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=suffix, dir=place.parent))
+    folder = place.with_name(f".{place.name}.{secrets.token_hex(8)}{suffix}")  # as no person would name one
+    folder.mkdir(0o700)
+    return folder
 
 
 def take_place(new: Path, place: Path, before: Standing) -> None:
@@ -213,9 +230,12 @@ def take_place(new: Path, place: Path, before: Standing) -> None:
     except BaseException as error:  # an interrupt must not cost the old artifact either
         if os.path.lexists(old):
             _put_back(aside, place, error)
+        with contextlib.suppress(
+            OSError
+        ):  # not empty, if another interrupt has come: the next export puts it back
+            aside.rmdir()
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _now(place: Path) -> Standing:

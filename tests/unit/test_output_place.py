@@ -131,6 +131,28 @@ def test_an_old_artifact_that_cannot_go_back_is_kept_and_named(
     assert sorted(contents(tmp_path).values()) == [b"old", b"precious"]
 
 
+def test_a_second_interrupt_costs_the_old_artifact_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, real = tmp_path / "out", Path.rename
+    output.mkdir()
+    (output / MANIFEST_NAME).write_bytes(b"old")
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.suffix == ".partial" or target == output:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(KeyboardInterrupt):
+        write(output, b"new", force=True)
+    monkeypatch.undo()
+    assert list(contents(tmp_path).values()) == [b"old"]
+    with pytest.raises(UsageError, match="already holds an artifact"):
+        write(output, b"new")
+    assert contents(tmp_path) == {f"out/{MANIFEST_NAME}": b"old"}
+
+
 # -- what is known before anything is read -----------------------------------------------------------------------------
 
 
@@ -237,7 +259,8 @@ def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path, model: Pat
     (tmp_path / "there").mkdir()
     output = tmp_path / "there" / "out"
     someone_elses(tmp_path / "there" / ".out.mine.partial")  # no name of ours
-    someone_elses(tmp_path / "there" / ".out2.abcdefgh.partial")  # of another output
+    someone_elses(tmp_path / "there" / ".out.original.old")
+    someone_elses(tmp_path / "there" / ".out2.0123456789abcdef.partial")  # of another output
     kept = {path.name for path in output.parent.iterdir()}
     for _ in range(2):
         with child(model, output, "writing") as killed:
@@ -278,6 +301,26 @@ def test_two_exports_to_one_output_do_not_fight(tmp_path: Path, model: Path) -> 
     assert first.returncode == 0
     assert load_artifact(output).manifest.recipe.precision == "int8"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "model", "out"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "pipe", "link"])
+def test_what_is_no_lock_of_an_export_is_left_alone(tmp_path: Path, kind: str) -> None:
+    lock, victim = tmp_path / ".out.lock", tmp_path / "victim"
+    victim.touch()
+    match kind:
+        case "file":
+            lock.write_bytes(b"precious")
+        case "folder":
+            lock.mkdir()
+        case "pipe":
+            os.mkfifo(lock)
+        case "link":
+            lock.symlink_to(victim)
+    before = lock.lstat()
+    with pytest.raises(ArtifactError, match=r"\.out"):
+        write(tmp_path / "out", b"new")
+    assert lock.lstat() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "victim"]
 
 
 def test_a_lock_that_was_given_back_while_another_waited_for_it_is_not_taken(
