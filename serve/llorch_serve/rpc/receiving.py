@@ -32,11 +32,15 @@ SMALL_LIMIT_S: Final = 5.0
 class Receiving:
     """Receives messages of any size up to ``max_message_bytes``, so many at once that they fit into RECEIVING_BYTES.
 
-    Others wait their turn. While they do, a message that takes longer than SURE_S is given up.
+    Others wait, and connections have turns: one with a thousand calls keeps another waiting for one message, not for a thousand. While
+    any wait, a message that takes longer than SURE_S is given up.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
-        self._places = asyncio.Semaphore(max(1, RECEIVING_BYTES // max_message_bytes))
+        self._free = max(1, RECEIVING_BYTES // max_message_bytes)
+        self._turns: dict[
+            str, deque[asyncio.Future[None]]
+        ] = {}  # calls that wait, by connection; whose turn is next, first
         self._expected = 0
         self._slow: deque[asyncio.Future[None]] = (
             deque()
@@ -44,7 +48,7 @@ class Receiving:
 
     async def message(self, context: Context) -> bytes:
         """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
-        async with self._place():
+        async with self._place(context.peer()):
             read = await until(context.read(), limit_s=SURE_S)
             if not read.done() and not self._expected:
                 lost = asyncio.get_running_loop().create_future()
@@ -64,24 +68,57 @@ class Receiving:
             return _found(read)
 
     @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        if self._places.locked():
-            if self._expected >= MAX_EXPECTED:
-                raise QueueFullError(
-                    f"{self._expected} requests wait for their messages to be received, the most this worker lets wait; try again",
-                    retry_after_s=1.0,
-                )
-            if self._slow:
-                self._slow.popleft().set_result(None)
-        self._expected += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self._expected -= 1
+    async def _place(self, connection: str) -> AsyncIterator[None]:
+        if self._free:
+            self._free -= 1
+        else:
+            await self._turn(connection)
         try:
             yield
         finally:
-            self._places.release()
+            self._give_on()
+
+    async def _turn(self, connection: str) -> None:
+        """Wait for a place. Raises QueueFullError if too many wait."""
+        if self._slow:
+            self._slow.popleft().set_result(None)
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(connection, deque()).append(turn)
+        self._expected += 1
+        if self._expected > MAX_EXPECTED:
+            # Of the connection that has most of them, the last one gives way.
+            last = self._take(max(self._turns, key=lambda name: len(self._turns[name])), -1)
+            if not last.done():  # its caller may just have left
+                found = f"{MAX_EXPECTED} requests wait for their messages to be received, the most this worker lets wait; try again"
+                last.set_exception(QueueFullError(found, retry_after_s=1.0))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the place came at the same moment
+                if turn.exception() is None:
+                    self._give_on()
+            elif turn in self._turns.get(connection, ()):
+                self._take(connection, self._turns[connection].index(turn))
+            raise
+
+    def _take(self, connection: str, index: int) -> asyncio.Future[None]:
+        """Take one out of those that wait."""
+        waiting = self._turns.pop(connection)
+        turn = waiting[index]
+        del waiting[index]
+        if waiting:
+            self._turns[connection] = waiting  # behind the other connections'
+        self._expected -= 1
+        return turn
+
+    def _give_on(self) -> None:
+        """Give a place to whose turn it is."""
+        while self._turns:
+            turn = self._take(next(iter(self._turns)), 0)
+            if not turn.done():  # its caller may just have left
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class SmallReceiving:
