@@ -33,4 +33,8 @@ def foreign_code_command(python: str, code: str) -> list[str]:
 
 def child_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, such that whatever Python a child starts searches as safely."""
-    return {**os.environ, "PYTHONSAFEPATH": "1", **changes}
+    found = {**os.environ, "PYTHONSAFEPATH": "1", **changes}
+    if "PYTHONPATH" in found:
+        # An empty entry is the current folder whatever flags say, and is made by PYTHONPATH=/folder:$PYTHONPATH where nothing was set.
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
+    return found

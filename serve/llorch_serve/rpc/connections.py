@@ -69,6 +69,9 @@ def _other_end(connection: socket.socket) -> tuple[str, int] | None:
 
 
 def _address(peer: str) -> tuple[str, int] | None:
-    """Return host and port; None for a connection that is gone already, which gRPC has no address for."""
-    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
-    return (host.strip("[]").removeprefix("::ffff:"), int(port)) if port else None
+    """Return host and port; None for a connection that has none: one gone already, or of another family."""
+    family, _, address = urllib.parse.unquote(peer).partition(":")
+    host, _, port = address.rpartition(":")
+    if family not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return host.strip("[]").removeprefix("::ffff:"), int(port)
