@@ -54,16 +54,13 @@ def flush_tree(folder: Path) -> None:
 
 def flush_folder(folder: Path) -> None:
     """Wait until the disk has the names in ``folder``, where the system has such a call. Raises OSError."""
-    if sys.platform == "win32":
-        return
-    try:
-        _flush(folder, os.O_RDONLY)
-    except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # some network file systems know it for files alone
-            raise
+    if sys.platform != "win32":
+        try:
+            _flush(folder, os.O_RDONLY)
+        except OSError as error:
+            # Some network file systems know it for files alone.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
 
 
 def _flush(path: Path, flags: int) -> None:
