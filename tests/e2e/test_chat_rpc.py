@@ -14,7 +14,7 @@ from fake_session import FakeSession
 from llorch_serve.client import WorkerClient
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import InvalidRequestError
-from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, ToolCall, joined
+from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, JoinedUpdates, ToolCall
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling import SamplingParams
 from llorch_serve.sequence import FinishReason
@@ -46,7 +46,11 @@ def test_calls_and_thoughts_cross_the_wire(address: str, session: FakeSession) -
     request = GenerationRequest("r", chat, SamplingParams(temperature=0, max_tokens=200))
     with WorkerClient(address) as client:
         session.rule = script(client.tokenize(chat)[0], [*ids, EOS_ID])
-        streamed = joined(list(client.generate(request)))
+        first, *rest = client.generate(request)
+        together = JoinedUpdates(first)
+        for update in rest:
+            together.add(update)
+        streamed = together.joined()
         [whole] = client.complete(request)
     for answer in (streamed, whole):
         assert (answer.text, answer.reasoning) == ("ok", "hm")
