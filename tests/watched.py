@@ -1,4 +1,4 @@
-"""``llorch bench``, or its process of an entry, with a stopwatch inside: ``watched.py LOG bench ...`` or ``watched.py LOG -m ...child``.
+"""``llorch bench``, or its process of an entry, with a stopwatch inside: ``watched.py LOG bench ...`` or ``watched.py LOG -P -m ...child``.
 
 LOG gets a JSON line for each call: of the model (a :class:`stopwatch.ModelCall`), or of a worker (a :class:`stopwatch.SeenCall`).
 """
@@ -38,4 +38,4 @@ def measure_worker(log: TextIO, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     with open(sys.argv[1], "w", buffering=1) as log:  # noqa: PTH123 - line by line, so that nothing is lost
-        measure_entry(log) if sys.argv[2] == "-m" else measure_worker(log, sys.argv[2:])
+        measure_entry(log) if "-m" in sys.argv[2:4] else measure_worker(log, sys.argv[2:])
