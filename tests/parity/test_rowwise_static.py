@@ -147,10 +147,13 @@ def test_rules_choose_by_what_a_text_shows(tmp_path: Path, text: Path) -> None:
     found = forms(artifact)
     assert found["model.layers.0.mlp.down_proj"] == "static_codes"
     assert found["model.layers.1.mlp.down_proj"] == "block"
-    other = (rules[0], dataclasses.replace(rules[1], spikiest="1"))
+    other = (rules[0], dataclasses.replace(rules[1], spikiest="1"))  # of two layers, the same in other words
     again = export_tiny(source, tmp_path / "b", precision="int8", rules=other, calibration=text)
     assert again.manifest.recipe == artifact.manifest.recipe
-    assert again.manifest.fingerprint != artifact.manifest.fingerprint
+    assert again.manifest.fingerprint == artifact.manifest.fingerprint
+    both = (rules[0], dataclasses.replace(rules[1], spikiest="2"))
+    more = export_tiny(source, tmp_path / "more", precision="int8", rules=both, calibration=text)
+    assert more.manifest.fingerprint != artifact.manifest.fingerprint
     # Before anything is measured both stand for the first layer's, but this one chooses from it alone.
     first = (rules[0], dataclasses.replace(other[1], layers=("first 1",)))
     options: dict[str, Any] = {"precision": "int8", "rules": first, "calibration": text, "if_changed": True}
