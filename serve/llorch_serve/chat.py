@@ -22,7 +22,9 @@ from llorch_serve.sandbox import MAX_CHARS, TemplateSandbox
 from llorch_serve.template_input import FIELD, TemplateInput, read_input
 from llorch_serve.text import Tokenizer
 
-MAX_TEMPLATE_BYTES = 2**20
+MAX_TEMPLATE_BYTES = (
+    2**17
+)  # published ones have up to 2**15; compiling takes a second for 32 KiB of expressions
 MAX_REASON_CHARS = 500  # of a template's own message
 
 # What Python raises when a template and a conversation do not fit together.

@@ -96,18 +96,25 @@ def test_an_artifact_that_changes_during_the_export_is_not_replaced(
     assert b"precious" in contents(output).values()
 
 
+def just_before_the_rename(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have ``act`` called when the new artifact is about to be moved into place."""
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.suffix == ".partial":
+            act()
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+
+
 def test_what_appears_between_the_last_look_and_the_rename_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rename itself refuses it, so there is no moment at which it could be lost."""
-    output, real = tmp_path / "out", Path.rename
+    output = tmp_path / "out"
 
-    def rename(self: Path, target: Path) -> Path:
-        if self.suffix == ".partial":
-            someone_elses(output)
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
+    just_before_the_rename(monkeypatch, lambda: someone_elses(output))
     with pytest.raises(ArtifactError, match="while the export ran"):
         write(output, b"new")
     assert contents(tmp_path) == {"out/thesis.tex": b"precious"}
@@ -116,16 +123,11 @@ def test_what_appears_between_the_last_look_and_the_rename_stays(
 def test_an_old_artifact_that_cannot_go_back_is_kept_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, real = tmp_path / "out", Path.rename
+    output = tmp_path / "out"
     output.mkdir()
     (output / MANIFEST_NAME).write_bytes(b"old")
 
-    def rename(self: Path, target: Path) -> Path:
-        if self.suffix == ".partial":
-            someone_elses(output)
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
+    just_before_the_rename(monkeypatch, lambda: someone_elses(output))
     with pytest.raises(ArtifactError, match=r"was kept as .*\.kept"):
         write(output, b"new", force=True)
     assert sorted(contents(tmp_path).values()) == [b"old", b"precious"]
