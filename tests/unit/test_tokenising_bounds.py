@@ -24,7 +24,7 @@ from llorch_serve.requests import (
     ToolCall,
 )
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.wire import MAX_FIELDS, check_fields
+from llorch_serve.rpc.wire import MAX_FIELDS, MAX_TEXT_BYTES, check_fields
 from llorch_serve.scoring import encode_pairs
 from llorch_serve.text import PIECE_CHARS, SMALL_BYTES, Tokenizer
 from tiny_artifact import tiny_manifest
@@ -163,8 +163,24 @@ def test_a_message_of_too_many_fields_is_not_parsed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (pb.TokenizeRequest(input=pb.Input(text="\u4f60" * (MAX_TEXT_BYTES // 3 + 1))), "text"),
+        (pb.GenerateRequest(input=pb.Input(chat=pb.ChatInput(tools=["a" * (MAX_TEXT_BYTES + 1)]))), "tools"),
+        (pb.ScoreRequest(continuations=[pb.Continuation(text="a" * (MAX_TEXT_BYTES + 1))]), "text"),
+    ],
+)
+def test_a_text_that_takes_long_to_become_a_string_is_not_parsed(message: Any, field: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=rf"\d+ bytes in {field}, expected at most {MAX_TEXT_BYTES}"
+    ):
+        check_fields(message.SerializeToString(), message.DESCRIPTOR)
+
+
+@pytest.mark.parametrize(
     "message",
     [
+        pb.GenerateRequest(input=pb.Input(text="a" * MAX_TEXT_BYTES)),
         pb.GenerateRequest(input=pb.Input(text="\x0a" * MIB)),
         pb.GenerateRequest(input=pb.Input(tokens=pb.TokenInput(ids=range(2**17)))),
         pb.GenerateRequest(
