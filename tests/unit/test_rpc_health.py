@@ -247,6 +247,17 @@ def test_a_message_must_arrive_in_time(small: bool, monkeypatch: pytest.MonkeyPa
     run(test)
 
 
+def test_a_large_message_where_a_small_one_is_expected_is_refused() -> None:
+    async def test() -> None:
+        messages = SmallReceiving()
+        fits = bytes(receiving.SMALL_BYTES)
+        assert await messages.message(Call(fits)) == fits  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match=f"{len(fits) + 1} bytes, expected at most {len(fits)}"):
+            await messages.message(Call(fits + b"a"))  # type: ignore[arg-type]
+
+    run(test)
+
+
 def test_messages_being_received_are_bounded_and_the_others_wait_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

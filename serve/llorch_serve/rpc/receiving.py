@@ -27,6 +27,8 @@ LIMIT_S: Final = 30.0  # for a message to arrive
 SURE_S: Final = 2.0  # of it while others wait
 SMALL_PLACES: Final = 4  # messages of a few bytes being received at once
 SMALL_LIMIT_S: Final = 5.0
+SMALL_BYTES: Final = 2**18
+"""Of such a message, the most ids to abort among them. gRPC itself knows only the limit of all messages, so a larger one is received and let go."""
 
 
 class Receiving:
@@ -132,7 +134,11 @@ class SmallReceiving:
         with self._places.taken(context) as place:
             read = await until(context.read(), lost=place.lost, limit_s=SMALL_LIMIT_S)
             if read.done():
-                return _found(read)
+                message = _found(read)
+                if len(message) > SMALL_BYTES:
+                    found = f"found a message of {len(message)} bytes, expected at most {SMALL_BYTES}"
+                    raise InvalidRequestError([FieldViolation("request", found)])
+                return message
             if place.lost.done():
                 raise QueueFullError(
                     "the request's message had not arrived, and other calls wanted its place; try again",
