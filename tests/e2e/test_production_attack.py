@@ -47,9 +47,12 @@ def test_messages_of_any_size_get_a_status_that_says_why(address, megabytes):
     text = "a" * int(megabytes * MIB)  # one word, which takes a tokenizer seconds
     with open_stub(address, max_send_message_length=-1) as stub:
         call = stub.Generate.future(pb.GenerateRequest(input=pb.Input(text=text)), timeout=PATIENCE_S)
-        if megabytes < 16:
+        if megabytes < 4:
             assert call.code() is grpc.StatusCode.INVALID_ARGUMENT  # read, and longer than the context
             assert f"found {len(text)} characters; the context holds 48 tokens" in call.details()
+        elif megabytes < 16:
+            assert call.code() is grpc.StatusCode.INVALID_ARGUMENT  # refused before it is parsed
+            assert f"found {len(text)} bytes in text, expected at most {4 * MIB} in one text" in call.details()
         else:
             assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert str(16 * MIB) in call.details()
