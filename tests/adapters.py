@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from llorch_serve.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import LlamaConfig
 
 Factors = dict[str, npt.NDArray[Any]]
 SHAPES = {"q_proj": ("query", "hidden"), "v_proj": ("key_value", "hidden"), "down_proj": ("hidden", "intermediate")}  # fmt: skip

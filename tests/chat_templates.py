@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from llorch_serve.chat import ChatTemplate, encode_chat
+from llorch_serve.chat.template import ChatTemplate, encode_chat
+from llorch_serve.chat.template_input import read_input
 from llorch_serve.requests import ChatMessage, ChatPrompt, ToolCall
-from llorch_serve.template_input import read_input
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
 
 # SmolLM2-135M-Instruct, from the metadata of its GGUF file.
 SMOLLM2 = (

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from llorch_export.config import config_from_hf
-from llorch_serve.manifest import LlamaConfig
+from llorch_export.config.hf import config_from_hf
+from llorch_serve.artifact.manifest import LlamaConfig
 
 Weights = dict[str, npt.NDArray[np.float32]]
 

@@ -23,8 +23,7 @@ import numpy as np
 
 import gguf_from_folder
 import trained_llama
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.frontier import (
+from llorch_export.frontier.measure import (
     OURS,
     WIDENED,
     Point,
@@ -34,12 +33,13 @@ from llorch_export.frontier import (
     recipe_candidates,
     token_windows,
 )
+from llorch_export.frontier.picture import draw
 from llorch_export.options import KL_LIMIT, ExportOptions
-from llorch_export.picture import draw
 from llorch_export.pipeline import export
-from llorch_export.reference import Reference
-from llorch_export.verify import Verification, verify
-from llorch_serve.fidelity import DivergenceSum
+from llorch_export.source.open import open_checkpoint
+from llorch_export.verify.divergence import Verification, verify
+from llorch_export.verify.reference import Reference
+from llorch_serve.fidelity.divergence import DivergenceSum
 
 KINDS = ("Q4_0", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
 REAL_KINDS = ("Q4_0", "Q5_0", "Q8_0")  # rows of 576 weights rule K-quants out

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.providers import ProviderChoice
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import open_session
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.session import DecoderSession
 
 
 def calls(session: DecoderSession) -> list[np.ndarray]:

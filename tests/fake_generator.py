@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from llorch_serve.engine.load import Load
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import EngineStoppedError, FieldViolation, InvalidRequestError, QueueFullError
-from llorch_serve.load import Load
 from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
     Abort,
@@ -31,8 +32,7 @@ from llorch_serve.requests import (
     TokenPrompt,
     UpdateSink,
 )
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 
 PATIENCE_S = 20.0
 VOCAB_SIZE = 256
@@ -310,7 +310,7 @@ def main() -> None:
     MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. ``dying``: a line kills it. Prints BOUND and READY with the
     address, and CLOSED at the end.
     """
-    from llorch_serve.rpc.lifecycle import serve
+    from llorch_serve.lifecycle.serving import serve
     from llorch_serve.rpc.server import ServerConfig
 
     generator = FakeGenerator(free_running=False)

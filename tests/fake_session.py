@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.capabilities import FULL, Capabilities
-from llorch_serve.kv_cache import KvCapacity
+from llorch_serve.cache.kv_cache import KvCapacity
+from llorch_serve.engine.capabilities import FULL, Capabilities
+from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.providers import Placement
-from llorch_serve.sampler import SamplingRow, sample_batch
-from llorch_serve.sampling import ResolvedSampling
-from llorch_serve.sequence import Sequence as TokenSequence
+from llorch_serve.sampling.params import ResolvedSampling
+from llorch_serve.sampling.sampler import SamplingRow, sample_batch
 
 Logits = npt.NDArray[np.float32]
 Rule = Callable[[tuple[int, ...]], int | None]
@@ -109,7 +109,7 @@ class Call:
 
 @dataclass(slots=True)
 class FakeSession:
-    """Implements :class:`llorch_serve.runner.Session`, and what a worker asks of a real one.
+    """Implements :class:`llorch_serve.engine.runner.Session`, and what a worker asks of a real one.
 
     rule: forces tokens, so that a test can write the answer.
     before_call: called with each call before it is carried out; may block or raise.

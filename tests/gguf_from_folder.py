@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from checkpoints import add_metadata, gguf_metadata, gguf_tensor_name, permuted
 from gguf_blocks import encoded
-from llorch_export.config import config_from_hf
+from llorch_export.config.hf import config_from_hf
 
 
 def convert(folder: Path, path: Path, kind: str | None = None) -> Path:

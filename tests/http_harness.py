@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fake_generator import PATIENCE_S, FakeGenerator
+from llorch_serve.engine.load import Load
 from llorch_serve.http.server import HttpConfig, HttpFront
-from llorch_serve.load import Load
 from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc.server import ServerConfig, WorkerServer

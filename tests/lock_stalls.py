@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.errors import InvalidRequestError
-from llorch_serve.prompts import COUNTED_TOKENS, PromptEncoder
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.wire import check_fields
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.worker.prompts import COUNTED_TOKENS, PromptEncoder
 
 KINDS = {"spaces": " ", "a letter": "a", "Chinese": "\u4f60", "full-width letters": "\uff21", "words": "a, "}
 MIB = 2**20

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TokenPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import serving
 
 REQUESTS = 2000

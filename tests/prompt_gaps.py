@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import Abort, GenerationRequest, GenerationUpdate, TokenPrompt
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.worker import Worker
+from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.worker.worker import Worker
 
 ROUNDS = 3
 
@@ -53,7 +54,7 @@ def main(folder: Path, length: int) -> None:
     config = EngineConfig(
         SessionConfig(slots=2, max_context=length + 100, huge_pages=None), prefix_cache=False
     )
-    worker = Worker.open(folder, config, lambda _report: None)
+    worker = load_worker(folder, config, lambda _report: None)
     long = tuple(100 + i % 400 for i in range(length))
     submit(worker, "warm-up", long, 1).last.wait()
     for index in range(ROUNDS):

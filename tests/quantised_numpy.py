@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.quantize.layout import Blocks
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 
 Matrix = npt.NDArray[np.float32]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from llorch_serve.artifact import Artifact
-from llorch_serve.reference_file import ReferenceHeader, text_hash, tokenizer_hash, write_reference
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.fidelity.reference_file import ReferenceHeader, text_hash, tokenizer_hash, write_reference
 from tiny_exports import Logits, all_logits
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.artifact import Artifact, load_artifact
+from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.config import SessionConfig
-from llorch_serve.fidelity import Divergence, DivergenceSum
-from llorch_serve.session_opening import open_session
-from llorch_serve.text import Tokenizer
+from llorch_serve.fidelity.divergence import Divergence, DivergenceSum
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.text.tokenizer import Tokenizer
 
 CHUNK, FIRST, LAST, END = 256, 256, 768, 1280
 

@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from fake_generator import PATIENCE_S, FakeGenerator
+from llorch_serve.calls.admission import POOL_THREADS
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc import worker_pb2_grpc
-from llorch_serve.rpc.admission import POOL_THREADS
 from llorch_serve.rpc.server import ServerConfig, WorkerServer
 
 

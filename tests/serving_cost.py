@@ -29,7 +29,7 @@ import typer
 
 from llorch_serve.bench.measure import LocalBackend
 from llorch_serve.bench.workload import Workload, text_prompt
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb

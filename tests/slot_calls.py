@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.session import DecoderSession
+from llorch_serve.runtime.session import DecoderSession
 from tiny_exports import random_ids
 
 

@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 import typer
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.measure import LocalBackend, RemoteBackend
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.terminal.opening import open_worker
 from processes import WorkerProcess, serving

@@ -26,7 +26,7 @@ from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.rpc import convert, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.status import read_status
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 
 CYCLE = 64
 """So many requests have every length once; the next ones have the same lengths in the same order, and other tokens."""

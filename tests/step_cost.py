@@ -16,7 +16,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from llorch_serve.config import SessionConfig
-from llorch_serve.served import ServedSession, load_model, open_model
+from llorch_serve.loading.models import load_model, open_model
+from llorch_serve.worker.served import ServedSession
 
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 STREAMS = (1, 2, 4, 8, 16, 32)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llorch_serve.session import DecoderSession
+from llorch_serve.runtime.session import DecoderSession
 from tiny_exports import Logits
 
 

@@ -196,7 +196,7 @@ class ModelCall:
 
 def watch_model(note: Callable[[ModelCall], None]) -> None:
     """Have every call of every session noted in this process, from now on."""
-    from llorch_serve.session import DecoderSession
+    from llorch_serve.runtime.session import DecoderSession
 
     def timed(name: str, prompt: bool, count: Callable[..., int]) -> None:
         inner = getattr(DecoderSession, name)

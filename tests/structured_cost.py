@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import ChatMessage, ChatPrompt, Completion, GenerationRequest, GenerationUpdate
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import JsonSchema
-from llorch_serve.worker import Worker
+from llorch_serve.worker.worker import Worker
 
 TOKENS = 96
 ROUNDS = 7
@@ -75,7 +76,7 @@ def run(worker: Worker, held: Sequence[bool], *, seed: int) -> tuple[list[float]
 def main(folder: Path, streams: Sequence[int]) -> None:
     """Measure and print one line for each number of streams."""
     config = EngineConfig(session=SessionConfig(slots=max(streams), max_context=1024))
-    worker = Worker.open(folder, config, lambda _report: None)
+    worker = load_worker(folder, config, lambda _report: None)
     worker.warm_up()
     for count in streams:
         all_free, all_held = [False] * count, [True] * count

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_serve.logprobs import TokenLogprobs
+from llorch_serve.sampling.logprobs import TokenLogprobs
 
 TIE: Final = 1e-4
 """Nats between the two candidates within which either may be chosen."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, TURN_END_ID, tiny_llama_config, tiny_tokenizer_json
-from llorch_serve.artifact import MANIFEST_NAME
-from llorch_serve.manifest import (
+from llorch_serve.artifact.folder import MANIFEST_NAME
+from llorch_serve.artifact.manifest import (
     SCHEMA_VERSION,
     FileEntry,
     GenerationDefaults,

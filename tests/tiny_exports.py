@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.config import SessionConfig
-from llorch_serve.fixed_session import FixedSession, open_fixed
-from llorch_serve.manifest import KvDtype
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import open_session
+from llorch_serve.runtime.fixed_session import FixedSession, open_fixed
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.session import DecoderSession
 
 Logits = npt.NDArray[np.float32]
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from checkpoints import tiny_tokenizer_json
 from fake_session import FakeSession, Rule
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import EngineConfig
-from llorch_serve.prompts import PromptEncoder
 from llorch_serve.requests import Completion, GenerationRequest, GenerationUpdate, Prompt, TokenPrompt
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.session import DecoderSession
-from llorch_serve.text import Tokenizer
-from llorch_serve.worker import Worker
+from llorch_serve.runtime.session import DecoderSession
+from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.worker.prompts import PromptEncoder
+from llorch_serve.worker.worker import Worker
 from tiny_artifact import tiny_manifest, write_tiny_artifact
 
 VOCAB = 512

@@ -23,14 +23,14 @@ from bench_peers.picture import draw
 from bench_peers.reference import reference
 from bench_peers.results import DECODE, Run, Subject
 from bench_peers.rounds import run_rounds
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.workload import text_prompt
 from llorch_serve.errors import UsageError
-from llorch_serve.prompts import COUNTED_TOKENS, PromptEncoder
+from llorch_serve.fidelity.reference_file import ReferenceFile
 from llorch_serve.providers import usable_cpus
-from llorch_serve.reference_file import ReferenceFile
 from llorch_serve.terminal.console import say
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.worker.prompts import COUNTED_TOKENS, PromptEncoder
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 CACHE: Final = _ROOT / ".cache" / "bench"

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from bench_peers.protocol import Measurement
 from llorch_serve.errors import ResourceError
-from llorch_serve.reference_file import ReferenceFile
+from llorch_serve.fidelity.reference_file import ReferenceFile
 
 _LIMIT_S: Final = 3600
 """Longest that one process may take; 32 streams of the slowest peer need some minutes."""

@@ -14,8 +14,8 @@ from bench_peers.contestant import Closeness, Work, run_process
 from bench_peers.protocol import Measurement, ProtocolError
 from bench_peers.reuse import Gains
 from llorch_serve.bench.schema import Report
+from llorch_serve.fidelity.reference_file import ReferenceFile
 from llorch_serve.python_child import module_command
-from llorch_serve.reference_file import ReferenceFile
 
 DEFAULT: Final = "cpu-calibrated"
 SMALLEST: Final = "int4, int4 head"

@@ -12,9 +12,9 @@ from bench_peers.contestant import Closeness, Work, run_process
 from bench_peers.models import PeersFolder
 from bench_peers.protocol import Measurement, Task, encode, parse_measurements
 from llorch_serve.errors import ArtifactError
-from llorch_serve.fidelity import DivergenceSum
+from llorch_serve.fidelity.divergence import DivergenceSum
+from llorch_serve.fidelity.reference_file import ReferenceFile
 from llorch_serve.python_child import foreign_module_command
-from llorch_serve.reference_file import ReferenceFile
 
 LLAMA_CPP: Final = "llama.cpp"
 GENAI: Final = "onnxruntime-genai"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llorch_export.checkpoint.source import fingerprint, open_checkpoint
-from llorch_export.reference import Reference
-from llorch_export.sample_tokens import token_ids
-from llorch_serve.artifact import load_artifact
-from llorch_serve.reference_file import (
+from llorch_export.source.open import fingerprint, open_checkpoint
+from llorch_export.verify.reference import Reference
+from llorch_export.verify.sample_tokens import token_ids
+from llorch_serve.artifact.folder import load_artifact
+from llorch_serve.fidelity.reference_file import (
     ReferenceFile,
     ReferenceHeader,
     read_reference,

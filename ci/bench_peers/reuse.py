@@ -15,14 +15,15 @@ from typing import Final
 
 import msgspec
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.workload import text_prompt
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.local import stream
+from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.session_opening import open_session
-from llorch_serve.worker import Worker
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.worker.local import stream
+from llorch_serve.worker.worker import Worker
 
 LOOKUP: Final = 16
 TAIL: Final = 16
@@ -82,8 +83,8 @@ def main() -> None:
 def measure(folder: Path, threads: int, tokens: int, prefix_tokens: int) -> Gains:
     """Run one round: every text, then the prefix."""
     session = SessionConfig(threads=threads, slots=2, max_context=_CONTEXT)
-    plain = Worker.open(folder, EngineConfig(session=session), lambda report: None)
-    guessing = Worker.open(folder, EngineConfig(session=session, lookup=LOOKUP), lambda report: None)
+    plain = load_worker(folder, EngineConfig(session=session), lambda report: None)
+    guessing = load_worker(folder, EngineConfig(session=session, lookup=LOOKUP), lambda report: None)
     with closing(plain), closing(guessing):
         plain.warm_up()
         guessing.warm_up()

@@ -24,8 +24,8 @@ from bench_peers.protocol import Measurement
 from bench_peers.random_llama import SHAPE, WHOLE, make
 from bench_peers.reference import reference
 from bench_peers.results import Machine, ratio
+from llorch_serve.fidelity.reference_file import ReferenceFile
 from llorch_serve.providers import usable_cpus
-from llorch_serve.reference_file import ReferenceFile
 from llorch_serve.terminal.console import say
 
 KINDS: Final = ("Q8_0", "Q4_0")

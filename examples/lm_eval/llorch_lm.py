@@ -13,7 +13,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from worker_scores import WorkerScores, find_access
 
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 
 MOST_TOKENS: Final = 256  # what lm-eval's own models generate where a task does not say
 

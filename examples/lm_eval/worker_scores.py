@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from llorch_serve.channel import PLAIN, Access
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.client.channel import PLAIN, Access
 from llorch_serve.requests import GenerationRequest, Prompt, ScoreRequest, TextPrompt, TokenPrompt
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.scoring import MAX_CONTINUATIONS
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.terminal.access import TOKEN_VARIABLE, read_access
+from llorch_serve.worker.scoring import MAX_CONTINUATIONS
 
 CALLS_AT_ONCE: Final = 8
 

@@ -8,10 +8,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from llorch_export.byte_layers import byte_layers, recipe_activations, refuse_target, refuse_type
-from llorch_export.formats import uses_static
-from llorch_export.graph.targets import TARGETS, BlockForm
-from llorch_export.precisions import (
+from llorch_export.calibration.measurements import require_use
+from llorch_export.formats.byte_layers import byte_layers, recipe_activations, refuse_target, refuse_type
+from llorch_export.formats.module import uses_static
+from llorch_export.formats.precisions import (
     BITS,
     HALF_TYPES,
     UNQUANTISED,
@@ -19,10 +19,9 @@ from llorch_export.precisions import (
     refuse_beyond,
     unquantised,
 )
-from llorch_export.static_scales import check_static
-from llorch_export.transform.calibration import require_use
-from llorch_serve.errors import UsageError
-from llorch_serve.manifest import (
+from llorch_export.formats.targets import TARGETS, BlockForm
+from llorch_export.graph.static_scales import check_static
+from llorch_serve.artifact.manifest import (
     Activations,
     ComputeType,
     Interop,
@@ -34,6 +33,7 @@ from llorch_serve.manifest import (
     Target,
     TransformName,
 )
+from llorch_serve.errors import UsageError
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 

@@ -9,18 +9,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from llorch_export.cache_scales import left_out, with_cache
-from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.lora import with_adapter
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.companions import (
+from llorch_export.artifact.cache_scales import left_out, with_cache
+from llorch_export.artifact.companions import (
     planned,
     prompt_plan,
     prompt_recipe,
     with_int8_cache,
     with_prompt_graph,
 )
-from llorch_export.description import (
+from llorch_export.artifact.description import (
     GRAPH_FILE,
     Progress,
     add_text_files,
@@ -31,40 +28,43 @@ from llorch_export.description import (
     licences,
     up_to_date,
 )
-from llorch_export.formats import uses_static
-from llorch_export.genai import guest_files
-from llorch_export.graph.check import checked_bytes
-from llorch_export.graph.decoder import DecoderGraph, build_decoder
-from llorch_export.graph.front import Interface
-from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
-from llorch_export.graph.targets import TARGETS
-from llorch_export.graph.weights import DATA_FILE, WeightPlan
-from llorch_export.options import ExportOptions, Rule
-from llorch_export.place import check_output
-from llorch_export.precisions import refuse_beyond
-from llorch_export.probe import probe_activations
-from llorch_export.quantize.feedback import ErrorFactors, error_factor
-from llorch_export.recipes.default import with_quantizer
-from llorch_export.recipes.resolve import Choices, Peaks, choices, measured_choices, with_rules
-from llorch_export.static_scales import check_static
-from llorch_export.transform.calibration import (
+from llorch_export.artifact.genai import guest_files
+from llorch_export.artifact.place import check_output
+from llorch_export.artifact.write import ArtifactWriter
+from llorch_export.calibration.measurements import (
     CalibrationIds,
     measured_moments,
     read_calibration,
     require_use,
 )
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.lora import with_adapter
+from llorch_export.formats.module import uses_static
+from llorch_export.formats.precisions import refuse_beyond
+from llorch_export.formats.targets import TARGETS
+from llorch_export.graph.check import checked_bytes
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.front import Interface
+from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
+from llorch_export.graph.static_scales import check_static
+from llorch_export.graph.weights import DATA_FILE, WeightPlan
+from llorch_export.options import ExportOptions, Rule
+from llorch_export.quantize.feedback import ErrorFactors, error_factor
+from llorch_export.recipes.default import with_quantizer
+from llorch_export.recipes.resolve import Choices, Peaks, choices, measured_choices, with_rules
+from llorch_export.source.open import open_checkpoint
 from llorch_export.transform.moments import second_moments
 from llorch_export.transform.prepare import Prepared, fixed_transforms, prepare
-from llorch_export.write import ArtifactWriter
-from llorch_serve.artifact import MANIFEST_NAME, Artifact, load_artifact
-from llorch_serve.errors import UsageError
-from llorch_serve.manifest import (
+from llorch_export.verify.float_range import probe_activations
+from llorch_serve.artifact.folder import MANIFEST_NAME, Artifact, load_artifact
+from llorch_serve.artifact.manifest import (
     FixedShapes,
     LlamaConfig,
     Recipe,
     Target,
     encode_manifest,
 )
+from llorch_serve.errors import UsageError
 
 PREFILL_FILE = "prefill.onnx"
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked

@@ -8,19 +8,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.artifact.companions import planned, prompt_recipe
+from llorch_export.calibration.measurements import require_use
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.names import expected_tensors, parameters
-from llorch_export.checkpoint.source import open_checkpoint, open_config
-from llorch_export.companions import planned, prompt_recipe
-from llorch_export.formats import uses_static
+from llorch_export.formats.module import uses_static
+from llorch_export.graph.static_scales import check_static
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import check_source, choosing_rules, resolve_context, resolved_recipe
 from llorch_export.recipes.default import with_quantizer
-from llorch_export.static_scales import check_static
-from llorch_export.transform.calibration import require_use
+from llorch_export.source.open import open_checkpoint, open_config
 from llorch_export.transform.prepare import fixed_transforms
-from llorch_serve.manifest import KvDtype
+from llorch_serve.artifact.manifest import KvDtype
 
 
 def preview(options: ExportOptions) -> dict[str, object]:

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final
 
-from llorch_serve.manifest import KvDtype
+from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.providers import ProviderChoice
 
 DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none

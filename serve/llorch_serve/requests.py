@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
+from llorch_serve.engine.load import Load
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import FieldViolation
-from llorch_serve.load import Load
-from llorch_serve.logprobs import TokenLogprobs
 from llorch_serve.providers import ProviderShare
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.logprobs import TokenLogprobs
+from llorch_serve.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +329,7 @@ Any thread; idempotent. It knows the request and not its id, which another way i
 
 
 class TextGenerator(Protocol):
-    """What the gRPC servicer needs from the engine side. Implemented by :class:`llorch_serve.worker.Worker`.
+    """What the gRPC servicer needs from the engine side. Implemented by :class:`llorch_serve.worker.worker.Worker`.
 
     All methods may be called from any thread.
     """

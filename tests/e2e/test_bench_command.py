@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.schema import Report
 from llorch_serve.providers.table import PROVIDERS
 from processes import llorch, llorch_here

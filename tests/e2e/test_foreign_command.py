@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from foreign_folders import greedy, write_genai_folder, write_optimum_folder
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TokenPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import llorch, llorch_here, serving
 
 PROMPT = (9, 8, 7)

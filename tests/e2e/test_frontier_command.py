@@ -13,7 +13,7 @@ pytestmark = pytest.mark.reference
 @pytest.fixture(autouse=True)
 def few_recipes(monkeypatch):
     """Fewer recipes than the command measures for people; the first is the least divergent, the last the smallest."""
-    from llorch_export import frontier
+    from llorch_export.frontier import measure as frontier
 
     whole = frontier.candidates
     kept = ("fp16", "int8", "int4 b32", "int4 b64 head int4")

@@ -10,10 +10,10 @@ import pytest
 
 from fake_generator import INFO, PATIENCE_S, FakeGenerator
 from http_harness import fake_front, running_front, send
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import NonFiniteLogitsError, ResourceError
 from llorch_serve.http.fields import MAX_LISTED
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, ToolCall, ToolCallDelta
-from llorch_serve.sequence import FinishReason
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

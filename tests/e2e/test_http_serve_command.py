@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fake_generator import PATIENCE_S
 from http_harness import send
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TextPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import llorch_here, serving
 
 CANARY = "xylophone-canary"

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from arch_rows import HF
 from checkpoints import write_hf_folder
 from llorch_serve.bench.workload import sample_text
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
 from processes import interpreter, llorch_here
 from tiny_exports import export_tiny, random_ids
 

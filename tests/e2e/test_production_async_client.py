@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from fake_generator import INFO, LOAD, PATIENCE_S, FakeGenerator
-from llorch_serve.async_client import AsyncWorkerClient
-from llorch_serve.channel import Access
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.asynchronous import AsyncWorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.client.channel import Access
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     AuthenticationError,
     CancelledError,
@@ -20,8 +21,7 @@ from llorch_serve.errors import (
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Security
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 from rpc_harness import running_server
 
 

@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fake_session import continuation
+from llorch_serve.calls.admission import POOL_THREADS
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.admission import POOL_THREADS
 from rpc_harness import open_stub, running_server
 from worker_harness import PATIENCE_S, VOCAB, make_session, make_worker
 
@@ -52,7 +52,9 @@ def test_messages_of_any_size_get_a_status_that_says_why(address, megabytes):
             assert f"found {len(text)} characters; the context holds 48 tokens" in call.details()
         elif megabytes < 16:
             assert call.code() is grpc.StatusCode.INVALID_ARGUMENT  # refused before it is parsed
-            assert f"found {len(text)} bytes in text, expected at most {4 * MIB} in one text" in call.details()
+            assert (
+                f"found {len(text)} bytes in text, expected at most {4 * MIB} in one text" in call.details()
+            )
         else:
             assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert str(16 * MIB) in call.details()

@@ -12,17 +12,17 @@ import pytest
 
 from fake_generator import INFO, FakeGenerator
 from fake_session import continuation
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.load import WorkerState
 from llorch_serve.errors import CancelledError, InvalidRequestError, ModelMismatchError, QueueFullError
-from llorch_serve.load import WorkerState
-from llorch_serve.loading import LoadProgress
+from llorch_serve.lifecycle.serving import serve
+from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.requests import GenerationRequest, TextPrompt, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.lifecycle import serve
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.rpc.status import read_status
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from rpc_harness import open_stub, running_server
 from worker_harness import CONTEXT, PATIENCE_S, VOCAB, make_session, make_worker
 

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from fake_generator import PATIENCE_S, FakeGenerator
-from llorch_serve.async_client import AsyncWorkerClient
-from llorch_serve.client import WorkerClient
-from llorch_serve.correlation import plain_id
+from llorch_serve.calls.correlation import plain_id
+from llorch_serve.client.asynchronous import AsyncWorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.observe.logs import FIELDS
 from llorch_serve.observe.narration import Narrator
@@ -19,7 +19,7 @@ from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.rpc import SERVICE_NAME
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from rpc_harness import open_stub, running_server
 
 CALL = pb.GenerateRequest(input=pb.Input(text="ab"), sampling=pb.Sampling(max_tokens=2))

@@ -17,12 +17,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import fake_generator
 from fake_session import continuation
 from llorch_serve.errors import EngineStoppedError, ResourceError
+from llorch_serve.lifecycle.serving import serve
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.lifecycle import serve
 from llorch_serve.rpc.server import ServerConfig
-from llorch_serve.sampler import SamplingRow
-from llorch_serve.text import TextStream
+from llorch_serve.sampling.sampler import SamplingRow
+from llorch_serve.text.tokenizer import TextStream
 from rpc_harness import open_stub, running_server
 from worker_harness import PATIENCE_S, VOCAB, make_session, make_worker
 

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fake_generator import PATIENCE_S, FakeGenerator
-from llorch_serve import artifact as artifact_module
-from llorch_serve.client import WorkerClient
+from llorch_serve.artifact import folder as artifact_module
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import CancelledError, QueueFullError, UnavailableError, WorkerError
+from llorch_serve.lifecycle.serving import serve
 from llorch_serve.requests import GenerationRequest, TextPrompt
-from llorch_serve.rpc.lifecycle import serve
 from llorch_serve.rpc.server import ServerConfig
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import llorch, llorch_here, running, serving
 
 
@@ -41,7 +41,7 @@ def test_want_of_memory_is_told_by_its_code(tiny, monkeypatch):
     def load(*_arguments, **_settings):
         raise MemoryError
 
-    monkeypatch.setattr("llorch_serve.served.load_artifact", load)
+    monkeypatch.setattr("llorch_serve.loading.models.load_artifact", load)
     assert artifact_module.load_artifact is not load
     outcome = llorch_here("serve", tiny, "--preload-only")
     assert (outcome.code, "memory does not suffice" in outcome.error()) == (6, True)

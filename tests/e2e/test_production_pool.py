@@ -17,10 +17,10 @@ import pytest
 from certificates import make_certificates
 from fake_generator import INFO, FakeGenerator
 from llorch_serve.errors import ArtifactError, UsageError, WorkerError
+from llorch_serve.lifecycle.serving import serve
 from llorch_serve.pool import post
 from llorch_serve.pool.messages import ready
 from llorch_serve.pool.reporter import PoolConfig, PoolReporter
-from llorch_serve.rpc.lifecycle import serve
 from llorch_serve.rpc.server import ServerConfig
 from pool_manager import PATIENCE_S, Manager
 from processes import llorch_here, serving

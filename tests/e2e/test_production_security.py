@@ -13,13 +13,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from certificates import make_certificates
 from fake_generator import PATIENCE_S, FakeGenerator
-from llorch_serve.channel import Access
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.client.channel import Access
 from llorch_serve.errors import AuthenticationError, CancelledError, WorkerError
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Certificate, Security
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import llorch_here, running, serving
 from rpc_harness import open_stub, running_server
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TokenPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity is set as Linux does")

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.schema import Report
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from processes import Outcome, interpreter, llorch, llorch_here, serving
 from reference_files import own_reference
 from tiny_exports import random_ids

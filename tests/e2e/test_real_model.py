@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TextPrompt, TokenPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import llorch, llorch_here
 
 pytestmark = pytest.mark.real_model

@@ -50,7 +50,7 @@ def test_what_is_wrong_is_told_in_a_line(tiny_source, tmp_path, recipe_file):
 
 @pytest.mark.reference
 def test_recipes_are_points_of_the_frontier(tiny_source, tmp_path, recipe_file, monkeypatch):
-    from llorch_export import frontier
+    from llorch_export.frontier import measure as frontier
 
     monkeypatch.setattr(frontier, "MAX_TOKENS", 100)
     text = tmp_path / "text.txt"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.workload import sample_text
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import LlorchError
 from llorch_serve.requests import GenerationRequest, TextPrompt, TokenPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from processes import llorch_here, serving
 from reuse_divergence import reuse_divergence
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from fake_generator import INFO, LOAD, FakeGenerator
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     CancelledError,
     FieldViolation,
@@ -21,8 +22,7 @@ from llorch_serve.errors import (
 )
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt, Timings, TokenPrompt
 from llorch_serve.rpc import MAX_MESSAGE_BYTES
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 from rpc_harness import running_server
 
 

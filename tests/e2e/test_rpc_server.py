@@ -20,10 +20,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 import fake_generator
 from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.errors import ArtifactError, PortError, UnavailableError
+from llorch_serve.lifecycle.serving import serve
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import server as rpc_server
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.lifecycle import serve
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.rpc.status import read_status
 from rpc_harness import RunningServer, held_up, open_stub, running_server

@@ -9,7 +9,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.rpc import worker_pb2 as pb
 from rpc_harness import open_stub, running_server

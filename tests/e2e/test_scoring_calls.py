@@ -14,8 +14,8 @@ from worker_scores import WorkerScores, find_access, grouped, windows
 
 from certificates import make_certificates
 from fake_session import Call, continuation, next_logits
-from llorch_serve.channel import PLAIN
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.client.channel import PLAIN
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import AuthenticationError, InvalidRequestError, ModelMismatchError, UnsupportedError
 from llorch_serve.observe.logs import FIELDS
@@ -24,8 +24,8 @@ from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Certificate, Security
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.worker import Worker
+from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.worker.worker import Worker
 from rpc_harness import open_stub, running_server
 from worker_harness import CONTEXT, PATIENCE_S, TOKENIZER, VOCAB, make_session, make_worker
 

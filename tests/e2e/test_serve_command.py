@@ -12,12 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from checkpoints import write_hf_folder
-from llorch_serve import huge_pages
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import UnavailableError
 from llorch_serve.requests import GenerationRequest, TextPrompt
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.runtime import huge_pages
+from llorch_serve.sampling.params import SamplingParams
 from processes import PATIENCE_S, llorch_here, running, serving
 
 

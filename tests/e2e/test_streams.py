@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from llorch_serve.bench.workload import sample_text
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 from processes import PATIENCE_S
 
 pytestmark = pytest.mark.real_model

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import pytest
 
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import JsonSchema
 
 pytestmark = pytest.mark.real_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from processes import environment, llorch, llorch_here
 from reference_files import own_reference
 from tiny_exports import random_ids

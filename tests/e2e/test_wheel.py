@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from processes import llorch, serving
 from reference_files import own_reference
 from terminal import terminal

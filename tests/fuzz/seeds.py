@@ -20,8 +20,8 @@ import foreign_folders
 import tiny_artifact
 import tiny_tokenizers
 from fuzz.targets import CORPUS, SMALLEST, TOOL
-from llorch_serve.manifest import encode_manifest
-from llorch_serve.reference_file import ReferenceHeader, text_hash, write_reference
+from llorch_serve.artifact.manifest import encode_manifest
+from llorch_serve.fidelity.reference_file import ReferenceHeader, text_hash, write_reference
 from llorch_serve.rpc import worker_pb2 as pb
 
 

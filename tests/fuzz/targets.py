@@ -21,37 +21,37 @@ from google.protobuf.message import DecodeError
 
 from checkpoints import tiny_config, tiny_tokenizer_json
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.fp8 import fp8_format
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.safetensors import file_tensors, folder_tensors
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.config import config_from_hf
+from llorch_export.config.fp8 import fp8_format
+from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.file import parse_recipe
-from llorch_export.sentencepiece_model import read_sentencepiece
-from llorch_export.tokenizer import tokenizer_from_folder
-from llorch_export.vocabulary import sentencepiece_bpe
+from llorch_export.source.open import open_checkpoint
+from llorch_export.tokenizer.reading import tokenizer_from_folder
+from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
+from llorch_export.tokenizer.vocabulary import sentencepiece_bpe
+from llorch_serve.artifact.manifest import decode_manifest
 from llorch_serve.bench.schema import read_report
-from llorch_serve.chat import ChatTemplate, encode_chat
+from llorch_serve.chat.parsing.answer import parser_for
+from llorch_serve.chat.parsing.registry import REASONING_FORMATS, AnswerFormats
+from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
+from llorch_serve.chat.template import ChatTemplate, encode_chat
 from llorch_serve.errors import LlorchError
+from llorch_serve.fidelity.reference_file import read_reference
 from llorch_serve.foreign.genai import describe_genai
 from llorch_serve.foreign.optimum import describe_optimum
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.job_routes import CancelBody, JobDialect
 from llorch_serve.http.openai_requests import read_chat, read_completion
 from llorch_serve.http.service import Caller
-from llorch_serve.manifest import decode_manifest
-from llorch_serve.parsing.answer import parser_for
-from llorch_serve.parsing.registry import REASONING_FORMATS, AnswerFormats
-from llorch_serve.parsing.tool_formats import TOOL_FORMATS
-from llorch_serve.reference_file import read_reference
 from llorch_serve.requests import ChatMessage, ChatPrompt, ModelInfo
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert import read_abort_request, read_generation_request
 from llorch_serve.rpc.convert_prompt import read_prompt, read_token_ids
 from llorch_serve.rpc.convert_score import read_score_request
 from llorch_serve.rpc.wire import check_fields
-from llorch_serve.text import TextStream, Tokenizer
+from llorch_serve.text.tokenizer import TextStream, Tokenizer
 
 CORPUS = Path(__file__).parent.parent / "data" / "fuzz"
 CALLER = Caller("", "somebody", "an-id")

@@ -9,9 +9,9 @@ import pytest
 
 from arch_rows import GGUF, HF
 from checkpoints import write_gguf, write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.reference import Reference
-from llorch_export.verify import verify
+from llorch_export.source.open import open_checkpoint
+from llorch_export.verify.divergence import verify
+from llorch_export.verify.reference import Reference
 from llorch_serve.bench.workload import sample_text
 from tiny_exports import export_tiny, random_ids, silent
 from tolerances import FP32_LOGITS
@@ -36,7 +36,7 @@ def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name
 def test_verify_accepts_an_export_of_every_family(
     tmp_path: Path, name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llorch_export.sample_tokens.sample_text", lambda: sample_text()[:800])
+    monkeypatch.setattr("llorch_export.verify.sample_tokens.sample_text", lambda: sample_text()[:800])
     source = write_hf_folder(tmp_path / "model", HF[name])
     export_tiny(source, tmp_path / "out", precision=precision)
     assert verify(tmp_path / "out", str(source), silent).passed

@@ -18,11 +18,11 @@ import pytest
 
 from chat_templates import CONVERSATIONS, DOCUMENTS, TEMPLATES, TOOL_CONVERSATIONS, TOOLS, encoded, rendered
 from llorch_export.checkpoint.gguf_header import read_header
-from llorch_export.tokenizer import tokenizer_from_gguf
-from llorch_serve.chat import ChatTemplate
+from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
 from tiny_tokenizers import BUILDERS, byte_level
 
 transformers = pytest.importorskip("transformers")

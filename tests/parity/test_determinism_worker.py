@@ -15,10 +15,11 @@ import pytest
 from checkpoints import write_gguf, write_hf_folder
 from gguf_blocks import random_blocks
 from llorch_export.options import ExportOptions, Rule
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.logprobs import TokenLogprobs
-from llorch_serve.worker import Worker
+from llorch_serve.loading.worker import load_worker
+from llorch_serve.sampling.logprobs import TokenLogprobs
+from llorch_serve.worker.worker import Worker
 from ties import TIE, Tie, parting
 from tiny_exports import export_tiny, random_ids
 from worker_harness import Sink, ask, request
@@ -97,7 +98,7 @@ def artifact(row: Row, source: Path, tmp_path_factory: pytest.TempPathFactory) -
 def working(artifact: Artifact, row: Row, *, slots: int = SLOTS, **config: Any) -> Iterator[Worker]:
     session = SessionConfig(threads=1, slots=slots, kv_dtype=row.kv_dtype, batch_invariant=row.flag)
     options = replace(EngineConfig(session=session, prefill_chunk=64, prefix_cache=False), **config)
-    worker = Worker.open(artifact.folder, options, lambda _report: None)
+    worker = load_worker(artifact.folder, options, lambda _report: None)
     try:
         yield worker
     finally:

@@ -13,12 +13,14 @@ import pytest
 from checkpoints import VOCAB_SIZE
 from foreign_folders import greedy, reference, write_genai_folder, write_optimum_folder
 from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.foreign.growing import GrowingSession
 from llorch_serve.foreign.shared import SharedSession
+from llorch_serve.loading.models import load_model, open_model
+from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import GenerationUpdate
-from llorch_serve.sequence import FinishReason
-from llorch_serve.served import ServedSession, load_model, open_model
-from llorch_serve.worker import Worker
+from llorch_serve.worker.served import ServedSession
+from llorch_serve.worker.worker import Worker
 from worker_harness import Sink, request
 
 PROMPTS = [[5], [9, 8, 7], list(range(100, 140)), [300, 2, 2, 17, 450, 33, 8, 1, 0, 511, 60]]
@@ -140,7 +142,7 @@ def test_a_graph_may_compute_the_last_logits_alone(tmp_path: Path, shared: bool)
 def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
     folder = KINDS[request.param](tmp_path / "model")
     config = EngineConfig(SessionConfig(threads=1, slots=2), prefill_chunk=4)
-    opened = Worker.open(folder, config, lambda _report: None)
+    opened = load_worker(folder, config, lambda _report: None)
     opened.warm_up()
     yield opened
     opened.close()
@@ -179,7 +181,7 @@ def test_the_cache_can_be_left_unused(tmp_path: Path) -> None:
     for write in (write_genai_folder, write_optimum_folder):
         folder = write(tmp_path / write.__name__)
         config = EngineConfig(SessionConfig(threads=1, slots=1), kv_cache=False)
-        worker = Worker.open(folder, config, lambda _report: None)
+        worker = load_worker(folder, config, lambda _report: None)
         sink = Sink()
         worker.submit(request("a", PROMPTS[3], max_tokens=4, ignore_eos=True), sink)
         assert sink.answers("a")["a"].ids == greedy(PROMPTS[3], 4)

@@ -12,13 +12,13 @@ import pytest
 
 import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_export.formats import ModuleFormat
+from llorch_export.formats.module import ModuleFormat
+from llorch_export.formats.precisions import BITS
 from llorch_export.graph.blocks import quantised
 from llorch_export.options import ExportOptions
-from llorch_export.precisions import BITS
-from llorch_serve.artifact import Artifact
-from llorch_serve.fidelity import DivergenceSum
-from llorch_serve.manifest import Precision, Recipe
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import Precision, Recipe
+from llorch_serve.fidelity.divergence import DivergenceSum
 from quantised_numpy import dequantise
 from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
 from tolerances import (

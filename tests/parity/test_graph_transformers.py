@@ -11,7 +11,7 @@ import pytest
 
 import numpy_llama
 from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_serve.session import DecoderSession
+from llorch_serve.runtime.session import DecoderSession
 from tiny_exports import export_tiny, open_tiny, random_ids
 from tolerances import FP32_LOGITS, NUMPY_LOGITS, STEPWISE_LOGITS
 

@@ -13,13 +13,13 @@ import pytest
 
 from arch_rows import HF
 from checkpoints import write_hf_folder
-from llorch_export.cache_scales import measure_scales
-from llorch_serve.artifact import Artifact, load_artifact
+from llorch_export.artifact.cache_scales import measure_scales
+from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
-from llorch_serve.fidelity import DivergenceSum
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import open_session
+from llorch_serve.fidelity.divergence import DivergenceSum
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.session import DecoderSession
 from tiny_exports import export_tiny, random_ids
 from tolerances import KL_INT8_CACHE
 

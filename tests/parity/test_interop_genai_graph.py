@@ -17,7 +17,7 @@ from arch_rows import HF
 from checkpoints import of_family, write_gguf, write_hf_folder
 from genai_feeding import GenaiFeeder
 from llorch_export.options import Rule
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from tiny_exports import export_tiny, open_tiny, random_ids
 from tolerances import STEPWISE_LOGITS
 

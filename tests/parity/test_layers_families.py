@@ -8,8 +8,8 @@ import pytest
 
 import arch_rows
 from checkpoints import write_hf_folder
-from llorch_export.layers.stages import Kind
-from llorch_export.layers.verify import verify_layers
+from llorch_export.verify.layers.stages import Kind
+from llorch_export.verify.layers.verify import verify_layers
 from tiny_exports import export_tiny, silent
 
 pytestmark = pytest.mark.reference

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from checkpoints import Weights, write_gguf
-from llorch_export.layers.stages import Kind, Measure
-from llorch_export.layers.verify import verify_layers
+from llorch_export.verify.layers.stages import Kind, Measure
+from llorch_export.verify.layers.verify import verify_layers
 from tiny_exports import export_tiny, silent
 
 pytestmark = [

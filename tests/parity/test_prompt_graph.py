@@ -15,13 +15,13 @@ from checkpoints import write_hf_folder
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
-from llorch_serve import session_opening
-from llorch_serve.artifact import Artifact, load_artifact
+from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.providers import takes_no_rows
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import open_session
+from llorch_serve.runtime import opening as session_opening
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.session import DecoderSession
 from tiny_exports import contents, export_tiny, random_ids, silent
 
 ROWS: dict[str, Any] = {

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_serve import session_opening as session_module
-from llorch_serve.artifact import Artifact
-from llorch_serve.device_cache import DeviceCache
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import KvLayout
+from llorch_serve.cache.device_cache import DeviceCache
+from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.errors import ProviderError, ResourceError
-from llorch_serve.kv_cache import KvCapacity
-from llorch_serve.manifest import KvLayout
 from llorch_serve.providers import CPU, ActiveProvider, Memory
 from llorch_serve.providers.table import find_provider
-from llorch_serve.session import DecoderSession
+from llorch_serve.runtime import opening as session_module
+from llorch_serve.runtime.session import DecoderSession
 from slot_calls import slot_calls
 from tiny_exports import export_tiny, open_tiny
 

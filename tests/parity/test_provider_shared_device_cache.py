@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_serve import session_opening as session_module
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.config import SessionConfig
-from llorch_serve.device_graph import DeviceGraph
 from llorch_serve.errors import ProviderError, ResourceError
 from llorch_serve.providers import CPU, ActiveProvider, Memory
 from llorch_serve.providers.table import CUDA_GRAPHS, find_provider
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import open_session
-from llorch_serve.shared_device_cache import SharedDeviceCache
+from llorch_serve.runtime import opening as session_module
+from llorch_serve.runtime.device_graph import DeviceGraph
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.session import DecoderSession
 from played_memory import PlayedMemory
 from slot_calls import slot_calls
 from tiny_exports import export_tiny, open_tiny, random_ids

@@ -14,14 +14,14 @@ import pytest
 import numpy_llama
 from arch_rows import HF
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_export.contents import contents
-from llorch_export.formats import ModuleFormat
+from llorch_export.formats.module import ModuleFormat
+from llorch_export.formats.precisions import BITS
 from llorch_export.graph.blocks import quantised
+from llorch_export.inspect.contents import contents
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.precisions import BITS
 from llorch_export.preview import preview
-from llorch_serve.artifact import Artifact
-from llorch_serve.manifest import Precision, Quantizer
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import Precision, Quantizer
 from quantised_numpy import dequantise
 from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
 from tolerances import QUANTISED_LOGITS_LEVEL_0, STEPWISE_LOGITS

@@ -10,15 +10,15 @@ import pytest
 
 import numpy_llama
 from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.options import Rule
-from llorch_export.reference import Reference
+from llorch_export.source.open import open_checkpoint
 from llorch_export.transform import moments as module
-from llorch_export.transform.calibration import BUNDLED_TEXT
 from llorch_export.transform.moments import second_moments
+from llorch_export.verify.reference import Reference
 from llorch_serve.errors import UsageError
-from llorch_serve.fidelity import DivergenceSum
-from llorch_serve.text import Tokenizer
+from llorch_serve.fidelity.divergence import DivergenceSum
+from llorch_serve.text.tokenizer import Tokenizer
 from tiny_exports import all_logits, export_tiny, random_ids, silent
 
 RELATIVE = 1e-4

@@ -13,13 +13,13 @@ import pytest
 
 from arch_rows import HF
 from checkpoints import Weights, write_hf_folder
-from llorch_export.modules import StoredModule, stored_modules
+from llorch_export.inspect.modules import StoredModule, stored_modules
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.errors import UsageError
-from llorch_serve.fidelity import DivergenceSum
+from llorch_serve.fidelity.divergence import DivergenceSum
 from tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from tolerances import KL_ROW_TINY
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llorch_serve.sampler import SamplingRow, distribution, sample_batch
-from llorch_serve.sampling import ResolvedSampling
+from llorch_serve.sampling.params import ResolvedSampling
+from llorch_serve.sampling.sampler import SamplingRow, distribution, sample_batch
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

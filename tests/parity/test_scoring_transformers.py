@@ -11,10 +11,11 @@ import pytest
 
 from checkpoints import write_hf_folder
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.local import score, stream
+from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import GenerationRequest, GenerationUpdate, ScoreRequest, TokenPrompt
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.worker import Worker
+from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.worker.local import score, stream
+from llorch_serve.worker.worker import Worker
 from tiny_exports import export_tiny, random_ids
 from tolerances import LOGPROBS
 
@@ -63,7 +64,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     artifact = export_tiny(source, folder / "artifact")
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     config = EngineConfig(session=SessionConfig(threads=1, slots=3), prefill_chunk=32)
-    worker = Worker.open(artifact.folder, config, lambda _report: None)
+    worker = load_worker(artifact.folder, config, lambda _report: None)
     yield Case(worker, model)
     worker.close()
 

@@ -13,16 +13,16 @@ import pytest
 from checkpoints import VOCAB_SIZE, write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
-from llorch_serve import session_opening as session_module
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
+from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.errors import ProviderError
-from llorch_serve.graph_loading import runtime_options
 from llorch_serve.providers import CPU, ActiveProvider, import_runtime
-from llorch_serve.scheduler import Scheduler
-from llorch_serve.sequence import Sequence as TokenSequence
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import LoadReport, open_session
+from llorch_serve.runtime import opening as session_module
+from llorch_serve.runtime.graph_loading import runtime_options
+from llorch_serve.runtime.opening import LoadReport, open_session
+from llorch_serve.runtime.session import DecoderSession
 
 Logits = npt.NDArray[np.float32]
 TOLERANCE = {"fp32": 2e-5, "fp16": 0.02, "int8": 0.1}  # one row alone against many together

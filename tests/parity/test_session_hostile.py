@@ -15,12 +15,12 @@ import pytest
 from checkpoints import write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
-from llorch_serve.artifact import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.manifest import FileEntry, Manifest, TensorSpec, decode_manifest, encode_manifest
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import FileEntry, Manifest, TensorSpec, decode_manifest, encode_manifest
-from llorch_serve.session import DecoderSession
-from llorch_serve.session_opening import open_session
+from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.session import DecoderSession
 
 DATA = "model.onnx.data"
 

@@ -13,7 +13,7 @@ import trained_llama
 from checkpoints import write_gguf
 from gguf_blocks import K_TYPES, dequantised, encoded
 from llorch_export.options import KL_LIMIT
-from llorch_export.verify import verify
+from llorch_export.verify.divergence import verify
 from llorch_serve.bench.workload import sample_text
 from tiny_exports import export_tiny, silent
 
@@ -52,7 +52,7 @@ def test_encoded_weights_are_within_half_a_step_or_so(kind: str) -> None:
 def test_blocks_of_weights_are_carried_over_within_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("llorch_export.sample_tokens.sample_text", lambda: sample_text()[:800])
+    monkeypatch.setattr("llorch_export.verify.sample_tokens.sample_text", lambda: sample_text()[:800])
 
     def blocks(name: str, rows: int, columns: int) -> tuple[str, npt.NDArray[np.uint8]]:
         values = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)

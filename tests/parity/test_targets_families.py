@@ -12,8 +12,8 @@ import pytest
 
 from arch_rows import HF
 from checkpoints import write_hf_folder
-from llorch_serve.fixed_session import FixedSession
-from llorch_serve.manifest import Target
+from llorch_serve.artifact.manifest import Target
+from llorch_serve.runtime.fixed_session import FixedSession
 from stepwise import check_steps, reference
 from tiny_exports import Logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
 from tolerances import FP32_LOGITS

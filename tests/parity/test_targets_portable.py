@@ -14,15 +14,15 @@ import pytest
 
 import numpy_llama
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_export.formats import Formats
+from llorch_export.formats.module import Formats
+from llorch_export.formats.precisions import BITS
 from llorch_export.graph import dequantize
 from llorch_export.graph.blocks import quantised
 from llorch_export.options import Rule
-from llorch_export.precisions import BITS
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import ArtifactError, UsageError
-from llorch_serve.fidelity import DivergenceSum
-from llorch_serve.manifest import Recipe
+from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.providers import ActiveProvider
 from quantised_numpy import dequantise
 from tiny_exports import Logits, all_logits, export_tiny, open_fixed_tiny, open_tiny, random_ids

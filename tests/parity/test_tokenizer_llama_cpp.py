@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from llorch_export.checkpoint.gguf_header import read_header
-from llorch_export.tokenizer import tokenizer_from_gguf
-from llorch_serve.text import Tokenizer
+from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_serve.text.tokenizer import Tokenizer
 
 MODELS = os.environ.get("LLORCH_LLAMA_CPP_MODELS")
 

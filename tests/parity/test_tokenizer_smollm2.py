@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
 from llorch_export.checkpoint.base import TokenizerAssets
-from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.source.open import open_checkpoint
 
 pytestmark = [pytest.mark.real_model, pytest.mark.reference]
 

@@ -10,11 +10,11 @@ import pytest
 
 from arch_rows import HF
 from checkpoints import write_gguf, write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.layers.reference import observe
-from llorch_export.reference import Reference
+from llorch_export.source.open import open_checkpoint
 from llorch_export.transform import calibrate as module
 from llorch_export.transform.calibrate import calibrate
+from llorch_export.verify.layers.reference import observe
+from llorch_export.verify.reference import Reference
 from tiny_exports import random_ids, silent
 
 pytestmark = pytest.mark.reference

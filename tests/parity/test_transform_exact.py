@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from checkpoints import write_gguf, write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.reference import Reference
+from llorch_export.source.open import open_checkpoint
+from llorch_export.verify.reference import Reference
 from tiny_exports import all_logits, export_tiny, random_ids
 from tolerances import FP32_LOGITS
 from transform_rows import ALL, EACH, MEASURED, TEXT, TOGETHER, uneven

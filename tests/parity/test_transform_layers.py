@@ -11,11 +11,11 @@ import pytest
 
 from arch_rows import HF
 from checkpoints import write_hf_folder
-from llorch_export.layers.stages import Kind
-from llorch_export.layers.turned import TURNED
-from llorch_export.layers.verify import LayerReport, verify_layers
 from llorch_export.terminal.layers import table
-from llorch_export.verify import verify
+from llorch_export.verify.divergence import verify
+from llorch_export.verify.layers.stages import Kind
+from llorch_export.verify.layers.turned import TURNED
+from llorch_export.verify.layers.verify import LayerReport, verify_layers
 from tiny_exports import export_tiny, silent
 from tolerances import KL_FP32
 from transform_rows import ALL, TEXT, uneven

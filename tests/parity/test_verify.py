@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import numpy_llama
 from adapters import write_adapter
 from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.reference import Reference
-from llorch_export.verify import Verification, verify
+from llorch_export.source.open import open_checkpoint
+from llorch_export.verify.divergence import Verification, verify
+from llorch_export.verify.reference import Reference
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.errors import ArtifactError
 from tiny_exports import export_tiny, random_ids, silent
@@ -36,7 +36,7 @@ LLAMA3 = {
 def text(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the sample text, except where a test asks for ``whole_text``."""
     if "whole_text" not in request.fixturenames:
-        monkeypatch.setattr("llorch_export.sample_tokens.sample_text", lambda: sample_text()[:800])
+        monkeypatch.setattr("llorch_export.verify.sample_tokens.sample_text", lambda: sample_text()[:800])
 
 
 @pytest.fixture

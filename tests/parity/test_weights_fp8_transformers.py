@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.source.open import open_checkpoint
 from raw_safetensors import KINDS, load, save
 
 pytestmark = pytest.mark.reference

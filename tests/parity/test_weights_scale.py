@@ -9,7 +9,7 @@ import pytest
 
 from checkpoints import Weights, write_hf_folder
 from llorch_export.options import KL_LIMIT
-from llorch_serve.fidelity import DivergenceSum
+from llorch_serve.fidelity.divergence import DivergenceSum
 from tiny_exports import all_logits, export_tiny, random_ids
 from tolerances import FP32_LOGITS
 

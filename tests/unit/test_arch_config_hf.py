@@ -11,10 +11,10 @@ import pytest
 from arch_rows import HF
 from checkpoints import of_family, tiny_config, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors, stored_tensors
-from llorch_export.config import config_from_hf
-from llorch_export.families import FAMILIES
+from llorch_export.config.families import FAMILIES
+from llorch_export.config.hf import config_from_hf
+from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import LlamaConfig, RopeConfig
 
 # transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the latter.
 CONTRADICTORY_AS_WRITTEN = {"yarn, original beside"}

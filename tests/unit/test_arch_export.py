@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from arch_rows import HF, LONG, SHORT
 from checkpoints import of_family, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import resolve_context
 from llorch_export.preview import preview
+from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError, UsageError
 from tiny_exports import export_tiny
 

@@ -19,8 +19,8 @@ from llorch_serve.bench.measure import (
 )
 from llorch_serve.bench.resources import peak_rss_mib, software
 from llorch_serve.bench.workload import MAX_PROMPT_FILE_BYTES, Workload, read_prompt, sample_text, text_prompt
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, ProviderError, UsageError
-from llorch_serve.local import stream
 from llorch_serve.requests import (
     Completion,
     GenerationRequest,
@@ -32,7 +32,7 @@ from llorch_serve.requests import (
     TokenPrompt,
     UpdateSink,
 )
-from llorch_serve.sequence import FinishReason
+from llorch_serve.worker.local import stream
 from worker_harness import make_session, make_worker
 
 

@@ -15,7 +15,7 @@ from llorch_serve.bench.energy import EnergyMeter
 from llorch_serve.bench.measure import LocalBackend, StreamRecord
 from llorch_serve.bench.offline import DECODE_PROMPT, QUANTITIES, Offline, longest, plan_tests, summarise
 from llorch_serve.bench.schema import OfflineTest
-from llorch_serve.capabilities import FULL
+from llorch_serve.engine.capabilities import FULL
 from llorch_serve.errors import UnsupportedError, UsageError
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from worker_harness import VOCAB, make_session, make_worker

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_templates import CONVERSATIONS, JSON, LLAMA2, LLAMA3, SMOLLM2, conversation, encoded, rendered
-from llorch_serve import chat as chat_module
-from llorch_serve.chat import ChatTemplate
+from llorch_serve.chat import template as chat_module
+from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import ArtifactError, InvalidRequestError
 from llorch_serve.requests import ChatMessage
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
 from tiny_tokenizers import BUILDERS, byte_fallback, byte_level
 
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -139,7 +139,7 @@ def test_a_template_that_spends_without_end_is_stopped(source: str) -> None:
 def test_a_slow_template_is_stopped_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     template = template_of("{% for m in messages %}{{ m.role }}{% endfor %}")
     assert rendered(template, conversation("a", "b")) == "userassistant"
-    monkeypatch.setattr("llorch_serve.sandbox.MAX_SECONDS", -1)
+    monkeypatch.setattr("llorch_serve.chat.sandbox.MAX_SECONDS", -1)
     with pytest.raises(InvalidRequestError, match="template takes more than"):
         rendered(template, conversation("a"))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fake_generator import INFO
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import FieldViolation, InvalidRequestError, ProviderError
 from llorch_serve.requests import (
     ChatMessage,
@@ -20,8 +21,7 @@ from llorch_serve.requests import (
     GenerationUpdate,
     Timings,
 )
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.terminal.chat_history import history_file, private_file
 from llorch_serve.terminal.chat_loop import ChatLoop
 from llorch_serve.terminal.chat_screen import TerminalReader

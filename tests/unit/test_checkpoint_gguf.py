@@ -20,7 +20,7 @@ from checkpoints import (
 from llorch_export.checkpoint import stream
 from llorch_export.checkpoint.gguf import SUPPORTED_TYPES, gguf_model_name
 from llorch_export.checkpoint.gguf_header import read_header
-from llorch_export.checkpoint.source import open_checkpoint, open_config
+from llorch_export.source.open import open_checkpoint, open_config
 from llorch_serve.errors import ArtifactError
 
 SHAPES: list[dict[str, object]] = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from checkpoints import write_gguf
 from llorch_export.checkpoint.gguf_header import read_header
-from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
 
 UINT32, STRING, ARRAY, BOOL = 4, 8, 9, 7

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from checkpoints import Weights, tiny_llama_config, tiny_weights, write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
 
 INDEX = "model.safetensors.index.json"

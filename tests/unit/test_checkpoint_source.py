@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
-from llorch_export.checkpoint.source import (
+from llorch_export.source.open import (
     fingerprint,
     fingerprint_files,
     list_content_files,

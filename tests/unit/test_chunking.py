@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from checkpoints import tiny_llama_config
-from llorch_serve.chunking import STEP, doubling_position, shortened
-from llorch_serve.plan import StepPlan
-from llorch_serve.scheduler import Scheduler
-from llorch_serve.sequence import Sequence
+from llorch_serve.engine.chunking import STEP, doubling_position, shortened
+from llorch_serve.engine.plan import StepPlan
+from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.sequence import Sequence
 
 SMOLLM2 = {
     "hidden_size": 576,

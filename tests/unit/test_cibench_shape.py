@@ -14,7 +14,7 @@ from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
 from bench_peers.shape import Found, Match, section
 from checkpoints import write_gguf
-from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.source.open import open_checkpoint
 
 TINY = {
     "HIDDEN": 64,

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from llorch_serve.bound_graph import BoundGraph, Logits
+from llorch_serve.artifact.manifest import KvLayout, Recipe
+from llorch_serve.cache.kv_cache import KvCache, KvCapacity
 from llorch_serve.errors import ProviderError, UsageError
-from llorch_serve.kv_cache import KvCache, KvCapacity
-from llorch_serve.manifest import KvLayout, Recipe
-from llorch_serve.row_pairs import PairedGraph, require_effect
+from llorch_serve.runtime.bound_graph import BoundGraph, Logits
+from llorch_serve.runtime.row_pairs import PairedGraph, require_effect
 
 SLOTS, CONTEXT = 4, 8
 

@@ -11,10 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from llorch_serve.doctor import operator_graphs, self_test
 from llorch_serve.doctor.examine import examine
 from llorch_serve.doctor.machine import look_at_machine
-from llorch_serve.doctor.operator_graphs import OperatorCase, cases
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import (
     CPU,
@@ -25,6 +23,9 @@ from llorch_serve.providers import (
     activate,
     import_runtime,
 )
+from llorch_serve.runtime import operator_check as self_test
+from llorch_serve.runtime import operator_graphs
+from llorch_serve.runtime.operator_graphs import OperatorCase, cases
 
 
 @pytest.mark.parametrize("target", sorted(operator_graphs._OF_TARGET))

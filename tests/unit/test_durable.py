@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_serve.durable import write_whole
+from llorch_serve.files.durable import write_whole
 
 
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_rights(tmp_path: Path) -> None:

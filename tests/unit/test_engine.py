@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 
 from fake_session import GREEDY, Call, FakeSession, continuation, greedy_row, sequence_of
-from llorch_serve.engine import Engine
+from llorch_serve.engine.engine import Engine
+from llorch_serve.engine.lookup import PromptLookup
+from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError, ResourceError
-from llorch_serve.lookup import PromptLookup
-from llorch_serve.sampling import ResolvedSampling
-from llorch_serve.scheduler import Scheduler
-from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+from llorch_serve.sampling.params import ResolvedSampling
 
 VOCAB = 32
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from llorch_serve.fidelity import DivergenceSum, log_softmax
+from llorch_serve.fidelity.divergence import DivergenceSum, log_softmax
 
 
 def logits(*probabilities: float) -> np.ndarray:

@@ -14,17 +14,18 @@ from onnx import TensorProto, helper
 
 from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, TURN_END_ID, tiny_weights, write_hf_folder
 from foreign_folders import HEADS, LAYERS, SHAPE, write_genai_folder, write_optimum_folder
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.kinds import ModelKind
+from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, ResourceError, UsageError
 from llorch_serve.foreign import files
-from llorch_serve.foreign.detect import ModelKind, foreign_kind
+from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.foreign.growing import plan_growing
 from llorch_serve.foreign.model import ForeignModel
-from llorch_serve.manifest import GenerationDefaults
+from llorch_serve.loading.models import load_model, open_model
 from llorch_serve.providers import ProviderChoice
-from llorch_serve.sampling import check_defaults
-from llorch_serve.served import load_model, open_model
+from llorch_serve.sampling.params import check_defaults
 from tiny_artifact import write_tiny_artifact
 
 GENAI, OPTIMUM = ModelKind.GENAI, ModelKind.OPTIMUM

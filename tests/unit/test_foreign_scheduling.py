@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fake_session import continuation
-from llorch_serve.capabilities import Capabilities
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.capabilities import Capabilities
 from worker_harness import VOCAB, Sink, make_session, make_worker, request
 
 PROMPTS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_export.frontier import OURS, Point
+from llorch_export.frontier.measure import OURS, Point
 
 CROWD = [Point(f"recipe {n}", 4.84 + 0.01 * n, 5e-4 * (1 + 0.03 * n), 0.97, OURS) for n in range(6)]
 APART = [Point("int8", 9.0, 4e-5, 0.99, OURS), Point("Q4_0.gguf", 4.7, 7e-4, 0.96, "llama.cpp")]
@@ -17,7 +17,7 @@ def test_labels_cover_neither_each_other_nor_a_point(tmp_path: Path, monkeypatch
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from llorch_export.picture import draw
+    from llorch_export.frontier.picture import draw
 
     drawn: list[Figure] = []
     save = Figure.savefig

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import UsageError
 from llorch_serve.requests import Completion, GenerationUpdate, Timings, ToolCallDelta
-from llorch_serve.sequence import FinishReason
 from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.prompt_flags import read_tools
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llorch_export.options import KL_LIMIT, ExportOptions
+from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Recipe
 
 
 def recipe(**options: Any) -> Recipe:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_serve import session_opening as session
+from llorch_serve.artifact.manifest import KvLayout
+from llorch_serve.cache.kv_cache import KvCache, KvCapacity
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
-from llorch_serve.kv_cache import KvCache, KvCapacity
-from llorch_serve.manifest import KvLayout
 from llorch_serve.providers import ARITHMETIC, CPU, require_arithmetic
-from llorch_serve.session_opening import loaded_bytes, open_session
+from llorch_serve.runtime import opening as session
+from llorch_serve.runtime.opening import loaded_bytes, open_session
 from tiny_artifact import tiny_manifest
 from tiny_exports import export_tiny
 

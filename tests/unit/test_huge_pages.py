@@ -15,11 +15,12 @@ from typing import cast
 import numpy as np
 import pytest
 
-from llorch_serve import huge_pages, served
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import UsageError
+from llorch_serve.loading import models
 from llorch_serve.providers import Placement
+from llorch_serve.runtime import huge_pages
 from processes import llorch_here
 
 PAGE = 2**21
@@ -125,9 +126,9 @@ def open_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def opened(*, wanted: bool | None, device: str = "cpu") -> None:
         session = SimpleNamespace(placement=Placement("P", 1.0, device=device))
-        monkeypatch.setattr(served, "_open", lambda *_: session)
+        monkeypatch.setattr(models, "_open", lambda *_: session)
         config = SessionConfig(huge_pages=wanted)
-        served.open_model(cast("Artifact", None), config, lambda _report: None)
+        models.open_model(cast("Artifact", None), config, lambda _report: None)
 
     return opened
 

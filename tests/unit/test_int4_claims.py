@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llorch_export.frontier import OURS, WIDENED, Point
+from llorch_export.frontier.measure import OURS, WIDENED, Point
 
 pytestmark = pytest.mark.reference  # the comparison trains models, so it imports torch
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import psutil
 import pytest
 
+from llorch_serve.artifact.manifest import KvLayout
+from llorch_serve.cache.kv_cache import KvCache, KvCapacity, plan_capacity
 from llorch_serve.errors import LlorchError, ResourceError, UsageError
-from llorch_serve.kv_cache import KvCache, KvCapacity, plan_capacity
-from llorch_serve.manifest import KvLayout
 
 KV = KvLayout(layers=3, kv_heads=2, head_dim=16)
 PER_TOKEN = 2 * 3 * 2 * 16 * 4  # key and value, layers, heads, elements, bytes

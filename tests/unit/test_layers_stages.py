@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from llorch_export.layers.graph import AttentionNode, GraphRun, layer_of
-from llorch_export.layers.matching import counterpart, pairs, rotate, unmatched
-from llorch_export.layers.reference import AttentionTrace, ReferenceRun
-from llorch_export.layers.stages import Kind, Measure, compare, judged, tolerance
-from llorch_export.layers.verify import other_choices
 from llorch_export.options import ExportOptions
-from llorch_serve.manifest import Recipe
+from llorch_export.verify.layers.graph import AttentionNode, GraphRun, layer_of
+from llorch_export.verify.layers.matching import counterpart, pairs, rotate, unmatched
+from llorch_export.verify.layers.reference import AttentionTrace, ReferenceRun
+from llorch_export.verify.layers.stages import Kind, Measure, compare, judged, tolerance
+from llorch_export.verify.layers.verify import other_choices
+from llorch_serve.artifact.manifest import Recipe
 
 
 def recipe(precision: str) -> Recipe:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from llorch_export.layers.stages import Kind, Measure, Stage
-from llorch_export.layers.verify import LayerReport
 from llorch_export.options import ExportOptions
 from llorch_export.terminal.layers import table
+from llorch_export.verify.layers.stages import Kind, Measure, Stage
+from llorch_export.verify.layers.verify import LayerReport
 
 RECIPE = ExportOptions(source="", output=None).recipe()  # type: ignore[arg-type]  # a recipe needs no output
 

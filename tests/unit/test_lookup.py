@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_serve.lookup import LONGEST_NGRAM, SHORTEST_NGRAM, PromptLookup
+from llorch_serve.engine.lookup import LONGEST_NGRAM, SHORTEST_NGRAM, PromptLookup
 
 
 def plain_draft(tokens: list[int], count: int) -> tuple[int, ...]:

@@ -12,13 +12,13 @@ import pytest
 from fake_generator import FakeGenerator
 from http_harness import running_front, send
 from llorch_serve.errors import InvalidRequestError
-from llorch_serve.local import stream
 from llorch_serve.observe.logs import JsonFormatter, LogFormat, LogLevel, TextFormatter, set_up_logging
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, ScoreRequest, TextPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.terminal.beside import open_beside
+from llorch_serve.worker.local import stream
 
 CANARY = "xylophone-canary"
 TOKEN = "s3cr3t-t0ken"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_export import place
+from llorch_export.artifact import place
+from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
-from llorch_export.write import ArtifactWriter
-from llorch_serve.artifact import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from tiny_exports import contents, silent
 
@@ -220,7 +220,7 @@ def test_a_link_to_an_artifact_stays_a_link(tmp_path: Path, model: Path) -> None
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from llorch_export import place
+from llorch_export.artifact import place
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 

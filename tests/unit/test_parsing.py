@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chat_templates import LLAMA3, SMOLLM2, TOOLS, conversation
+from llorch_serve.chat.parsing.answer import AnswerParser, call_id, parser_for
+from llorch_serve.chat.parsing.registry import AnswerFormats, choose_formats
 from llorch_serve.errors import UsageError
-from llorch_serve.parsing.answer import AnswerParser, call_id, parser_for
-from llorch_serve.parsing.registry import AnswerFormats, choose_formats
 from llorch_serve.requests import ChatMessage, ChatPrompt
 
 NAMES = ["hermes", "llama3", "mistral", "granite"]
@@ -283,7 +283,7 @@ def test_a_token_costs_the_same_however_much_is_held(
 ) -> None:
     """Characters that are looked at or copied, for each of an answer."""
     for file in ("calls", "json_calls", "markers", "reasoning", "tool_formats"):
-        module = importlib.import_module(f"llorch_serve.parsing.{file}")
+        module = importlib.import_module(f"llorch_serve.chat.parsing.{file}")
         for name, value in vars(module).items():
             if isinstance(value, re.Pattern):
                 monkeypatch.setattr(module, name, WatchedPattern(value))

@@ -21,9 +21,9 @@ from llorch_export import pipeline
 from llorch_export.checkpoint import safetensors as safetensors_reader
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import ExportResult, export
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
+from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError, LlorchError, NewerSchemaError, UsageError
-from llorch_serve.manifest import GenerationDefaults
 from tiny_exports import all_logits, contents, export_tiny, random_ids, silent
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -10,15 +10,15 @@ import pytest
 
 from fake_session import Call, continuation
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import EngineStoppedError, InvalidRequestError, LibraryPanicError, QueueFullError
 from llorch_serve.requests import ScoreRequest, TextPrompt, TokenPrompt
-from llorch_serve.sampler import SamplingRow
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.sampler import SamplingRow
 from llorch_serve.structured.constraint import Constraint
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice
-from llorch_serve.text import TextStream
-from llorch_serve.token_bytes import TokenBytes
+from llorch_serve.text.token_bytes import TokenBytes
+from llorch_serve.text.tokenizer import TextStream
 from worker_harness import CONTEXT, PATIENCE_S, VOCAB, Sink, ask, make_session, make_worker, request
 
 BAD, GOOD = (9, 9, 9), (8, 8)
@@ -81,7 +81,7 @@ def fail_in_sampling(monkeypatch):
 
 
 def fail_in_logprobs(monkeypatch):
-    from llorch_serve import engine
+    from llorch_serve.engine import engine
 
     inner = engine.score_token
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llorch_serve.engine.load import TokenRate
 from llorch_serve.errors import UnavailableError
-from llorch_serve.load import TokenRate
-from llorch_serve.loading import READ_SHARE, LoadProgress, Progress, read_ahead
+from llorch_serve.loading.progress import READ_SHARE, LoadProgress, Progress, read_ahead
 
 
 def test_reading_is_counted_and_only_serving_is_all(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from fake_session import sequence_of
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.sequence import Sequence
+from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, PRIORITY_TOKENS, WaitingQueue
 from llorch_serve.errors import QueueFullError
-from llorch_serve.sequence import Sequence
-from llorch_serve.waiting import DEFAULT_MOST_TOKENS, PRIORITY_TOKENS, WaitingQueue
 
 
 def waiting(name: str, client: str = "a", priority: int = 0, tokens: int = 1) -> Sequence:

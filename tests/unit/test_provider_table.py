@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from fake_runtime import FakeRuntime
-from llorch_export.graph.targets import TARGETS
+from llorch_export.formats.targets import TARGETS
 from llorch_serve.errors import ProviderError, UsageError
 from llorch_serve.providers import (
     CPU,

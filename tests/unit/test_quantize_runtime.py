@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from llorch_export.graph.targets import IR_VERSION, OPSET
+from llorch_export.formats.targets import IR_VERSION, OPSET
 from llorch_export.options import BLOCK_SIZES
 from llorch_export.quantize.layout import Blocks, block_count
 from llorch_export.quantize.nearest import quantize_nearest

@@ -13,7 +13,7 @@ import llorch_export.quantize.search as search_module
 from llorch_export.quantize.layout import Blocks, block_count, storable
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 from quantised_numpy import as_stored, dequantise, unpack, zero_points
 
 Matrix = npt.NDArray[np.float32]

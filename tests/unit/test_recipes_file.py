@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from checkpoints import tiny_config
-from llorch_export.config import config_from_hf
+from llorch_export.calibration.measurements import BUNDLED_TEXT
+from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.default import default_recipe, with_quantizer
 from llorch_export.recipes.file import (
@@ -18,9 +19,8 @@ from llorch_export.recipes.file import (
     with_prefill,
 )
 from llorch_export.recipes.resolve import with_rules
-from llorch_export.transform.calibration import BUNDLED_TEXT
+from llorch_serve.artifact.manifest import LlamaConfig, Quantizer
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import LlamaConfig, Quantizer
 
 BASE = ExportOptions(source="model", output=Path("artifact"))
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from checkpoints import tiny_llama_config
-from llorch_export.formats import Formats
+from llorch_export.formats.module import Formats
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.resolve import with_rules
+from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Recipe
 
 LAYERS = 16
 

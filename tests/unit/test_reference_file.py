@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_serve.artifact import Artifact, load_artifact
-from llorch_serve.capabilities import FULL
+from llorch_serve.artifact.folder import Artifact, load_artifact
+from llorch_serve.engine.capabilities import FULL
 from llorch_serve.errors import ArtifactError, ResourceError
-from llorch_serve.fidelity import DivergenceSum, log_softmax
-from llorch_serve.reference_file import (
+from llorch_serve.fidelity.divergence import DivergenceSum, log_softmax
+from llorch_serve.fidelity.reference_file import (
     ROUNDING,
     ReferenceFile,
     check_reference,

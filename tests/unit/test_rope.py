@@ -12,7 +12,7 @@ import numpy_llama
 from checkpoints import llama3_frequency_factors, tiny_llama_config
 from llorch_export.graph import rope
 from llorch_export.graph.rope import inverse_frequencies, rotary_tables, table_chunks
-from llorch_serve.manifest import RopeConfig
+from llorch_serve.artifact.manifest import RopeConfig
 from tolerances import ROTARY_TABLE
 
 LLAMA3 = {

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from llorch_export.graph.targets import TARGETS
+from llorch_export.formats.targets import TARGETS
 from llorch_export.options import BYTES_KL_LIMIT, INT4_HEAD_KL_LIMIT, ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
+from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Recipe
 from tiny_exports import silent
 
 

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
+from llorch_serve.calls import live as calls
+from llorch_serve.calls.live import LiveCall, LiveCalls
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import CancelledError, InvalidRequestError, QueueFullError, UnavailableError
 from llorch_serve.requests import Completion, GenerationUpdate, Timings
-from llorch_serve.rpc import calls
-from llorch_serve.rpc.calls import LiveCall, LiveCalls
-from llorch_serve.sequence import FinishReason
 
 DONE = Completion(FinishReason.LENGTH, None, 1, 2, 3, Timings(0, 0, 0))
 

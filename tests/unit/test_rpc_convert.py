@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fake_generator import INFO, LOAD
+from llorch_serve.engine.load import WorkerState
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError
-from llorch_serve.load import WorkerState
-from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -26,8 +26,8 @@ from llorch_serve.requests import (
 from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_fields import MAX_ITEMS
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import MAX_CHOICES, Choice, Grammar, JsonObject, JsonSchema, Regex
 
 PROMPTS = [

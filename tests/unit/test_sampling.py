@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_serve.draws import Draws, uniforms
+from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError, InvalidRequestError, NonFiniteLogitsError
-from llorch_serve.manifest import GenerationDefaults
-from llorch_serve.sampler import SamplingRow, distribution, sample_batch
-from llorch_serve.sampling import MAX_SEED, ResolvedSampling, SamplingParams, check_defaults, resolve
+from llorch_serve.sampling.draws import Draws, uniforms
+from llorch_serve.sampling.params import MAX_SEED, ResolvedSampling, SamplingParams, check_defaults, resolve
+from llorch_serve.sampling.sampler import SamplingRow, distribution, sample_batch
 
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 
-from llorch_serve.logprobs import (
+from llorch_serve.sampling.logprobs import (
     LOWEST_LOGPROB,
     TokenLogprob,
     TokenLogprobs,
@@ -20,8 +20,8 @@ from llorch_serve.logprobs import (
     name_tokens,
     score_token,
 )
-from llorch_serve.text import Tokenizer
-from llorch_serve.token_bytes import TokenBytes
+from llorch_serve.text.token_bytes import TokenBytes
+from llorch_serve.text.tokenizer import Tokenizer
 from tiny_tokenizers import BUILDERS
 
 CHARACTERS = "hello world 你好 🎉é\n\t end"

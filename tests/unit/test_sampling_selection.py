@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_serve.candidates import Candidates, find_candidates
-from llorch_serve.filters import filter_few, filter_many
-from llorch_serve.sampling import ResolvedSampling
-from llorch_serve.selection import at_least_kth, fewest_reaching, largest
-from llorch_serve.token_counts import TokenCounts
+from llorch_serve.sampling.candidates import Candidates, find_candidates
+from llorch_serve.sampling.counts import TokenCounts
+from llorch_serve.sampling.filters import filter_few, filter_many
+from llorch_serve.sampling.params import ResolvedSampling
+from llorch_serve.sampling.selection import at_least_kth, fewest_reaching, largest
 
 Scores = npt.NDArray[np.float32]
 

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_session import FakeSession, continuation, next_logits, sequence_of
+from llorch_serve.engine.lookup import PromptLookup
+from llorch_serve.engine.plan import SlotRelease, StepPlan
+from llorch_serve.engine.runner import apply_edit, run
+from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
-from llorch_serve.lookup import PromptLookup
-from llorch_serve.plan import SlotRelease, StepPlan
-from llorch_serve.prompt_scores import PromptScores
-from llorch_serve.runner import apply_edit, run
-from llorch_serve.scheduler import Scheduler
-from llorch_serve.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
-from llorch_serve.shared_prompt import SharedPrompt
+from llorch_serve.sampling.prompt_scores import PromptScores
 
 VOCAB = 24
 CONTEXT = 64

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from fake_session import GREEDY, Call, FakeSession, Logits, continuation, next_logits
-from llorch_serve.answers import answer_seed
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, QueueFullError
 from llorch_serve.requests import Completion, GenerationUpdate, TextPrompt
-from llorch_serve.sampling import MAX_SEED, SamplingParams
-from llorch_serve.sequence import FinishReason
-from llorch_serve.worker import Worker
+from llorch_serve.sampling.params import MAX_SEED, SamplingParams
+from llorch_serve.worker.answers import answer_seed
+from llorch_serve.worker.worker import Worker
 from worker_harness import PATIENCE_S, TOKENIZER, VOCAB, Sink, make_session, make_worker, request, script
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]

@@ -13,13 +13,13 @@ import pytest
 
 from fake_session import Call, Logits, continuation, next_logits
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, UnsupportedError
-from llorch_serve.local import score
-from llorch_serve.prompt_scores import PromptScores, most_rows
 from llorch_serve.requests import ContinuationScore, Prompt, ScoreRequest, TextPrompt, TokenPrompt
-from llorch_serve.sequence import FinishReason
-from llorch_serve.text import Tokenizer
-from llorch_serve.worker import Worker
+from llorch_serve.sampling.prompt_scores import PromptScores, most_rows
+from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.worker.local import score
+from llorch_serve.worker.worker import Worker
 from worker_harness import (
     CONTEXT,
     PATIENCE_S,
@@ -142,7 +142,7 @@ def test_a_chunk_has_no_more_rows_than_that(tmp_path: Path, monkeypatch: pytest.
     def count(_call: Call, logits: Logits) -> None:
         rows.append(len(logits))
 
-    monkeypatch.setattr("llorch_serve.intake.most_rows", lambda _vocabulary: 4)
+    monkeypatch.setattr("llorch_serve.worker.intake.most_rows", lambda _vocabulary: 4)
     worker = make_worker(tmp_path, make_session(edit=count), config=EngineConfig(prefill_chunk=16))
     answer = ask(worker, LONG, prompt_logprobs=0, max_tokens=1, ignore_eos=True)
     worker.close()

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pytest
 
 from gguf_blocks import AFFINE, SYMMETRIC, dequantised, random_blocks
-from llorch_export.affine import widen
 from llorch_export.checkpoint.gguf import SUPPORTED_TYPES
 from llorch_export.checkpoint.stream import FLOAT_CODECS
-from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
+from llorch_export.quantize.affine import widen
+from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from quantised_numpy import unpack
 
 Floats = npt.NDArray[np.float32]

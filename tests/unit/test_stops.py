@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llorch_serve.stops import StopMatcher
+from llorch_serve.text.stops import StopMatcher
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
 

@@ -15,7 +15,7 @@ from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, Regex
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
 from structured_walk import PATIENCE_S, allowed, compiled, constrained
 
 pytest.importorskip("llguidance")
@@ -31,7 +31,7 @@ STOPS = frozenset((EOS_ID,))
 
 @pytest.fixture
 def compiler():
-    made = GrammarCompiler(TOKENIZER, 512, STOPS)
+    made = GrammarCompiler(TOKENIZER, 512, STOPS, most_tokens=2**20)
     yield made
     made.close()
 
@@ -142,7 +142,7 @@ def test_a_tokenizer_that_the_library_cannot_read_is_named():
         b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
         origin="odd",
     )
-    made = GrammarCompiler(odd, 1, frozenset())
+    made = GrammarCompiler(odd, 1, frozenset(), most_tokens=2**20)
     try:
         made.prepare()
         with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
@@ -160,7 +160,7 @@ def test_a_vocabulary_that_cannot_be_made_is_tried_once(monkeypatch):
         raise UnsupportedError("not with this tokenizer.json")
 
     monkeypatch.setattr(compiler_module, "build", build)
-    made = GrammarCompiler(TOKENIZER, 512, STOPS)
+    made = GrammarCompiler(TOKENIZER, 512, STOPS, most_tokens=2**20)
     try:
         assert isinstance(compiled(made, Regex("a")), UnsupportedError)
         for _ in range(3):
@@ -177,7 +177,7 @@ def test_a_panic_over_a_vocabulary_is_one_that_cannot_be_made(monkeypatch):
         raise PanicException("index out of bounds")
 
     monkeypatch.setattr("llguidance.LLTokenizer", panicking)
-    made = GrammarCompiler(TOKENIZER, 512, STOPS)
+    made = GrammarCompiler(TOKENIZER, 512, STOPS, most_tokens=2**20)
     try:
         made.prepare()
         with pytest.raises(UnsupportedError, match="failed in its own code"):

@@ -17,7 +17,7 @@ from llorch_serve.structured import constraint as constraint_module
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import MaskThread
 from llorch_serve.structured.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
 from structured_walk import allowed, compiled, constrained, walk
 from tiny_tokenizers import BUILDERS
 
@@ -37,14 +37,14 @@ def any_compiler(request):
     tokenizer = Tokenizer(inner)
     # Forty ids more than tokenizer.json knows, as padded embeddings have.
     stop_ids = frozenset((max(tokenizer.special_tokens),))
-    made = GrammarCompiler(tokenizer, tokenizer.vocab_size + 40, stop_ids)
+    made = GrammarCompiler(tokenizer, tokenizer.vocab_size + 40, stop_ids, most_tokens=2**20)
     yield made, tokenizer, stop_ids
     made.close()
 
 
 @pytest.fixture(scope="module")
 def compiler():
-    made = GrammarCompiler(Tokenizer(tiny()), 512, STOPS)
+    made = GrammarCompiler(Tokenizer(tiny()), 512, STOPS, most_tokens=2**20)
     yield made
     made.close()
 
@@ -137,7 +137,7 @@ def test_an_ordinary_stop_token_is_the_grammars_to_allow(compiler):
 def test_a_stop_token_that_is_plain_text_is_not_spelt_by_accident():
     tokenizer = Tokenizer(tiny())
     (letter,) = tokenizer.encode("a", add_special_tokens=False)
-    made = GrammarCompiler(tokenizer, 512, frozenset((letter,)))
+    made = GrammarCompiler(tokenizer, 512, frozenset((letter,)), most_tokens=2**20)
     try:
         held = constrained(made, Regex("[ab]+"), frozenset((letter,)))
         assert letter not in allowed(held)

@@ -9,7 +9,7 @@ from llorch_serve.errors import LlorchError
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
 from llorch_serve.structured.translate import translate
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
 

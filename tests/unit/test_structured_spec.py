@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llorch_serve.errors import InvalidRequestError
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import (
     MAX_CHOICES,
     MAX_TEXT_BYTES,

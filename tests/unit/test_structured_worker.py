@@ -13,6 +13,7 @@ import pytest
 from checkpoints import EOS_ID
 from fake_session import continuation
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     InvalidRequestError,
     LlorchError,
@@ -20,12 +21,11 @@ from llorch_serve.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from llorch_serve.live_requests import LiveRequests
-from llorch_serve.panics import panics_as_errors
-from llorch_serve.sequence import FinishReason
 from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
+from llorch_serve.text.panics import panics_as_errors
+from llorch_serve.worker.live_requests import LiveRequests
 from structured_walk import PATIENCE_S
 from worker_harness import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
 

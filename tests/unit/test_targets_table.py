@@ -12,15 +12,16 @@ import pytest
 
 from arch_rows import HF
 from checkpoints import write_hf_folder
-from llorch_export.genai import GENAI_GRAPH
-from llorch_export.graph import check, targets
+from llorch_export.artifact.genai import GENAI_GRAPH
+from llorch_export.formats import targets
+from llorch_export.formats.precisions import target_precisions
+from llorch_export.formats.targets import TARGETS, AttentionForm, BlockForm
+from llorch_export.graph import check
 from llorch_export.graph.check import check_operators
-from llorch_export.graph.targets import TARGETS, AttentionForm, BlockForm
-from llorch_export.modules import StoredModule, stored_modules
+from llorch_export.inspect.modules import StoredModule, stored_modules
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.precisions import target_precisions
+from llorch_serve.artifact.manifest import Interop, Precision, Target
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
-from llorch_serve.manifest import Interop, Precision, Target
 from llorch_serve.providers import CPU, check_target
 from tiny_exports import export_tiny, open_tiny
 

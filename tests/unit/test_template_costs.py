@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError
 
-from llorch_serve import sandbox, template_costs
-from llorch_serve.sandbox import TemplateSandbox
+from llorch_serve.chat import sandbox, template_costs
+from llorch_serve.chat.sandbox import TemplateSandbox
 
 MIB = 2**20
 # Lists in lists: x has 2 ** 60 values, each level is one list.

@@ -11,9 +11,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_serve import text as text_module
 from llorch_serve.errors import ArtifactError, InvalidRequestError
-from llorch_serve.text import TextStream, Tokenizer
+from llorch_serve.text import tokenizer as text_module
+from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from tiny_tokenizers import BUILDERS, byte_fallback, byte_level
 
 TOKENIZERS = {name: Tokenizer(build()) for name, build in BUILDERS.items()}

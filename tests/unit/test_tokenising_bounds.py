@@ -11,9 +11,8 @@ import pytest
 import tokenizers
 
 from chat_templates import SMOLLM2, conversation
-from llorch_serve.chat import ChatTemplate
+from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
-from llorch_serve.prompts import MAX_CHARS, PromptEncoder
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -25,8 +24,9 @@ from llorch_serve.requests import (
 )
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.wire import MAX_FIELDS, MAX_TEXT_BYTES, check_fields
-from llorch_serve.scoring import encode_pairs
-from llorch_serve.text import PIECE_CHARS, SMALL_BYTES, Tokenizer
+from llorch_serve.text.tokenizer import PIECE_CHARS, SMALL_BYTES, Tokenizer
+from llorch_serve.worker.prompts import MAX_CHARS, PromptEncoder
+from llorch_serve.worker.scoring import encode_pairs
 from tiny_artifact import tiny_manifest
 from tiny_tokenizers import byte_fallback, byte_level
 

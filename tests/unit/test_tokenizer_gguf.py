@@ -16,9 +16,9 @@ from checkpoints import (
     tiny_tokenizer_json,
 )
 from llorch_export.checkpoint.base import TokenizerAssets
-from llorch_export.tokenizer import tokenizer_from_gguf
+from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import GenerationDefaults
 
 TEXTS = (
     "The quick brown fox",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llorch_serve.errors import ArtifactError, LibraryPanicError
-from llorch_serve.text import Tokenizer
-from llorch_serve.tokenizer_library import (
+from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.text.tokenizer_library import (
     MAX_PIECE_CHARS,
     MAX_STEPS,
     MAX_TOKEN_CHARS,

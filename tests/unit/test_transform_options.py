@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from checkpoints import write_gguf, write_hf_folder
-from llorch_export.contents import contents as artifact_contents
+from llorch_export.inspect.contents import contents as artifact_contents
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
 from llorch_export.terminal.export import _transforms
 from llorch_export.terminal.inspect import describe
+from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import ArtifactError, UsageError
-from llorch_serve.manifest import Recipe
 from tiny_exports import contents, export_tiny
 
 TEXT = "The quick brown fox jumps over the lazy dog."

@@ -24,12 +24,12 @@ from llorch_export.optimum.interpreter import find_optimum
 from llorch_export.optimum.staging import known_config
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import ExportResult
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
+from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
-from llorch_serve.foreign.detect import ModelKind
-from llorch_serve.served import load_model, open_model
-from llorch_serve.session_opening import open_session
+from llorch_serve.loading.models import load_model, open_model
+from llorch_serve.runtime.opening import open_session
 from processes import llorch_here
 from tiny_exports import contents, silent
 from tolerances import FP32_LOGITS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from checkpoints import write_hf_folder
-from llorch_export.checkpoint.source import open_checkpoint
+from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
 from raw_safetensors import KINDS, Array, load, save
 

@@ -12,11 +12,11 @@ import pytest
 from adapters import Factors, write_adapter
 from checkpoints import tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from llorch_export.checkpoint.lora import with_adapter
-from llorch_export.checkpoint.source import fingerprint, open_checkpoint
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
+from llorch_export.source.open import fingerprint, open_checkpoint
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import LlamaConfig
 from tiny_exports import export_tiny
 
 CONFIG = tiny_llama_config()

@@ -9,8 +9,8 @@ import pytest
 
 from checkpoints import write_gguf, write_hf_folder
 from llorch_export.checkpoint import base
-from llorch_export.checkpoint.source import open_checkpoint
 from llorch_export.graph import linear
+from llorch_export.source.open import open_checkpoint
 from tiny_exports import contents, export_tiny
 
 # Grouped heads of several rows each, so that the query and key permutation crosses chunk boundaries.

@@ -14,9 +14,10 @@ import pytest
 
 from checkpoints import BOS_ID, EOS_ID
 from fake_session import GREEDY, Call, FakeSession, continuation, next_logits
-from llorch_serve.answers import Answers
-from llorch_serve.capabilities import Capabilities
+from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.capabilities import Capabilities
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     CancelledError,
     EngineStoppedError,
@@ -26,8 +27,6 @@ from llorch_serve.errors import (
     QueueFullError,
     UnavailableError,
 )
-from llorch_serve.local import stream
-from llorch_serve.manifest import GenerationDefaults
 from llorch_serve.requests import (
     Abort,
     ChatMessage,
@@ -38,10 +37,11 @@ from llorch_serve.requests import (
     TokenPrompt,
     UpdateSink,
 )
-from llorch_serve.sampling import MAX_SEED, ResolvedSampling
-from llorch_serve.sequence import FinishReason
-from llorch_serve.text import Tokenizer
-from llorch_serve.worker import Worker
+from llorch_serve.sampling.params import MAX_SEED, ResolvedSampling
+from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.worker.answers import Answers
+from llorch_serve.worker.local import stream
+from llorch_serve.worker.worker import Worker
 from tiny_artifact import tiny_manifest
 from worker_harness import (
     CONTEXT,

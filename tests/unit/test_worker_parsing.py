@@ -11,11 +11,11 @@ from chat_templates import TOOLS
 from checkpoints import EOS_ID
 from fake_session import FakeSession
 from llorch_serve.config import EngineConfig
-from llorch_serve.prompts import PromptEncoder
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TokenPrompt
-from llorch_serve.sequence import FinishReason
-from llorch_serve.text import TextStream, Tokenizer
-from llorch_serve.worker import Worker
+from llorch_serve.text.tokenizer import TextStream, Tokenizer
+from llorch_serve.worker.prompts import PromptEncoder
+from llorch_serve.worker.worker import Worker
 from tiny_artifact import tiny_manifest
 from tiny_tokenizers import byte_level
 from worker_harness import TOKENIZER, Answer, ask, make_session, make_worker, script

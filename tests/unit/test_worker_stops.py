@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from checkpoints import EOS_ID, TURN_END_ID
 from fake_session import FakeSession, continuation
-from llorch_serve.sequence import FinishReason
-from llorch_serve.worker import Worker
+from llorch_serve.engine.sequence import FinishReason
+from llorch_serve.worker.worker import Worker
 from worker_harness import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
 
 PROMPT = (40, 41, 42)

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.graph.weights import WeightPlan
-from llorch_export.write import ArtifactWriter
-from llorch_serve.artifact import MANIFEST_NAME
+from llorch_serve.artifact.folder import MANIFEST_NAME
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from tiny_exports import contents
 

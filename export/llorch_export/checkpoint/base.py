@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.manifest import GenerationDefaults, LlamaConfig
+from llorch_serve.artifact.manifest import GenerationDefaults, LlamaConfig
 
 # 8 MiB as float32: work of this size hides the overhead of numpy and of system calls, and fits many times into memory.
 CHUNK_ELEMENTS: Final = 2**21

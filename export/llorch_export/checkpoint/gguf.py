@@ -27,11 +27,11 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
-from llorch_export.families import FAMILIES
-from llorch_export.gguf_config import config_from_gguf
-from llorch_export.gguf_rope import GgufRopeTensors
+from llorch_export.config.families import FAMILIES
+from llorch_export.config.gguf import config_from_gguf
+from llorch_export.config.gguf_rope import GgufRopeTensors
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import LlamaConfig
 
 SUPPORTED_TYPES: Final = (
     "F32",

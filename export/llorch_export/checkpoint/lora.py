@@ -22,7 +22,7 @@ from llorch_export.checkpoint.base import Adapter, Checkpoint, LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.safetensors import file_tensors
 from llorch_export.checkpoint.stream import TensorRange, read_float32, read_rows, require_finite
-from llorch_export.fields import Fields
+from llorch_export.config.fields import Fields
 from llorch_serve.errors import ArtifactError
 
 CONFIG: Final = "adapter_config.json"

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from llorch_export.families import FAMILIES, FUSED_MODULES
+from llorch_export.config.families import FAMILIES, FUSED_MODULES
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import LlamaConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

@@ -21,10 +21,11 @@ from safetensors import SafetensorError, safe_open
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, FP8_CODECS, SCALES, WEIGHT, Fp8Format, scaled_rows
+from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, FP8_CODECS, SCALES, WEIGHT, scaled_rows
 from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows, same_bytes
+from llorch_export.config.fp8 import Fp8Format
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import LlamaConfig
 
 SINGLE: Final = "model.safetensors"
 _CODECS: Final = FLOAT_CODECS | FP8_CODECS

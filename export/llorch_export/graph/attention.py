@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.formats.targets import AttentionForm
 from llorch_export.graph.attention_primitive import Primitive
 from llorch_export.graph.attention_standard import Standard
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
@@ -29,8 +30,7 @@ from llorch_export.graph.heads import (
     separate_heads,
     token_positions,
 )
-from llorch_export.graph.targets import AttentionForm
-from llorch_serve.manifest import KvLayout
+from llorch_serve.artifact.manifest import KvLayout
 
 
 class AttentionPlan(Protocol):

@@ -24,7 +24,7 @@ from llorch_export.graph.heads import (
     score_scale,
     separate_heads,
 )
-from llorch_serve.manifest import KvLayout
+from llorch_serve.artifact.manifest import KvLayout
 
 BIAS = "attention_bias"
 WINDOW_BIAS = "window_bias"

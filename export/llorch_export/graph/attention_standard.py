@@ -23,7 +23,7 @@ from llorch_export.graph.heads import (
     separate_heads,
     token_positions,
 )
-from llorch_serve.manifest import KvLayout
+from llorch_serve.artifact.manifest import KvLayout
 
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 

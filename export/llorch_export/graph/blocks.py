@@ -13,17 +13,17 @@ from typing import Final
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
-from llorch_export.formats import WITH_ZERO_POINTS, ModuleFormat
+from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
+from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.weights import Arrays
-from llorch_export.precisions import BITS, UNQUANTISED
 from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.half_quadratic import half_quadratic
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
+from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_export.quantize.search import quantize_blocks, quantize_search
-from llorch_export.repack import REPACKED_TYPES, BlockForm, common_form, repack
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 
 SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "float32": ir.DataType.FLOAT,

@@ -10,15 +10,15 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats import Formats, Whole
+from llorch_export.formats.module import Formats, Whole
+from llorch_export.formats.targets import CONTRIB as CONTRIB  # the graph modules' one import
+from llorch_export.formats.targets import TARGETS, Capabilities
 from llorch_export.graph.narrow import Narrowing
-from llorch_export.graph.targets import CONTRIB as CONTRIB  # the graph modules' one import
-from llorch_export.graph.targets import TARGETS, Capabilities
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
-from llorch_export.transform.calibration import Calibration
-from llorch_serve.manifest import LlamaConfig, Recipe
+from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
 FLOAT = ir.DataType.FLOAT
 

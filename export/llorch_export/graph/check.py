@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from llorch_export.graph.targets import TARGETS
+from llorch_export.formats.targets import TARGETS
+from llorch_serve.artifact.manifest import Target
 from llorch_serve.errors import ArtifactError, LlorchError
-from llorch_serve.manifest import Target
 
 
 def checked_bytes(model: ir.Model, target: Target) -> bytes:

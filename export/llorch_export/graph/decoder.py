@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.formats.targets import CONTRIB, TARGETS, Capabilities
 from llorch_export.graph.attention import AttentionPlan, attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
 from llorch_export.graph.embedding import embed, head
@@ -24,12 +26,10 @@ from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
 from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.norm import add_rms_norm, rms_norm
-from llorch_export.graph.targets import CONTRIB, TARGETS, Capabilities
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
-from llorch_export.transform.calibration import Calibration
+from llorch_serve.artifact.manifest import KvLayout, LlamaConfig, Recipe, Target, TensorSpec
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import KvLayout, LlamaConfig, Recipe, Target, TensorSpec
 
 NEW_NAME = "new.{layer}.{kind}"  # of the cache's outputs, where they hold the new tokens alone
 PREFILL_TOKENS = 128  # of the prefill graph, where shapes are fixed

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from llorch_export.formats import WITH_ZERO_POINTS, ModuleFormat
+from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
+from llorch_export.formats.precisions import BITS
+from llorch_export.formats.targets import BlockForm
 from llorch_export.graph.blocks import SCALE_TYPES, input_error_factor, quantised
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.targets import BlockForm
 from llorch_export.graph.weights import Arrays
-from llorch_export.precisions import BITS
 from llorch_export.quantize.layout import SCALE_DTYPES, Bytes, Matrix, block_count
 from llorch_serve.errors import ArtifactError
 

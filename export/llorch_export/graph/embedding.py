@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.formats import EMBEDDING, HEAD
+from llorch_export.formats.module import EMBEDDING, HEAD
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.formats.targets import RotaryForm
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.graph.norm import rms_norm
 from llorch_export.graph.rope import table_chunks
-from llorch_export.graph.targets import RotaryForm
-from llorch_serve.manifest import KvLayout, LlamaConfig
+from llorch_serve.artifact.manifest import KvLayout, LlamaConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.formats import QUARTERS, Whole
+from llorch_export.formats.module import QUARTERS, Whole
 from llorch_export.graph.builder import CONTRIB, FLOAT, ActivationCodes, GraphBuilder
+from llorch_export.graph.static_scales import static_scale
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.channels import LARGEST, quantize_channels
 from llorch_export.quantize.layout import Matrix
-from llorch_export.static_scales import static_scale
 from llorch_serve.errors import ArtifactError
 
 _ZERO_POINT: Final = 128

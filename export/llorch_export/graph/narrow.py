@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from llorch_serve.artifact.manifest import ComputeType
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import ComputeType
 
 COMPUTE_TYPES: Final[dict[ComputeType, ir.DataType]] = {
     "float32": ir.DataType.FLOAT,

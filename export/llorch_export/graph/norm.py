@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.formats.targets import NormForm
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
-from llorch_export.graph.targets import NormForm
 
 
 def rms_norm(b: GraphBuilder, x: ir.Value, module: str, *, shape: Sequence[int | str]) -> ir.Value:

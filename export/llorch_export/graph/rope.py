@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.manifest import LlamaConfig, RopeConfig
+from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 
 MAX_TABLE_BYTES: Final = 2**30
 """Of both tables together: four million positions of a head of 64, two of 128. A worker holds them beside the weights."""

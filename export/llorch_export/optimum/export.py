@@ -9,9 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.source import open_checkpoint
-from llorch_export.description import (
+from llorch_export.artifact.description import (
     GRAPH_FILE,
     Progress,
     add_text_files,
@@ -21,18 +19,20 @@ from llorch_export.description import (
     licences,
     up_to_date,
 )
-from llorch_export.graph.targets import MIN_ONNXRUNTIME
+from llorch_export.artifact.place import check_output
+from llorch_export.artifact.write import ArtifactWriter
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.formats.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.optimum.graph import TracedGraph, take_graph
 from llorch_export.optimum.interpreter import Optimum, run_optimum
 from llorch_export.optimum.staging import check_exportable, stage
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import ExportResult, resolve_context
-from llorch_export.place import check_output
-from llorch_export.write import ArtifactWriter
-from llorch_serve.artifact import MANIFEST_NAME, load_artifact
+from llorch_export.source.open import open_checkpoint
+from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.manifest import Recipe, encode_manifest
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Recipe, encode_manifest
 
 
 def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progress) -> ExportResult:

@@ -14,8 +14,8 @@ from typing import Final
 import onnx_ir as ir
 
 from llorch_export.graph.weights import DATA_FILE
+from llorch_serve.artifact.manifest import KvLayout, LlamaConfig, TensorSpec
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import KvLayout, LlamaConfig, TensorSpec
 
 _EXPECTED: Final = "expected a decoder with input_ids, attention_mask, position_ids and a growing cache"
 

@@ -18,7 +18,7 @@ from typing import IO, Final
 import msgspec
 
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.python_child import child_environment, foreign_code_command, foreign_module_command
 
 _PACKAGES: Final = ("optimum-onnx", "transformers", "torch", "onnx")

@@ -24,7 +24,7 @@ from llorch_export.quantize.layout import (
     reciprocal,
 )
 from llorch_export.quantize.search import searched
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 
 ErrorFactors = Callable[[str], Matrix]
 """Gives for the name of a weight the :func:`error_factor` [K, K] of its inputs."""

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from llorch_export.quantize.layout import Matrix, reciprocal, storable
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 
 _POWER: Final = 0.7
 _PENALTY: Final = 10.0  # what it costs to part the outliers from the errors; grows, so that the turns settle

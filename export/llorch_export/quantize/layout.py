@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 
 Matrix = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

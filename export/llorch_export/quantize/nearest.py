@@ -17,7 +17,7 @@ from llorch_export.quantize.layout import (
     row_chunks,
     storable,
 )
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 
 _CHUNK_ELEMENTS: Final = 2**21  # temporaries stay near 8 MiB each, whatever the matrix
 

@@ -28,7 +28,7 @@ from llorch_export.quantize.layout import (
     zero_point_bytes,
 )
 from llorch_export.quantize.nearest import nearest_scales
-from llorch_serve.manifest import ScaleType
+from llorch_serve.artifact.manifest import ScaleType
 from llorch_serve.providers import usable_cpus
 
 _CHUNK_ELEMENTS: Final = 2**16  # temporaries of 256 KiB stay in the cache; each is passed over many times

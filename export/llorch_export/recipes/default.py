@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.transform.calibration import BUNDLED_TEXT
-from llorch_serve.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import LlamaConfig
 
 MOST_MEASURED: Final = 500_000_000
 """Parameters of models that are measured in fp32 without being asked; that takes four bytes of memory and disk for each."""

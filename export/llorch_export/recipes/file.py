@@ -16,10 +16,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from llorch_export.calibration.measurements import BUNDLED_TEXT, measures
 from llorch_export.options import BLOCK_SIZES, ExportOptions, Rule
-from llorch_export.transform.calibration import BUNDLED_TEXT, measures
+from llorch_serve.artifact.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
 
 _MAX_BYTES: Final = 2**16
 _MAX_RULES: Final = 256

@@ -18,11 +18,11 @@ from typing import Final
 import msgspec
 
 from llorch_export.checkpoint.names import expected_tensors
-from llorch_export.formats import EMBEDDING, HEAD, ModuleFormat, Whole, default_format, whole
+from llorch_export.formats.module import EMBEDDING, HEAD, ModuleFormat, Whole, default_format, whole
+from llorch_export.formats.precisions import BITS
 from llorch_export.options import DEFAULT_BLOCK_SIZE, DEFAULT_QUANTIZER, DEFAULT_SCALE_TYPE, Rule
-from llorch_export.precisions import BITS
+from llorch_serve.artifact.manifest import LlamaConfig, ModuleRule, Precision, Recipe
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import LlamaConfig, ModuleRule, Precision, Recipe
 
 _MAX_PATTERN: Final = 500
 _MAX_EXPANSIONS: Final = 1000

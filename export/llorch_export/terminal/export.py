@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from llorch_serve.errors import UsageError
-from llorch_serve.manifest import (
+from llorch_serve.artifact.manifest import (
     Activations,
     ComputeType,
     Interop,
@@ -23,6 +22,7 @@ from llorch_serve.manifest import (
     Target,
     TransformName,
 )
+from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 from llorch_serve.terminal.requirements import required
 
@@ -237,7 +237,6 @@ def command(
 
     """
     with required("export"):
-        from llorch_export.checkpoint.source import open_config
         from llorch_export.optimum.export import export_via_optimum
         from llorch_export.optimum.interpreter import find_optimum
         from llorch_export.options import ExportOptions
@@ -245,6 +244,7 @@ def command(
         from llorch_export.preview import preview
         from llorch_export.recipes.default import default_recipe
         from llorch_export.recipes.file import load_recipe, with_prefill
+        from llorch_export.source.open import open_config
     if accuracy_level not in (None, 0, 4):
         raise UsageError(f"--accuracy-level is {accuracy_level}; expected 0 or 4")
     options = ExportOptions(

@@ -73,14 +73,14 @@ def command(
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
     with required("export"):
-        import llorch_export.checkpoint.source  # noqa: F401 - fails here, with the line to install it
+        import llorch_export.source.open  # noqa: F401 - fails here, with the line to install it
     with required("reference"):
         import torch  # noqa: F401 - as above
         import transformers  # noqa: F401 - as above
     if png is not None:
         with required("report"):
             import matplotlib  # noqa: F401 - as above
-    from llorch_export.frontier import candidates, frontier, recipe_candidates
+    from llorch_export.frontier.measure import candidates, frontier, recipe_candidates
 
     peers = compare or []
     if calibration is not None and not recipe:
@@ -95,7 +95,7 @@ def command(
         for point in points:
             write(f"| {point.label} | {point.bits_per_weight:.3f} | {point.kl:.3g} | {point.top1:.2%} |\n")
     if png is not None:
-        from llorch_export.picture import draw
+        from llorch_export.frontier.picture import draw
 
         draw(points, png)
         say(f"{png} is drawn")

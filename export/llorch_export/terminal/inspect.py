@@ -12,8 +12,8 @@ import typer
 from llorch_serve.terminal.console import say, write, write_json
 
 if TYPE_CHECKING:
-    from llorch_export.contents import Contents
-    from llorch_serve.manifest import Recipe
+    from llorch_export.inspect.contents import Contents
+    from llorch_serve.artifact.manifest import Recipe
 
 
 def command(
@@ -30,8 +30,8 @@ def command(
         llorch inspect artifacts/smollm2
 
     """
-    from llorch_export.contents import contents
-    from llorch_serve.artifact import load_artifact
+    from llorch_export.inspect.contents import contents
+    from llorch_serve.artifact.folder import load_artifact
 
     found = contents(load_artifact(artifact))
     if found.graph is None:
@@ -87,7 +87,7 @@ def _graph(found: Contents) -> Iterator[str]:
     if found.graph is None:
         return
     yield f"{'operators':<14}{sum(found.graph.ops.values())}: {_pairs(found.graph.ops)}; opset {_pairs(found.graph.opset)}"
-    from llorch_export.modules import described
+    from llorch_export.inspect.modules import described
 
     for pattern, module in described(found.graph.modules):
         blocks = "" if module.block_size is None else f"block {module.block_size}"

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from llorch_export.layers.stages import Kind, Measure, Stage
-from llorch_export.layers.turned import TURNED
-from llorch_export.layers.verify import LayerReport, verify_layers
+from llorch_export.verify.layers.stages import Kind, Measure, Stage
+from llorch_export.verify.layers.turned import TURNED
+from llorch_export.verify.layers.verify import LayerReport, verify_layers
 from llorch_serve.terminal.console import byte_progress, fail, say, write, write_json
 
 _NAMES: Final = 6  # values that were not compared that are named

@@ -14,8 +14,8 @@ from llorch_serve.terminal.console import byte_progress, say, write, write_json
 from llorch_serve.terminal.requirements import required
 
 if TYPE_CHECKING:
-    from llorch_export.verify import Verification
-    from llorch_serve.reference_file import Fidelity
+    from llorch_export.verify.divergence import Verification
+    from llorch_serve.fidelity.reference_file import Fidelity
 
 
 def command(
@@ -125,7 +125,7 @@ def _check_flags(
 def _require_libraries() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
     with required("export"):
-        import llorch_export.checkpoint.source  # noqa: F401 - fails here, with the line to install it
+        import llorch_export.source.open  # noqa: F401 - fails here, with the line to install it
     with required("reference"):
         import torch  # noqa: F401 - as above
         import transformers  # noqa: F401 - as above
@@ -134,7 +134,7 @@ def _require_libraries() -> None:
 def _against_source(
     artifact: Path, against: str, lora: Path | None, keep: Path | None, *, as_json: bool
 ) -> bool:
-    from llorch_export.verify import verify
+    from llorch_export.verify.divergence import verify
 
     with byte_progress() as progress:
         result = verify(artifact, against, progress, lora=lora, keep=keep)
@@ -144,9 +144,9 @@ def _against_source(
 
 
 def _against_file(artifact: Path, path: Path, *, as_json: bool) -> bool:
-    from llorch_serve.artifact import load_artifact
-    from llorch_serve.reference_file import check_reference, divergence, read_reference
-    from llorch_serve.served import open_artifact
+    from llorch_serve.artifact.folder import load_artifact
+    from llorch_serve.fidelity.reference_file import check_reference, divergence, read_reference
+    from llorch_serve.loading.models import open_artifact
 
     kept, loaded = read_reference(path), load_artifact(artifact)
     check_reference(kept, loaded)

@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from llorch_export.artifact.write import ArtifactWriter
+from llorch_export.calibration.measurements import Calibration, ChannelStatistics
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.formats.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.builder import FLOAT
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
-from llorch_export.graph.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
-from llorch_export.transform.calibration import Calibration, ChannelStatistics
-from llorch_export.write import ArtifactWriter
+from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 from llorch_serve.errors import ArtifactError, ProviderError
-from llorch_serve.manifest import LlamaConfig, Recipe
 from llorch_serve.providers import CPU, import_runtime, usable_cpus
 
 WINDOW: Final = 512

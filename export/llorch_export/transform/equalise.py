@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from llorch_export.transform.calibration import Calibration
+from llorch_export.calibration.measurements import Calibration
 from llorch_export.transform.lazy import LayerNames, Tensors, balance, constant, scaled_rows
-from llorch_serve.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import LlamaConfig
 
 
 def equalise(config: LlamaConfig, tensors: Tensors, measured: Calibration) -> Tensors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from llorch_export.transform.basis import plain_basis
 from llorch_export.transform.lazy import LayerNames, Tensors, rotated_columns, rotated_rows
-from llorch_serve.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import LlamaConfig
 
 VALUE, OUTPUT = "self_attn.v_proj", "self_attn.o_proj"
 

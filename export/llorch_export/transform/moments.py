@@ -22,14 +22,14 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from threadpoolctl import threadpool_limits
 
+from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.graph.builder import FLOAT
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.transform.calibrate import FP32, LINEAR, WINDOW, open_probed, weights_read_by, windows
-from llorch_export.write import ArtifactWriter
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
-from llorch_serve.manifest import LlamaConfig
 from llorch_serve.providers import usable_cpus
 
 _BUDGET: Final = 2**30

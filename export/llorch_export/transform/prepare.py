@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.transform.calibrate import calibrate
-from llorch_export.transform.calibration import (
+from llorch_export.calibration.measurements import (
     Calibration,
     CalibrationIds,
     measured_transforms,
     measured_weights,
 )
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.transform.calibrate import calibrate
 from llorch_export.transform.equalise import equalise
 from llorch_export.transform.hadamard import hadamard
 from llorch_export.transform.lazy import Tensors
 from llorch_export.transform.rotate import rotate, untied
 from llorch_export.transform.smooth import smooth
-from llorch_serve.manifest import LlamaConfig, Recipe
+from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
 
 @dataclass(frozen=True, slots=True)

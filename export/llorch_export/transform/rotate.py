@@ -29,7 +29,7 @@ from llorch_export.transform.lazy import (
     rotated_rows,
     scaled_columns,
 )
-from llorch_serve.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import LlamaConfig
 
 _READERS: Final = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -12,10 +12,10 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.transform.calibration import Calibration
 from llorch_export.transform.lazy import LayerNames, Tensors, Vector, balance, scaled_columns, scaled_rows
-from llorch_serve.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import LlamaConfig
 
 Float64 = npt.NDArray[np.float64]
 

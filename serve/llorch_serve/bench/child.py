@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.bench.energy import EnergyMeter, find_energy
 from llorch_serve.bench.measure import LocalBackend
 from llorch_serve.bench.offline import Offline
@@ -40,11 +40,12 @@ from llorch_serve.bench.schema import Energy, Entry, FidelityResult, Model, Prob
 from llorch_serve.bench.workload import text_prompt
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import LlorchError, UnsupportedError, UsageError
+from llorch_serve.fidelity.reference_file import divergence, read_reference
+from llorch_serve.loading.models import open_artifact
+from llorch_serve.loading.worker import load_worker, notes
 from llorch_serve.providers import usable_cpus
-from llorch_serve.reference_file import divergence, read_reference
-from llorch_serve.served import open_artifact
-from llorch_serve.terminal.opening import open_worker
-from llorch_serve.worker import Worker
+from llorch_serve.runtime.opening import LoadReport
+from llorch_serve.worker.worker import Worker
 
 
 class Child:
@@ -92,8 +93,10 @@ class Child:
         config = EngineConfig(session=ask.settings.config())
         tokenizer = None if ask.tokenizer is None else Path(ask.tokenizer)
         started = time.perf_counter()
-        worker = open_worker(Path(ask.folder), config, tokenizer=tokenizer)
+        worker = load_worker(Path(ask.folder), config, _report, tokenizer=tokenizer)
         load_s = time.perf_counter() - started
+        for note in notes(worker):
+            _say(note)
         self._worker = worker
         info = worker.model_info()
         if ask.longest > info.context_length:
@@ -127,6 +130,15 @@ class Child:
         config = replace(measured, slots=1, max_context=max(len(reference.header.token_ids), 2))
         found = divergence(open_artifact(artifact, config, lambda _report: None), reference)
         return FidelityResult(**asdict(found))
+
+
+def _say(note: str) -> None:
+    sys.stderr.write(f"note: {note}\n")
+
+
+def _report(report: LoadReport) -> None:
+    if report.notice is not None:
+        _say(report.notice)
 
 
 def _described(worker: Worker, session: SessionConfig) -> Model:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llorch_serve.artifact import is_artifact, load_artifact
+from llorch_serve.artifact.folder import is_artifact, load_artifact
 from llorch_serve.errors import ProviderError, UsageError
 from llorch_serve.providers import CPU, ProviderChoice, check_target
 from llorch_serve.providers.options import read_options

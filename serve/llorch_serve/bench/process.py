@@ -14,7 +14,7 @@ import msgspec
 
 from llorch_serve.bench.protocol import PROTOCOL, Answer, Failed, Question, Ready
 from llorch_serve.bench.schema import Problem
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.python_child import child_environment, module_command
 
 _END_S: Final = 10.0  # for a process whose stdin is closed to end by itself

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.bench.schema import Entry, FidelityResult, OfflineTest, Problem
 from llorch_serve.config import SessionConfig
-from llorch_serve.manifest import KvDtype
 from llorch_serve.providers import ProviderChoice
 
 PROTOCOL: Final = 1

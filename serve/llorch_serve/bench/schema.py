@@ -14,9 +14,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from llorch_serve.artifact.manifest import Count
 from llorch_serve.errors import UsageError
-from llorch_serve.json_errors import NOT_JSON
-from llorch_serve.manifest import Count
+from llorch_serve.files.json_errors import NOT_JSON
 
 SCHEMA_VERSION: Final = 2
 _MAX_BYTES: Final = 64 * 2**20
@@ -162,7 +162,7 @@ class Model(_Struct, frozen=True, kw_only=True):
 
 
 class FidelityResult(_Struct, frozen=True, kw_only=True):
-    """Divergence from a reference file; see :class:`llorch_serve.reference_file.Fidelity` for the fields."""
+    """Divergence from a reference file; see :class:`llorch_serve.fidelity.reference_file.Fidelity` for the fields."""
 
     kl: float
     top1: Share01

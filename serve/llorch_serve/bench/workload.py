@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from llorch_serve.errors import UsageError
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 
 MAX_PROMPT_FILE_BYTES = 64 * 2**20
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from llorch_serve.artifact import load_artifact
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.doctor.machine import Machine, look_at_machine
-from llorch_serve.doctor.self_test import OperatorResult, run_operators
 from llorch_serve.errors import LlorchError
+from llorch_serve.loading.models import open_model
 from llorch_serve.providers import (
     CPU,
     PROVIDERS,
@@ -28,7 +28,7 @@ from llorch_serve.providers.choose import absent
 from llorch_serve.providers.libraries import available, missing_libraries
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.providers.runtime import installed_runtimes, version_of
-from llorch_serve.served import open_model
+from llorch_serve.runtime.operator_check import OperatorResult, run_operators
 
 MIN_ONNXRUNTIME: Final = "1.24"
 _CONTEXT: Final = 64  # tokens of the cache that an artifact is tried with

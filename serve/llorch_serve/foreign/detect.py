@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Final
+
+from llorch_serve.artifact.kinds import ModelKind
 
 GENAI_CONFIG: Final = "genai_config.json"
 OPTIMUM_GRAPH: Final = "model.onnx"
@@ -13,14 +14,6 @@ OLD_OPTIMUM_GRAPHS: Final = (
     "decoder_with_past_model.onnx",
     "decoder_model.onnx",
 )
-
-
-class ModelKind(enum.Enum):
-    """The maker of a folder that can be served. The value is shown to people and sent to clients."""
-
-    LLORCH = "llorch"
-    GENAI = "onnxruntime-genai"
-    OPTIMUM = "optimum"
 
 
 def foreign_kind(folder: Path) -> ModelKind | None:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from llorch_serve.errors import ArtifactError
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 
 MAX_JSON_BYTES: Final = 16 * 2**20
 MAX_TOKENIZER_JSON_BYTES: Final = 128 * 2**20

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import msgspec
 
+from llorch_serve.artifact.kinds import ModelKind
+from llorch_serve.artifact.manifest import Count, GenerationDefaults
 from llorch_serve.errors import ArtifactError
-from llorch_serve.foreign.detect import GENAI_CONFIG, ModelKind
+from llorch_serve.foreign.detect import GENAI_CONFIG
 from llorch_serve.foreign.files import ForeignFolder
 from llorch_serve.foreign.model import ForeignArchitecture, ForeignManifest, ForeignModel, GraphNames
 from llorch_serve.foreign.tokens import TokenIds, chat_templates, special_tokens
-from llorch_serve.manifest import Count, GenerationDefaults
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 _LayerName = Annotated[str, msgspec.Meta(pattern=r"^[^%]*%d[^%]*$", max_length=200)]

@@ -14,8 +14,8 @@ import numpy as np
 
 from llorch_serve.errors import ArtifactError
 from llorch_serve.foreign.model import ForeignModel
-from llorch_serve.graph_loading import runtime_options
 from llorch_serve.providers import CPU, Placement, import_runtime, placement
+from llorch_serve.runtime.graph_loading import runtime_options
 
 # The first version whose check of where external data lies has been tested.
 MIN_ONNXRUNTIME: Final = "1.24"

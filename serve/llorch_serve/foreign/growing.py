@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.capabilities import Capabilities
+from llorch_serve.cache.kv_cache import MEMORY_SHARE, KvCapacity
+from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import ProviderError, ResourceError, UsageError
 from llorch_serve.foreign.graph import LoadedGraph
 from llorch_serve.foreign.model import ForeignModel
-from llorch_serve.kv_cache import MEMORY_SHARE, KvCapacity
 
 Logits = npt.NDArray[np.float32]
 
@@ -63,14 +63,14 @@ class GrowingSession:
     def prefill(
         self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
     ) -> Logits:
-        """See :meth:`llorch_serve.session.DecoderSession.prefill`; ``start`` is 0 or the tokens that the slot holds."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.prefill`; ``start`` is 0 or the tokens that the slot holds."""
         if start == 0:
             self._slots[slot] = self._empty
         logits = self._advance(slot, token_ids, start)
         return logits[-1:] if wanted is None else logits[list(wanted)]
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
-        """See :meth:`llorch_serve.session.DecoderSession.decode`; each slot takes a call of its own."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.decode`; each slot takes a call of its own."""
         rows = enumerate(zip(token_ids, lengths, strict=True))
         return np.concatenate([self._advance(slot, (token,), length - 1) for slot, (token, length) in rows])
 

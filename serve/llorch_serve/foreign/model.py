@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llorch_serve.foreign.detect import ModelKind
-from llorch_serve.manifest import GenerationDefaults
+from llorch_serve.artifact.kinds import ModelKind
+from llorch_serve.artifact.manifest import GenerationDefaults
 
 UNSTATED: Final = "unstated"
 """Precision of a graph whose maker does not write it down."""
@@ -42,7 +42,7 @@ class ForeignRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ForeignManifest:
-    """Description of the model; fields as in :class:`llorch_serve.manifest.Manifest`.
+    """Description of the model; fields as in :class:`llorch_serve.artifact.manifest.Manifest`.
 
     fingerprint: SHA-256 over the names and contents of the folder's files.
     """

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 
+from llorch_serve.cache.kv_cache import plan_capacity
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.foreign.graph import load_graph
 from llorch_serve.foreign.growing import GrowingSession, plan_growing
 from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.foreign.shared import SharedSession, layout
-from llorch_serve.kv_cache import plan_capacity
 from llorch_serve.providers import usable_cpus
 from llorch_serve.providers.table import find_provider
-from llorch_serve.session_opening import LoadReport
+from llorch_serve.runtime.opening import LoadReport
 
 
 def open_foreign(

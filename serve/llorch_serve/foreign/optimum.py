@@ -7,12 +7,13 @@ from typing import Annotated, Final
 
 import msgspec
 
+from llorch_serve.artifact.kinds import ModelKind
+from llorch_serve.artifact.manifest import Count, GenerationDefaults
 from llorch_serve.errors import ArtifactError
-from llorch_serve.foreign.detect import OLD_OPTIMUM_GRAPHS, OPTIMUM_GRAPH, ModelKind
+from llorch_serve.foreign.detect import OLD_OPTIMUM_GRAPHS, OPTIMUM_GRAPH
 from llorch_serve.foreign.files import ForeignFolder
 from llorch_serve.foreign.model import ForeignArchitecture, ForeignManifest, ForeignModel, GraphNames
 from llorch_serve.foreign.tokens import TokenIds, chat_templates, special_tokens
-from llorch_serve.manifest import Count, GenerationDefaults
 
 EXPORT_AGAIN: Final = (
     "export the model again with optimum-onnx: optimum-cli export onnx --model MODEL "

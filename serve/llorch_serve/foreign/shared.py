@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.capabilities import Capabilities
+from llorch_serve.artifact.manifest import KvLayout
+from llorch_serve.cache.kv_cache import KvCache, KvCapacity
+from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import ProviderError
 from llorch_serve.foreign.graph import LoadedGraph
 from llorch_serve.foreign.model import ForeignModel
-from llorch_serve.kv_cache import KvCache, KvCapacity
-from llorch_serve.manifest import KvLayout
 
 Logits = npt.NDArray[np.float32]
 _Array = npt.NDArray[np.generic]
@@ -46,13 +46,13 @@ class SharedSession:
     def prefill(
         self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
     ) -> Logits:
-        """See :meth:`llorch_serve.session.DecoderSession.prefill`."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.prefill`."""
         ids = np.array([token_ids], self._graph.ids_type)
         logits = self._run(slot, ids, [start + len(token_ids)])[0]
         return _single(logits[-1:] if wanted is None else logits[list(wanted)])
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
-        """See :meth:`llorch_serve.session.DecoderSession.decode`."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.decode`."""
         ids = np.array(token_ids, self._graph.ids_type)[:, None]
         return _single(self._run(0, ids, lengths)[:, 0])
 
@@ -69,7 +69,7 @@ class SharedSession:
         self._cache.release(slot, keep)
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
-        """See :meth:`llorch_serve.session.DecoderSession.verify`."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.verify`."""
         return self.prefill(slot, token_ids, start, range(len(token_ids)))
 
     def _run(self, first: int, ids: _Array, lengths: Sequence[int]) -> _Array:

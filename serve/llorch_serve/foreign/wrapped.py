@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llorch_serve.artifact import Artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.foreign.model import (
     ForeignArchitecture,
     ForeignManifest,

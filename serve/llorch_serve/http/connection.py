@@ -18,8 +18,8 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from llorch_serve.calls.callers import holder_of
 from llorch_serve.http.places import Places
-from llorch_serve.rpc.callers import holder_of
 
 LOOK_S: Final = 1.0
 HEAD_TIMEOUT_S: Final = 30.0

@@ -1,7 +1,7 @@
 """One HTTP request and its answer: a bounded body in, JSON or server-sent events out, and an eye on the client.
 
 Input: ASGI's scope, receive and send, as uvicorn gives them. A write waits while the client's socket is full, and what the
-engine makes meanwhile is joined in its :class:`llorch_serve.rpc.calls.LiveCall`, so a slow reader holds the rest of its
+engine makes meanwhile is joined in its :class:`llorch_serve.calls.live.LiveCall`, so a slow reader holds the rest of its
 own answer and one write, and nothing more.
 """
 

@@ -14,8 +14,8 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.http.values import check_values
-from llorch_serve.json_errors import NOT_JSON
 
 BODY: Final = "body"  # names what is wrong with a document as a whole
 MAX_LISTED: Final = 32  # bad fields that are named one by one

@@ -18,7 +18,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llorch_serve.correlation import plain_id
+from llorch_serve.calls.correlation import plain_id
 from llorch_serve.http.connection import PLACE
 from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
 from llorch_serve.http.places import Place

@@ -1,6 +1,6 @@
 """Answers in OpenAI's shapes: whole, and as chunks of a stream.
 
-Input: the updates that :class:`llorch_serve.rpc.calls.LiveCall` collects. Output: dictionaries that become JSON. ``llorch``,
+Input: the updates that :class:`llorch_serve.calls.live.LiveCall` collects. Output: dictionaries that become JSON. ``llorch``,
 beyond OpenAI's schema, carries what our own contract promises with every answer: seed, matched stop and timings.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.http.openai_logprobs import Columns, chat_logprobs
 from llorch_serve.http.openai_requests import AnswerShape
 from llorch_serve.requests import Completion, GenerationUpdate, ToolCallDelta
-from llorch_serve.sequence import FinishReason
 
 _REASONS: Final = {
     FinishReason.STOP: "stop",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import GenerationUpdate
+from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 
 
 def chat_logprobs(places: tuple[TokenLogprobs, ...]) -> dict[str, Any]:

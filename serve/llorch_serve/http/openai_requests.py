@@ -27,7 +27,7 @@ from llorch_serve.requests import (
     TokenPrompt,
     ToolCall,
 )
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import JsonObject, JsonSchema, Structured
 
 MAX_PROMPTS: Final = 32  # of one body

@@ -20,6 +20,7 @@ from typing import Final
 
 import uvicorn
 
+from llorch_serve.engine.load import Load
 from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
 from llorch_serve.http.app import OPEN_PATHS, make_app
 from llorch_serve.http.connection import IDLE_TIMEOUT_S, Connection
@@ -27,7 +28,6 @@ from llorch_serve.http.guard import Access, Bearer
 from llorch_serve.http.places import Listener, Places
 from llorch_serve.http.service import CUT, STOPPING, HttpService
 from llorch_serve.http.status_routes import Exposition
-from llorch_serve.load import Load
 from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
 

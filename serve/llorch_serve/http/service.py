@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from llorch_serve.calls.admission import Activity, ReadingThreads
+from llorch_serve.calls.live import LiveCall, LiveCalls
+from llorch_serve.engine.load import Load
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UnavailableError
 from llorch_serve.http.exchange import Bodies, Exchange
 from llorch_serve.http.problems import Problem, describe
-from llorch_serve.load import Load
 from llorch_serve.requests import GenerationRequest, ModelInfo, TextGenerator
-from llorch_serve.rpc.admission import Activity, ReadingThreads
-from llorch_serve.rpc.calls import LiveCall, LiveCalls
 
 MAX_PENDING_BYTES: Final = 64 * 2**20  # of bodies that wait for the pool
 LOADING: Final = "the worker is loading its model; try again when GET /health says 200"
@@ -92,7 +92,7 @@ class _Body:
 class HttpService:
     """Serves one generator. All methods belong to the event loop that it is made on. ``bodies``: those being received.
 
-    stream_interval: see :class:`llorch_serve.rpc.calls.LiveCalls`.
+    stream_interval: see :class:`llorch_serve.calls.live.LiveCalls`.
     """
 
     def __init__(self, load: Callable[[], Load], *, stream_interval: int | None = None) -> None:

@@ -20,10 +20,10 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from llorch_serve.load import Load
+from llorch_serve.engine.load import Load
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.observe.tap import SCORE, Ending, Observed
 from llorch_serve.requests import GenerationRequest, TextGenerator
-from llorch_serve.sequence import FinishReason
 
 # Seconds. A small model on a CPU gives a token in 5 to 50 ms, a large one in a second.
 _TOKEN_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from llorch_serve.engine.load import Load
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import EngineStoppedError, FieldViolation
-from llorch_serve.load import Load
+from llorch_serve.lifecycle.serving import ClosableGenerator
 from llorch_serve.requests import (
     Abort,
     Completion,
@@ -28,9 +30,7 @@ from llorch_serve.requests import (
     ScoreRequest,
     UpdateSink,
 )
-from llorch_serve.rpc.lifecycle import ClosableGenerator
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 
 SCORE: Final = "score"
 """What observers call the end of a request for scores, beside the reasons that generation has."""
@@ -138,7 +138,7 @@ class _Tap:
 
 
 class ObservedGenerator:
-    """Implements :class:`llorch_serve.rpc.lifecycle.ClosableGenerator` around another."""
+    """Implements :class:`llorch_serve.lifecycle.serving.ClosableGenerator` around another."""
 
     def __init__(self, inner: ClosableGenerator, observers: Sequence[Observer]) -> None:
         self._inner = inner

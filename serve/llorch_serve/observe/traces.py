@@ -17,10 +17,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.observe.tap import SCORE, Ending, Observed
 from llorch_serve.requests import ChatPrompt, ScoreRequest
-from llorch_serve.sampling import SamplingParams
-from llorch_serve.sequence import FinishReason
+from llorch_serve.sampling.params import SamplingParams
 
 _NS: Final = 1_000_000_000
 

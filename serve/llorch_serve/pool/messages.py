@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from llorch_serve.load import Load, WorkerState
+from llorch_serve.engine.load import Load, WorkerState
 from llorch_serve.providers.table import PROVIDERS
 from llorch_serve.requests import ModelInfo
 

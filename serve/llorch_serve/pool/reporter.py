@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.engine.load import NOTHING, WorkerState
 from llorch_serve.errors import WorkerError
-from llorch_serve.load import NOTHING, WorkerState
+from llorch_serve.lifecycle.serving import ReadyWorker
 from llorch_serve.pool.messages import heartbeat, ready
 from llorch_serve.pool.post import CallbackUrl, Poster
-from llorch_serve.rpc.lifecycle import ReadyWorker
 
 _FORGOTTEN: Final = frozenset({404, 410})
 _LATER: Final = frozenset({408, 425, 429})  # among the refusals, those that ask for patience
@@ -50,7 +50,7 @@ class PoolConfig:
 
 
 class PoolReporter:
-    """Implements :class:`llorch_serve.rpc.lifecycle.Companion`."""
+    """Implements :class:`llorch_serve.lifecycle.serving.Companion`."""
 
     def __init__(self, config: PoolConfig) -> None:
         self._config = config

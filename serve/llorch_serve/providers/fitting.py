@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from llorch_serve.artifact.manifest import ComputeType, Target
 from llorch_serve.errors import ProviderError
-from llorch_serve.manifest import ComputeType, Target
 from llorch_serve.providers.table import ARITHMETIC, PROVIDERS, RUNS
 
 _EXPORTED_AS: Final[Mapping[ComputeType, str]] = {

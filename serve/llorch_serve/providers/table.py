@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from llorch_serve.artifact.manifest import ComputeType, Target
 from llorch_serve.errors import ProviderError
-from llorch_serve.manifest import ComputeType, Target
 from llorch_serve.providers.options import BYTES, FLAG, INDEX, LIST, TEXT, WHOLE, OptionType, choice
 
 CPU: Final = "CPUExecutionProvider"

@@ -23,7 +23,7 @@ from llorch_serve.rpc import convert_structured
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_fields import MAX_ITEMS, check_count, extend_field, optional_text, set_field
 from llorch_serve.rpc.convert_prompt import fill_input, read_input
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 
 MAX_REQUEST_ID_BYTES: Final = 128
 MAX_ABORTS: Final = 1024  # as many as can be live

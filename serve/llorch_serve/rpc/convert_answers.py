@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import Completion, GenerationUpdate, Timings, ToolCallDelta
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
-from llorch_serve.sequence import FinishReason
 
 _REASON_TO_WIRE: Final = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,

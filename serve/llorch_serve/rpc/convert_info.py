@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llorch_serve.load import Load, WorkerState
+from llorch_serve.engine.load import Load, WorkerState
 from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import ModelInfo
 from llorch_serve.rpc import worker_pb2 as pb

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 
 
 def write_logprobs(places: Iterable[TokenLogprobs]) -> list[pb.TokenLogprobs]:

@@ -11,7 +11,7 @@ from llorch_serve.rpc.convert import read_ids
 from llorch_serve.rpc.convert_fields import set_field
 from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
 from llorch_serve.rpc.convert_prompt import fill_input, read_input, read_tokens
-from llorch_serve.scoring import MAX_CONTINUATIONS
+from llorch_serve.worker.scoring import MAX_CONTINUATIONS
 
 
 def read_score_request(message: pb.ScoreRequest, *, connection: str = "") -> ScoreRequest:

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
+from llorch_serve.calls.callers import bearer_token
 from llorch_serve.errors import UsageError
 from llorch_serve.rpc import health
-from llorch_serve.rpc.callers import bearer_token
 from llorch_serve.rpc.places import Context
 from llorch_serve.rpc.sending import Sending
 

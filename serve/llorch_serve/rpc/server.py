@@ -16,12 +16,12 @@ from typing import Final
 
 import grpc
 
+from llorch_serve.calls.live import MAX_LIVE_CALLS
+from llorch_serve.engine.load import Load, WorkerState
 from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
-from llorch_serve.load import Load, WorkerState
-from llorch_serve.loading import LoadProgress
+from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME, health, reflection
-from llorch_serve.rpc.calls import MAX_LIVE_CALLS
 from llorch_serve.rpc.security import OPEN, Security, TokenCheck
 from llorch_serve.rpc.sending import Sending
 from llorch_serve.rpc.servicer import GenerationServicer

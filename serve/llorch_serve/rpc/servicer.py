@@ -20,16 +20,16 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from llorch_serve.correlation import echo, read_ids
+from llorch_serve.calls.admission import Activity, ReadingThreads
+from llorch_serve.calls.callers import caller_of
+from llorch_serve.calls.correlation import echo, read_ids
+from llorch_serve.calls.live import LiveCall, LiveCalls, check_completed
+from llorch_serve.engine.load import NOTHING, Load, WorkerState
 from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError, UnavailableError
-from llorch_serve.load import NOTHING, Load, WorkerState
-from llorch_serve.loading import LoadProgress
+from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.requests import Abort, ModelInfo, TextGenerator, UpdateSink
 from llorch_serve.rpc import convert, convert_answers, convert_fields, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.admission import Activity, ReadingThreads
-from llorch_serve.rpc.callers import caller_of
-from llorch_serve.rpc.calls import LiveCall, LiveCalls, check_completed
 from llorch_serve.rpc.convert_score import read_score_request, write_scores
 from llorch_serve.rpc.places import Context
 from llorch_serve.rpc.receiving import Receiving, SmallReceiving

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from llorch_serve.engine.load import Load
 from llorch_serve.errors import EngineStoppedError
-from llorch_serve.load import Load
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc.server import WorkerServer
 

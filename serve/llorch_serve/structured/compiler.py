@@ -24,7 +24,6 @@ from llorch_serve.errors import (
     QueueFullError,
     UnsupportedError,
 )
-from llorch_serve.panics import panics_as_errors
 from llorch_serve.structured.constraint import Program, compute_mask, explain, one_line
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.limits import (
@@ -38,8 +37,8 @@ from llorch_serve.structured.limits import (
 from llorch_serve.structured.spec import Structured
 from llorch_serve.structured.translate import translate
 from llorch_serve.structured.vocabulary import Vocabulary, build
-from llorch_serve.text import Tokenizer
-from llorch_serve.waiting import DEFAULT_MOST_TOKENS
+from llorch_serve.text.panics import panics_as_errors
+from llorch_serve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class GrammarCompiler:
         vocab_size: int,
         model_stops: frozenset[int],
         *,
-        most_tokens: int = DEFAULT_MOST_TOKENS,
+        most_tokens: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -113,7 +112,7 @@ class GrammarCompiler:
         """Return the program if the grammar is compiled already; else None, and ``done`` is called once.
 
         ticket: names the caller in :meth:`cancel`. ``done`` is called on the compiling thread and must not block.
-        client, cache_salt: see :class:`llorch_serve.sequence.Sequence`. tokens: those of the request's prompts.
+        client, cache_salt: see :class:`llorch_serve.engine.sequence.Sequence`. tokens: those of the request's prompts.
         Raises UnsupportedError without llguidance, or where it cannot read the tokenizer, QueueFullError if too many grammars,
         requests for them or tokens of those wait.
         """

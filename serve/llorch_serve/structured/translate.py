@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.structured.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 
 JSON_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,20}"

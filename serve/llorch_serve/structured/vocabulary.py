@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.errors import LibraryPanicError, UnsupportedError
-from llorch_serve.panics import panics_as_errors
-from llorch_serve.text import Tokenizer
+from llorch_serve.text.panics import panics_as_errors
+from llorch_serve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

@@ -11,7 +11,7 @@ import typer
 from llorch_serve.errors import UsageError
 
 if TYPE_CHECKING:
-    from llorch_serve.channel import Access
+    from llorch_serve.client.channel import Access
 
 TOKEN_VARIABLE: Final = "LLORCH_API_TOKEN"  # noqa: S105 - the variable's name
 
@@ -54,7 +54,7 @@ def read_access(
     token: str | None, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None
 ) -> Access:
     """Return how to reach a worker. Raises UsageError for files that cannot be used, and an impossible token."""
-    from llorch_serve.channel import Access
+    from llorch_serve.client.channel import Access
     from llorch_serve.rpc.security import load_authority, load_certificate
 
     if token is not None and not (token.isascii() and token.isprintable() and token.strip()):

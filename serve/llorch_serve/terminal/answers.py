@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from llorch_serve.errors import LlorchError
-from llorch_serve.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.requests import GenerationUpdate, JoinedUpdates
+from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.terminal.console import say, show_aside, write, write_json
 
 

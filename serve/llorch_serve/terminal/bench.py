@@ -43,7 +43,7 @@ from llorch_serve.terminal.target import refuse_local_flags, refuse_wait
 
 if TYPE_CHECKING:
     from llorch_serve.bench.schema import Report
-    from llorch_serve.channel import Access
+    from llorch_serve.client.channel import Access
 
 _PROMPT_TOKENS: Final = 512
 _TESTS: Final = "prefill,decode,mixed"
@@ -271,7 +271,7 @@ def _remote(address: str, access: Access, wait: float | None, asked: _Work) -> R
     from llorch_serve.bench.schema import Row, ServingTest
     from llorch_serve.bench.worker_report import report_on_worker
     from llorch_serve.bench.workload import Workload, read_prompt, text_prompt
-    from llorch_serve.client import WorkerClient
+    from llorch_serve.client.blocking import WorkerClient
     from llorch_serve.terminal.console import step_progress
 
     with WorkerClient(address, access) as client:

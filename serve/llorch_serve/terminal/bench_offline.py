@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llorch_serve.artifact import is_artifact, load_artifact
+from llorch_serve.artifact.folder import is_artifact, load_artifact
 from llorch_serve.bench.entries import Wanted, find_entries
 from llorch_serve.bench.offline import WORKS, Work, longest, plan_tests
 from llorch_serve.bench.process import EntryProcess
@@ -19,9 +19,9 @@ from llorch_serve.bench.schema import Entry, OfflineTest, Report
 from llorch_serve.bench.workload import read_prompt
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.fidelity.reference_file import check_reference, read_reference
 from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.providers.table import find_provider
-from llorch_serve.reference_file import check_reference, read_reference
 from llorch_serve.terminal.console import say, step_progress
 from llorch_serve.terminal.target import find_artifact, find_target, find_tokenizer, resolve_artifact
 

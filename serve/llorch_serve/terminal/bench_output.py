@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llorch_serve.bench.schema import Problem, Report
-from llorch_serve.durable import write_whole
 from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.files.durable import write_whole
 from llorch_serve.terminal.console import fail, write, write_json
 
 

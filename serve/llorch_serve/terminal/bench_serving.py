@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 
-from llorch_serve.async_client import AsyncWorkerClient
 from llorch_serve.bench.schema import Report, Row, ServingTest
 from llorch_serve.bench.serving.load import Call
 from llorch_serve.bench.serving.measure import measure
@@ -21,8 +20,9 @@ from llorch_serve.bench.serving.over_grpc import GrpcCall
 from llorch_serve.bench.serving.work import Job, Lengths, drawn_jobs, listed_jobs, read_dataset
 from llorch_serve.bench.worker_report import report_on_worker
 from llorch_serve.bench.workload import read_prompt, text_prompt
-from llorch_serve.channel import Access
-from llorch_serve.client import WorkerClient
+from llorch_serve.client.asynchronous import AsyncWorkerClient
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.client.channel import Access
 from llorch_serve.errors import UsageError
 from llorch_serve.requests import ModelInfo
 from llorch_serve.terminal.console import say, step_progress

@@ -1,6 +1,6 @@
 """What ``llorch serve`` runs beside the gRPC server: the HTTP front, metrics, narration and traces.
 
-Input: flags. Output: fronts for :func:`llorch_serve.rpc.lifecycle.serve`, and a wrapper that puts observers around the loaded
+Input: flags. Output: fronts for :func:`llorch_serve.lifecycle.serving.serve`, and a wrapper that puts observers around the loaded
 generator. A library that is not installed is named, with its pip line, before anything is loaded.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llorch_serve.engine.load import Load
 from llorch_serve.errors import UsageError
-from llorch_serve.load import Load
+from llorch_serve.lifecycle.serving import ClosableGenerator
 from llorch_serve.observe.logs import writes_json
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import Answered, ObservedGenerator, Observer
-from llorch_serve.rpc.lifecycle import ClosableGenerator
 from llorch_serve.rpc.security import OPEN, Security
 from llorch_serve.rpc.ways import Front, FrontMaker
 from llorch_serve.terminal.console import say

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.parsing.registry import AUTO
 from llorch_serve.requests import ModelInfo
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.chat_loop import ChatLoop, Generate
 from llorch_serve.terminal.chat_screen import PlainReader, TerminalReader
@@ -50,7 +50,7 @@ from llorch_serve.terminal.target import (
 )
 
 if TYPE_CHECKING:
-    from llorch_serve.channel import Access
+    from llorch_serve.client.channel import Access
 
 
 def command(
@@ -135,8 +135,8 @@ def command(
 
 @contextlib.contextmanager
 def _local(target: str, config: EngineConfig) -> Iterator[tuple[ModelInfo, Generate]]:
-    from llorch_serve.local import stream
     from llorch_serve.terminal.opening import open_worker
+    from llorch_serve.worker.local import stream
 
     worker = open_worker(resolve_artifact(target), config, tokenizer=find_tokenizer())
     try:
@@ -147,7 +147,7 @@ def _local(target: str, config: EngineConfig) -> Iterator[tuple[ModelInfo, Gener
 
 @contextlib.contextmanager
 def _remote(address: str, access: Access, wait: float | None) -> Iterator[tuple[ModelInfo, Generate]]:
-    from llorch_serve.client import WorkerClient
+    from llorch_serve.client.blocking import WorkerClient
 
     with WorkerClient(address, access) as client:
         if wait:

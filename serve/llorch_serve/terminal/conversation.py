@@ -15,7 +15,7 @@ import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UsageError
 from llorch_serve.requests import ChatMessage, ChatPrompt
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 
 # What a value of a setting may be.
 _SCALARS: Final = (int, float, bool)

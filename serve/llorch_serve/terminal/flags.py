@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.errors import UsageError
-from llorch_serve.manifest import KvDtype
 from llorch_serve.observe.logs import LogFormat, LogLevel
 from llorch_serve.providers import ProviderChoice
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
-from llorch_serve.parsing.registry import AUTO
 from llorch_serve.requests import GenerationRequest, GenerationUpdate
-from llorch_serve.sampling import MAX_ANSWERS, SamplingParams
+from llorch_serve.sampling.params import MAX_ANSWERS, SamplingParams
 from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.flags import (
@@ -77,7 +77,7 @@ from llorch_serve.terminal.target import (
 )
 
 if TYPE_CHECKING:
-    from llorch_serve.channel import Access
+    from llorch_serve.client.channel import Access
 
 
 def command(
@@ -258,8 +258,8 @@ def command(
 
 
 def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> Iterator[GenerationUpdate]:
-    from llorch_serve.local import stream
     from llorch_serve.terminal.opening import open_worker
+    from llorch_serve.worker.local import stream
 
     worker = open_worker(folder, config, tokenizer=find_tokenizer())
     try:
@@ -271,7 +271,7 @@ def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> It
 def _remote(
     address: str, access: Access, wait: float | None, request: GenerationRequest
 ) -> Iterator[GenerationUpdate]:
-    from llorch_serve.client import WorkerClient
+    from llorch_serve.client.blocking import WorkerClient
 
     with WorkerClient(address, access) as client:
         if wait:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from llorch_serve.errors import UsageError
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 MAX_TOOLS_BYTES: Final = 2**20

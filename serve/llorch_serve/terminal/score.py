@@ -25,7 +25,7 @@ from llorch_serve.terminal.target import (
 )
 
 if TYPE_CHECKING:
-    from llorch_serve.channel import Access
+    from llorch_serve.client.channel import Access
 
 
 def command(
@@ -86,8 +86,8 @@ def command(
 
 
 def _local(folder: Path, session: SessionConfig, request: ScoreRequest) -> Sequence[ContinuationScore]:
-    from llorch_serve.local import score
     from llorch_serve.terminal.opening import open_worker
+    from llorch_serve.worker.local import score
 
     worker = open_worker(folder, EngineConfig(session=session), tokenizer=find_tokenizer())
     try:
@@ -99,7 +99,7 @@ def _local(folder: Path, session: SessionConfig, request: ScoreRequest) -> Seque
 def _remote(
     address: str, access: Access, wait: float | None, request: ScoreRequest
 ) -> Sequence[ContinuationScore]:
-    from llorch_serve.client import WorkerClient
+    from llorch_serve.client.blocking import WorkerClient
 
     with WorkerClient(address, access) as client:
         if wait:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.config import CacheSharing, EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
-from llorch_serve.loading import LoadProgress, read_ahead
+from llorch_serve.loading.progress import LoadProgress, read_ahead
 from llorch_serve.observe.logs import LogFormat, LogLevel, set_up_logging
-from llorch_serve.parsing.registry import AUTO
 from llorch_serve.terminal.access import TOKEN_VARIABLE
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import (
@@ -70,8 +70,8 @@ from llorch_serve.terminal.serving_flags import (
 from llorch_serve.terminal.target import export_source, find_artifact, find_target, find_tokenizer
 
 if TYPE_CHECKING:
-    from llorch_serve.rpc.lifecycle import ClosableGenerator
-    from llorch_serve.worker import Worker
+    from llorch_serve.lifecycle.serving import ClosableGenerator
+    from llorch_serve.worker.worker import Worker
 
 
 def command(
@@ -137,8 +137,8 @@ def command(
         grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051 llorch.v1.GenerationService/Generate
 
     """
+    from llorch_serve.lifecycle.serving import serve
     from llorch_serve.pool.reporter import PoolReporter
-    from llorch_serve.rpc.lifecycle import serve
     from llorch_serve.rpc.security import load_security
     from llorch_serve.rpc.server import ServerConfig
     from llorch_serve.terminal.beside import open_beside, read_tls
@@ -231,7 +231,7 @@ def command(
 
 def _load(folder: Path, config: EngineConfig, tokenizer: Path | None, progress: LoadProgress) -> Worker:
     """Load an artifact and warm it up. A thread of its own, while the port already answers."""
-    from llorch_serve.served import load_model
+    from llorch_serve.loading.models import load_model
     from llorch_serve.terminal.opening import open_worker
 
     load_model(folder)  # whether its files are what they should be comes before reading gigabytes of them

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_serve.config import CacheSharing
+from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.flags import read_size
-from llorch_serve.waiting import DEFAULT_MOST_TOKENS
 
 if TYPE_CHECKING:
     from llorch_serve.pool.reporter import PoolConfig

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from llorch_serve.artifact import is_artifact
+from llorch_serve.artifact.folder import is_artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.foreign.detect import foreign_kind
-from llorch_serve.loading import LoadProgress
+from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.python_child import child_environment, module_command
 from llorch_serve.terminal.console import say
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 
 import grpc
 
-from llorch_serve.async_client import AsyncWorkerClient
 from llorch_serve.bench.serving.records import CallError, Piece, Usage
 from llorch_serve.bench.serving.work import Job
+from llorch_serve.client.asynchronous import AsyncWorkerClient
 from llorch_serve.errors import LlorchError
 from llorch_serve.requests import GenerationRequest, GenerationUpdate
-from llorch_serve.sampling import SamplingParams
+from llorch_serve.sampling.params import SamplingParams
 
 
 class GrpcCall:

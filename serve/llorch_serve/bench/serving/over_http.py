@@ -15,7 +15,7 @@ from llorch_serve.bench.serving.records import CallError, Piece, Usage
 from llorch_serve.bench.serving.wire import CONNECTION, HttpAddress, HttpAnswer, request
 from llorch_serve.bench.serving.work import Job
 from llorch_serve.errors import WorkerError
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.requests import ChatPrompt, ModelInfo, TextPrompt
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from llorch_serve.errors import UsageError
-from llorch_serve.json_errors import NOT_JSON
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 MAX_FILE_BYTES: Final = 256 * 2**20

@@ -1,0 +1,131 @@
+"""Graphs beside an artifact's first one: over a KV cache in int8, and with weights of their own for prompts.
+
+:func:`prompt_recipe` says what the graph for prompts is. Once the pipeline has written the first graph with its weights
+and made a manifest, the others add files and return the manifest that lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from llorch_export.artifact.cache_scales import calibration_texts, measure_scales
+from llorch_export.artifact.description import Progress, listed
+from llorch_export.artifact.write import ArtifactWriter
+from llorch_export.calibration.measurements import CalibrationIds
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.formats.precisions import refuse_beyond
+from llorch_export.formats.targets import MIN_ONNXRUNTIME_INT8_CACHE
+from llorch_export.graph.attention import SCALES_FILE
+from llorch_export.graph.check import checked_bytes
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.static_scales import check_static
+from llorch_export.graph.weights import WeightJob, WeightPlan
+from llorch_export.options import ExportOptions
+from llorch_export.recipes.resolve import Peaks, with_rules
+from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.manifest import (
+    Int8Cache,
+    LlamaConfig,
+    Manifest,
+    PromptGraph,
+    Recipe,
+    Target,
+    encode_manifest,
+)
+from llorch_serve.errors import UsageError
+
+DECODE_FILE: Final = "decode.onnx"
+PROMPTS_FILE: Final = "prompts.onnx"
+PROMPTS_DATA: Final = "prompts.onnx.data"
+
+
+def prompt_recipe(
+    options: ExportOptions, recipe: Recipe, config: LlamaConfig, peaks: Peaks | None = None
+) -> Recipe | None:
+    """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if there is none.
+
+    peaks: see :func:`with_rules`; None: not measured yet.
+    Raises UsageError if the recipe cannot be.
+    """
+    if options.prompts is None:
+        return None
+    found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks)
+    refuse_beyond(options.target, found)
+    check_static(found, options.calibration)
+    if found.compute_type != recipe.compute_type:
+        raise UsageError(
+            f"--prefill-recipe computes in {found.compute_type} and the other graph in {recipe.compute_type}; they share a cache"
+        )
+    return msgspec.structs.replace(found, calibration=recipe.calibration)
+
+
+def with_prompt_graph(
+    writer: ArtifactWriter, manifest: Manifest, recipe: Recipe, graph: DecoderGraph, progress: Progress
+) -> Manifest:
+    """Add the graph for prompts, built over :func:`prompt_plan`, with those of its weights that the first graph has not."""
+    assert (graph.inputs, graph.outputs) == (manifest.inputs, manifest.outputs), "one cache serves both"
+    writer.add_weights(
+        PROMPTS_DATA, graph.jobs, lambda n: progress("writing weights for prompts", n, graph.data_bytes)
+    )
+    writer.add_bytes(PROMPTS_FILE, checked_bytes(graph.model, manifest.target))
+    prompts = PromptGraph(graph=PROMPTS_FILE, data=PROMPTS_DATA, recipe=recipe)
+    return msgspec.structs.replace(manifest, files=listed(writer), prompts=prompts)
+
+
+def planned(
+    config: LlamaConfig,
+    tensors: Mapping[str, LazyTensor],
+    recipe: Recipe,
+    prompts: Recipe | None,
+    context_length: int,
+    target: Target,
+) -> tuple[DecoderGraph, int | None]:
+    """Return the first graph as it is before anything is measured, and the bytes that a graph for prompts adds. Reads no weights."""
+    graph = build_decoder(config, recipe, tensors, context_length=context_length, target=target)
+    if prompts is None:
+        return graph, None
+    plan = prompt_plan(recipe, prompts, graph)
+    build_decoder(config, prompts, tensors, context_length=context_length, target=target, weights=plan)
+    return graph, plan.total_bytes
+
+
+def prompt_plan(first: Recipe, prompts: Recipe, graph: DecoderGraph) -> WeightPlan:
+    """Return an empty plan for the weights that the graph for prompts does not share with ``graph``."""
+    return WeightPlan(PROMPTS_DATA, _shared(first, prompts, graph))
+
+
+def _shared(first: Recipe, other: Recipe, graph: DecoderGraph) -> tuple[WeightJob, ...]:
+    """Return the jobs that give the same arrays in both recipes where names, types and shapes agree.
+
+    Those say nothing of how 4-bit weights were found, or of a GGUF file's own blocks.
+    """
+    plain = "source" not in (first.precision, first.head_precision)
+    quantizers = {rule.quantizer for recipe in (first, other) for rule in recipe.rules}
+    return graph.jobs if plain and {first.quantizer, other.quantizer, None, *quantizers} == {None} else ()
+
+
+def with_int8_cache(
+    writer: ArtifactWriter,
+    manifest: Manifest,
+    decode: DecoderGraph,
+    text: CalibrationIds | None,
+    progress: Progress,
+) -> Manifest:
+    """Add the graph over a KV cache in int8 with its scales, measured on the artifact as it is."""
+    writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
+    artifact = load_artifact(writer.folder)
+    texts = calibration_texts(artifact, None if text is None else text.ids)
+    total = sum(map(len, texts))
+    scales = measure_scales(artifact, texts, lambda n: progress("measuring the KV cache", n, total))
+    writer.add_bytes(SCALES_FILE, scales.astype("<f4").tobytes())
+    writer.add_bytes(DECODE_FILE, checked_bytes(decode.model, manifest.target))
+    int8_cache = Int8Cache(
+        decode_graph=DECODE_FILE,
+        scales=SCALES_FILE,
+        measured_on=None if text is None else text.text,
+        min_onnxruntime=MIN_ONNXRUNTIME_INT8_CACHE,
+    )
+    return msgspec.structs.replace(manifest, files=listed(writer), int8_cache=int8_cache)

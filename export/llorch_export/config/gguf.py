@@ -1,0 +1,132 @@
+"""From the metadata of a GGUF file to a :class:`LlamaConfig`.
+
+As for ``config.json``: every key is understood, known to be inert, or refused by name. Absent keys mean what
+llama.cpp takes them to mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llorch_export.config.families import FAMILIES, SUPPORTED_GGUF, Family
+from llorch_export.config.fields import Fields, refuse_unknown
+from llorch_export.config.gguf_rope import GgufRopeTensors, rope_from_gguf
+from llorch_export.config.hf import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_MULTIPLIER,
+    MAX_POSITIONS,
+    MAX_WIDTH,
+    checked,
+    head_size,
+    spaced_no_rope_layers,
+)
+from llorch_export.config.inert_keys import INERT_GGUF_KEYS
+from llorch_export.config.rope import RopeContext
+from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.errors import ArtifactError
+
+
+def config_from_gguf(
+    metadata: Mapping[str, object],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    rope_tensors: GgufRopeTensors | None = None,
+    origin: str = "the GGUF file",
+) -> LlamaConfig:
+    """Parse the metadata of a GGUF file.
+
+    shapes: shape of every tensor by its GGUF name; says what metadata does not: vocabulary, biases, tying.
+    rope_tensors: rotary divisors, where the file has them.
+    Raises ArtifactError for anything that is not understood, contradictory or out of range.
+    """
+    family = _family(metadata, origin)
+    name = family.architecture
+    fields = Fields({k: v for k, v in metadata.items() if k.startswith(f"{name}.")}, origin=origin)
+    fields.require(f"{name}.expert_count", 0, f"mixtures of experts are not supported; {SUPPORTED_GGUF}")
+    fields.require(f"{name}.attention.causal", True, "attention must be causal")
+    embedding = shapes.get("token_embd.weight")
+    if embedding is None or len(embedding) != 2:
+        raise ArtifactError(
+            f"{origin} lacks a two-dimensional tensor token_embd.weight; it holds no complete model"
+        )
+    hidden = fields.integer(f"{name}.embedding_length", high=MAX_WIDTH)
+    heads = fields.integer(f"{name}.attention.head_count", high=MAX_HEADS)
+    layers = fields.integer(f"{name}.block_count", high=MAX_LAYERS)
+    max_positions = fields.integer(f"{name}.context_length", high=MAX_POSITIONS)
+    key = f"{name}.attention.key_length"
+    if key not in fields and not family.partial_rotary:
+        # Old conversions state the head's size only by how much of it is rotated, which is all of it.
+        key = f"{name}.rope.dimension_count"
+    head_dim = head_size(fields, key, hidden, heads, origin=origin)
+    fields.require(f"{name}.attention.value_length", head_dim, "keys and values must be of one length")
+    embedding_scale, residual_scale, logit_scale, attention_scale = _multipliers(fields, family)
+    config = LlamaConfig(
+        architecture=family.architecture,
+        vocab_size=embedding[0],
+        hidden_size=hidden,
+        intermediate_size=fields.integer(f"{name}.feed_forward_length", high=MAX_WIDTH),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=fields.integer(f"{name}.attention.head_count_kv", heads, high=MAX_HEADS),
+        head_dim=head_dim,
+        rms_norm_eps=fields.number(f"{name}.attention.layer_norm_rms_epsilon", above=0, high=1),
+        max_position_embeddings=max_positions,
+        rope=rope_from_gguf(
+            fields, rope_tensors or GgufRopeTensors(), RopeContext(family, head_dim, max_positions, origin)
+        ),
+        tie_word_embeddings="output.weight" not in shapes,
+        # One bias of a kind calls for all of them; those that are absent are then reported as missing.
+        attention_bias="attention_bias" in family.biases
+        and any(f"blk.0.attn_{part}.bias" in shapes for part in ("q", "k", "v", "output")),
+        mlp_bias="mlp_bias" in family.biases
+        and any(f"blk.0.ffn_{part}.bias" in shapes for part in ("gate", "up", "down")),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        # llama.cpp knows the pattern by the architecture alone.
+        no_rope_layers=spaced_no_rope_layers(family.no_rope_interval, layers)
+        if family.no_rope_interval
+        else (),
+        sliding_window=_window(fields, family, max_positions),
+        embedding_multiplier=embedding_scale or 1.0,
+        attention_multiplier=attention_scale or None,
+        residual_multiplier=residual_scale or 1.0,
+        logits_scaling=logit_scale or 1.0,
+    )
+    refuse_unknown(fields.unasked(known={f"{name}.{key}" for key in INERT_GGUF_KEYS}), origin)
+    return checked(config, origin)
+
+
+def _family(metadata: Mapping[str, object], origin: str) -> Family:
+    architecture = metadata.get("general.architecture")
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None or not family.in_gguf:
+        raise ArtifactError(f"{origin}: general.architecture is {architecture!r}; {SUPPORTED_GGUF}")
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise ArtifactError(
+            f"{origin}: general.type is {kind!r}, expected 'model'; adapters must be merged first"
+        )
+    return family
+
+
+def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, float]:
+    """Return the scales of embedding, residual, logits and attention; llama.cpp takes 0 to mean none."""
+    if not family.multipliers:
+        return 0.0, 0.0, 0.0, 0.0
+    name = family.architecture
+    fields.require(f"{name}.rope.scaling.finetuned", True, "llama.cpp turns rotary embedding off by it")
+    embedding, residual, logits, attention = (
+        fields.number(f"{name}.{key}", 0.0, at_least=0, high=MAX_MULTIPLIER)
+        for key in ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
+    )
+    return embedding, residual, logits, attention
+
+
+def _window(fields: Fields, family: Family, max_positions: int) -> int | None:
+    key = f"{family.architecture}.attention.sliding_window"
+    if family.windows != "all layers":
+        fields.require(key, 0, "attention windows are not supported in this architecture")
+        return None
+    window = fields.integer(key, 0, low=0, high=2**31 - 1)
+    return window if 0 < window < max_positions else None

@@ -1,0 +1,121 @@
+"""Rotary settings of a GGUF header and its tensors of rotary divisors, to :class:`RopeConfig`.
+
+What a file leaves open is resolved here as llama.cpp resolves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llorch_export.config.fields import Fields
+from llorch_export.config.rope import (
+    MAX_FACTOR,
+    MAX_POSITIONS,
+    MAX_THETA,
+    RopeContext,
+    checked_rotary_dim,
+    yarn_scale,
+    yarn_theta,
+)
+from llorch_serve.artifact.manifest import RopeConfig
+from llorch_serve.errors import ArtifactError
+
+
+@dataclass(frozen=True, slots=True)
+class GgufRopeTensors:
+    """Divisors of the rotary frequencies that a GGUF file holds as tensors, one number a rotary pair.
+
+    plain: ``rope_freqs.weight``; short, long: ``rope_factors_short.weight`` and ``rope_factors_long.weight``.
+    """
+
+    plain: Sequence[float] | None = None
+    short: Sequence[float] | None = None
+    long: Sequence[float] | None = None
+
+
+def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContext) -> RopeConfig:
+    """Read ``ARCHITECTURE.rope.*`` and the tensors of rotary divisors.
+
+    Raises ArtifactError for types that are not supported, contradictions and settings that are not understood.
+    """
+    key = f"{context.family.architecture}.rope"
+    kind = fields.get(f"{key}.scaling.type") or "linear"
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise ArtifactError(
+            f"{context.origin}: {key}.scaling.type is {kind!r}; supported are none, linear, yarn and longrope"
+        )
+    theta = fields.number(f"{key}.freq_base", 10000.0, above=0, high=MAX_THETA)
+    # llama.cpp takes a factor without a type to be linear, and knows it under an older key as well.
+    factors = [
+        fields.number(name, above=0, high=MAX_FACTOR)
+        for name in (f"{key}.scaling.factor", f"{key}.scale_linear")
+        if name in fields
+    ]
+    factor = factors[0] if factors and kind != "none" else 1.0
+    original = fields.integer(
+        f"{key}.scaling.original_context_length", context.max_positions, high=MAX_POSITIONS
+    )
+    attention_factor = fields.number(f"{key}.scaling.attn_factor", 1.0, above=0, high=MAX_FACTOR)
+    rotary_dim = checked_rotary_dim(
+        fields.integer(f"{key}.dimension_count", context.head_dim, high=context.head_dim), context
+    )
+    if rotary_dim is not None and not context.family.partial_rotary:
+        fields.require(f"{key}.dimension_count", context.head_dim, "all of a head is rotated")
+    pairs = (rotary_dim or context.head_dim) // 2
+    if kind == "longrope" or tensors.short is not None or tensors.long is not None:
+        if factor != 1 or tensors.plain is not None:
+            raise ArtifactError(
+                f"{context.origin} combines longrope with another rotary scaling; convert the model again"
+            )
+        return RopeConfig(
+            theta=theta,
+            kind="longrope",
+            short_factor=_divisors(tensors.short, "rope_factors_short.weight", pairs, context),
+            long_factor=_divisors(tensors.long, "rope_factors_long.weight", pairs, context),
+            original_max_position_embeddings=original,
+            attention_factor=attention_factor,
+            rotary_dim=rotary_dim,
+        )
+    if kind == "yarn":
+        if tensors.plain is not None:
+            raise ArtifactError(
+                f"{context.origin} combines yarn with rope_freqs.weight; convert the model again"
+            )
+        fields.require(f"{key}.scaling.yarn_ext_factor", 1, "the whole ramp is applied")
+        fields.require(f"{key}.scaling.yarn_attn_factor", 1, "attn_factor is the one that is read")
+        fields.require(f"{key}.scaling.yarn_log_multiplier", 0, "attention is scaled by the factor alone")
+        return RopeConfig(
+            theta=yarn_theta(theta, fields),
+            kind="yarn",
+            factor=factor,
+            original_max_position_embeddings=original,
+            attention_factor=attention_factor * yarn_scale(factor, 1),
+            beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=0, high=MAX_FACTOR),
+            beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=0, high=MAX_FACTOR),
+            rotary_dim=rotary_dim,
+        )
+    if tensors.plain is not None:
+        divisors = _divisors(tensors.plain, "rope_freqs.weight", pairs, context)
+        return RopeConfig(
+            theta=theta,
+            kind="factors",
+            frequency_factors=tuple(divisor * factor for divisor in divisors),
+            attention_factor=attention_factor,
+            rotary_dim=rotary_dim,
+        )
+    if factor == 1.0:
+        return RopeConfig(theta=theta, attention_factor=attention_factor, rotary_dim=rotary_dim)
+    return RopeConfig(
+        theta=theta, kind="linear", factor=factor, attention_factor=attention_factor, rotary_dim=rotary_dim
+    )
+
+
+def _divisors(
+    values: Sequence[float] | None, name: str, pairs: int, context: RopeContext
+) -> tuple[float, ...]:
+    if values is None or len(values) != pairs or not all(0 < f <= MAX_FACTOR for f in values):
+        raise ArtifactError(
+            f"{context.origin}: {name} must hold {pairs} positive numbers, one a rotary pair; convert the model again"
+        )
+    return tuple(values)

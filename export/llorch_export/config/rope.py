@@ -1,0 +1,188 @@
+"""Rotary settings of a ``config.json``, to :class:`RopeConfig`.
+
+What a file leaves open is resolved here as transformers resolves it, so that the manifest says what the tables are
+made of.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from llorch_export.config.families import Family
+from llorch_export.config.fields import Fields, refuse_unknown
+from llorch_serve.artifact.manifest import RopeConfig
+from llorch_serve.errors import ArtifactError
+
+MAX_POSITIONS: Final = 2**26
+MAX_THETA: Final = 1e12
+MAX_FACTOR: Final = 1e6
+_ORIGINAL: Final = "original_max_position_embeddings"
+_KINDS: Final = "default, linear, llama3, dynamic, yarn and longrope"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeContext:
+    """What rotary settings are read in the light of. origin: names the file in errors."""
+
+    family: Family
+    head_dim: int
+    max_positions: int
+    origin: str
+
+
+def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
+    """Read ``rope_theta``, ``rope_scaling`` or ``rope_parameters``, and what stands beside them.
+
+    Raises ArtifactError for types that are not supported, contradictions and settings that are not understood.
+    """
+    origin = context.origin
+    # transformers 4 has rope_theta beside rope_scaling; transformers 5 has both inside rope_parameters.
+    scaling, parameters = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
+    if scaling and parameters and dict(scaling) != dict(parameters):
+        raise ArtifactError(
+            f"{origin}: rope_scaling and rope_parameters contradict each other; remove the wrong one"
+        )
+    place = "rope_parameters" if parameters else "rope_scaling"
+    rope = Fields(parameters or scaling, origin=f"{origin}: {place}")
+    kind = _kind(rope, context)
+    for key in ("rope_theta", "partial_rotary_factor", _ORIGINAL):
+        if key in fields and key in rope and fields.get(key) != rope.get(key):
+            raise ArtifactError(f"{origin}: {key} differs from the one inside {place}; remove the wrong one")
+    outer = fields.number(
+        "rope_theta", float(context.family.defaults.get("rope_theta", 10000.0)), above=0, high=MAX_THETA
+    )
+    theta = rope.number("rope_theta", outer, above=0, high=MAX_THETA)
+    rotary_dim = _rotary_dim(rope if "partial_rotary_factor" in rope else fields, context)
+    original = _original_context(fields, rope, context)
+    if kind == "default":
+        # Some files say "default" with a factor of 1; any other factor would be a contradiction.
+        rope.require("factor", 1, "the rope type is default")
+        result = RopeConfig(theta=theta, rotary_dim=rotary_dim)
+    elif kind == "linear":
+        result = RopeConfig(theta=theta, kind="linear", factor=_factor(rope), rotary_dim=rotary_dim)
+    elif kind == "dynamic":
+        rope.require(_ORIGINAL, context.max_positions, "transformers scales from max_position_embeddings on")
+        result = RopeConfig(
+            theta=theta,
+            kind="dynamic",
+            factor=_factor(rope),
+            original_max_position_embeddings=context.max_positions,
+            rotary_dim=rotary_dim,
+        )
+    elif kind == "llama3":
+        low = rope.number("low_freq_factor", above=0, high=MAX_FACTOR)
+        if original is None:
+            rope.integer(_ORIGINAL, high=MAX_POSITIONS)  # says that it is missing
+        result = RopeConfig(
+            theta=theta,
+            kind="llama3",
+            factor=_factor(rope),
+            low_freq_factor=low,
+            high_freq_factor=rope.number("high_freq_factor", above=low, high=MAX_FACTOR),
+            original_max_position_embeddings=original,
+            rotary_dim=rotary_dim,
+        )
+    elif kind == "yarn":
+        result = _yarn_from_hf(rope, theta, original or context.max_positions, rotary_dim)
+    elif kind == "longrope":
+        result = _longrope_from_hf(rope, theta, original or context.max_positions, rotary_dim, context)
+    else:
+        raise ArtifactError(f"{origin}: rope type {kind!r} is not supported; supported are {_KINDS}")
+    refuse_unknown([f"{key} (rope)" for key in rope.unasked()], origin)
+    return result
+
+
+def _kind(rope: Fields, context: RopeContext) -> object:
+    old_name, new_name = rope.get("type"), rope.get("rope_type")
+    if old_name is not None and new_name is not None and old_name != new_name:
+        raise ArtifactError(
+            f"{context.origin}: rope type is {old_name!r} by type and {new_name!r} by rope_type; remove the wrong one"
+        )
+    kind = new_name or old_name or "default"
+    return "longrope" if isinstance(kind, str) and kind in context.family.longrope_names else kind
+
+
+def _original_context(fields: Fields, rope: Fields, context: RopeContext) -> int | None:
+    """Return the context length before extension: beside the rope settings first, as transformers has it."""
+    outer, inner = (
+        source.integer(_ORIGINAL, high=MAX_POSITIONS) if _ORIGINAL in source else None
+        for source in (fields, rope)
+    )
+    return outer or inner or context.family.outer_original_context
+
+
+def _rotary_dim(fields: Fields, context: RopeContext) -> int | None:
+    if not context.family.partial_rotary:
+        fields.require("partial_rotary_factor", 1, "all of a head is rotated in this family")
+        return None
+    share = fields.number("partial_rotary_factor", 1.0, above=0, high=1)
+    return checked_rotary_dim(int(context.head_dim * share), context)
+
+
+def checked_rotary_dim(rotary_dim: int, context: RopeContext) -> int | None:
+    """Return the rotated part of a head, or None for all of it. Raises ArtifactError if it is not made of pairs."""
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > context.head_dim:
+        raise ArtifactError(
+            f"{context.origin}: {rotary_dim} of {context.head_dim} elements of a head are rotated, "
+            "expected an even number from 2 on; rotary embedding turns pairs"
+        )
+    return None if rotary_dim == context.head_dim else rotary_dim
+
+
+def _factor(rope: Fields) -> float:
+    return rope.number("factor", above=0, high=MAX_FACTOR)
+
+
+def _yarn_from_hf(rope: Fields, theta: float, original: int, rotary_dim: int | None) -> RopeConfig:
+    factor = _factor(rope)
+    attention_factor, mscale, all_dim = (
+        rope.number(key, above=0, high=MAX_FACTOR) if key in rope else None
+        for key in ("attention_factor", "mscale", "mscale_all_dim")
+    )
+    if attention_factor is None and mscale is not None and all_dim is not None:
+        attention_factor = yarn_scale(factor, mscale) / yarn_scale(factor, all_dim)
+    return RopeConfig(
+        theta=yarn_theta(theta, rope),
+        kind="yarn",
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=yarn_scale(factor, 1) if attention_factor is None else attention_factor,
+        beta_fast=rope.number("beta_fast", 32.0, above=0, high=MAX_FACTOR),
+        beta_slow=rope.number("beta_slow", 1.0, above=0, high=MAX_FACTOR),
+        truncate=rope.boolean("truncate", True),
+        rotary_dim=rotary_dim,
+    )
+
+
+def yarn_scale(factor: float, weight: float) -> float:
+    """Return by how much attention over a stretched context is sharpened (Peng et al. 2023, equation 22)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def yarn_theta(theta: float, fields: Fields) -> float:
+    """Return ``theta``. Raises ArtifactError if yarn cannot be computed from it."""
+    if theta <= 1:
+        raise fields.wrong("rope_theta", "a number above 1 (yarn takes its logarithm)")
+    return theta
+
+
+def _longrope_from_hf(
+    rope: Fields, theta: float, original: int, rotary_dim: int | None, context: RopeContext
+) -> RopeConfig:
+    stretch = rope.number("factor", context.max_positions / original, above=0, high=MAX_FACTOR)
+    usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
+    pairs = (rotary_dim or context.head_dim) // 2
+    short, long = (
+        rope.numbers(key, length=pairs, above=0, high=MAX_FACTOR) for key in ("short_factor", "long_factor")
+    )
+    return RopeConfig(
+        theta=theta,
+        kind="longrope",
+        short_factor=short,
+        long_factor=long,
+        original_max_position_embeddings=original,
+        attention_factor=rope.number("attention_factor", usual, above=0, high=MAX_FACTOR),
+        rotary_dim=rotary_dim,
+    )

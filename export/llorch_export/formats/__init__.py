@@ -1,0 +1,1 @@
+"""What a matrix is stored in, and which runtime takes it."""

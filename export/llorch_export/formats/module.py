@@ -1,0 +1,92 @@
+"""How each matrix is stored: from a :class:`Recipe`, its defaults and its rules, to the format of one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from llorch_serve.artifact.manifest import Activations, Precision, Quantizer, Recipe, ScaleType
+
+EMBEDDING: Final = "model.embed_tokens"
+HEAD: Final = "lm_head"
+WITH_ZERO_POINTS: Final[tuple[Quantizer, ...]] = ("affine", "gptq", "hqq")
+"""Quantizers that give each block of 4-bit codes a zero point of its own."""
+
+NORM_READERS: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Linear layers whose input is an RMS norm's output, so that its size is known beforehand."""
+
+_FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
+
+QUARTERS: Final = 4
+"""Parts of a row that activations ``quarters`` round by scales of their own."""
+
+Whole = Literal["row", "quarters", "static"]
+"""The forms of :data:`Activations` in which an output has one scale, whatever the number of inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFormat:
+    """The format of one matrix.
+
+    block_size: None where the precision has no blocks, or the file's own. quantizer: None but for 4 bits.
+    activations: of int8 matrices that have one scale an output in place of blocks, how their input is rounded; None: of all
+        others.
+    """
+
+    precision: Precision
+    block_size: int | None
+    quantizer: Quantizer | None
+    scale_type: ScaleType
+    activations: Whole | None = None
+
+
+def default_format(recipe: Recipe, module: str) -> ModuleFormat:
+    """Return the format of a module that no rule names; those whose errors weigh most may have blocks of their own size."""
+    if module in (EMBEDDING, HEAD):
+        precision, fine = recipe.head_precision, None
+    else:
+        precision = recipe.precision
+        fine = recipe.fine_block_size if module.endswith(_FINE_MODULES) else None
+    if precision not in ("int8", "int4"):
+        return ModuleFormat(precision, None, None, "float32")
+    if precision == "int8" and module not in (EMBEDDING, HEAD):
+        activations = default_activations(recipe, module)
+        if activations is not None:
+            return ModuleFormat("int8", None, None, "float32", activations)
+    quantizer = recipe.quantizer if precision == "int4" else None
+    return ModuleFormat(precision, fine or recipe.block_size, quantizer, recipe.scale_type)
+
+
+def default_activations(recipe: Recipe, module: str) -> Whole | None:
+    """Return how the input of an int8 layer is rounded, if not by blocks; a static scale is for what norms give."""
+    form = whole(recipe.activations)
+    return None if form == "static" and not module.endswith(NORM_READERS) else form
+
+
+def uses_static(recipe: Recipe) -> bool:
+    """Tell whether some layer's input has one scale for all rows; the rules must be resolved."""
+    return recipe.activations == "static" or any(rule.activations == "static" for rule in recipe.rules)
+
+
+def whole(activations: Activations | None) -> Whole | None:
+    """Return the forms that whole rows of weights go with; None for blocks."""
+    return None if activations == "block" else activations
+
+
+class Formats:
+    """Looks up the format of a module of one recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._ruled: Mapping[str, ModuleFormat] = {
+            module: ModuleFormat(
+                rule.precision, rule.block_size, rule.quantizer, rule.scale_type, whole(rule.activations)
+            )
+            for rule in recipe.rules
+            for module in rule.modules
+        }
+
+    def of(self, module: str) -> ModuleFormat:
+        """Return the format of ``module``, by the checkpoint's name; a tied table's is that of the embedding."""
+        return self._ruled.get(module) or default_format(self._recipe, module)

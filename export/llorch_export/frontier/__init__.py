@@ -1,0 +1,1 @@
+"""Divergence against size, recipe by recipe."""

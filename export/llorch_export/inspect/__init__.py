@@ -1,0 +1,1 @@
+"""What an artifact holds, matrix by matrix."""

@@ -1,0 +1,221 @@
+"""What is in an artifact: ``llorch inspect``.
+
+Reads the manifest and the tokenizer, which a worker needs too, and the graph's structure, for which the onnx package
+is needed; without it that part is None. Weights are never read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from llorch_export.formats.targets import TARGETS
+from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import (
+    FileEntry,
+    FixedShapes,
+    GenerationDefaults,
+    Int8Cache,
+    KvDtype,
+    LlamaConfig,
+    PromptGraph,
+    Recipe,
+    SourceInfo,
+    Target,
+)
+from llorch_serve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import onnx
+
+    from llorch_export.inspect.modules import StoredModule
+
+SLOTS: Final = (1, 8, 32)
+_SHORT_CONTEXT: Final = 2048
+_BLOCK_INPUTS: Final = {2: "scales", 3: "zero points"}
+_QUANTISED_INPUTS: Final = {
+    "MatMulNBits": _BLOCK_INPUTS,
+    "GatherBlockQuantized": _BLOCK_INPUTS,
+    "MatMulIntegerToFloat": {2: "constants", 3: "scales", 4: "constants"},
+}
+_DEQUANTIZED: Final = (None, "scales", "zero points")
+_TABLES: Final = ("embedding", "lm_head.weight")
+_HEADS: Final = ("logits", "logits/narrow")
+_PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
+
+
+@dataclass(frozen=True, slots=True)
+class StopToken:
+    """A token that ends generation, and how it is spelled; None if the tokenizer does not know it."""
+
+    id: int
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of weights and of a full KV cache at so many slots of so many tokens."""
+
+    slots: int
+    context: int
+    kv_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphContents:
+    """Nodes by operator type, most frequent first, and bytes of weights by what they are for.
+
+    modules: how each matrix is stored.
+    """
+
+    ops: dict[str, int]
+    weight_bytes: dict[str, int]
+    opset: dict[str, int]
+    modules: tuple[StoredModule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What ``llorch inspect --json`` prints.
+
+    graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is used.
+    kv_dtypes: what the KV cache may hold, the default first, which the bytes are of.
+    layout, interop, int8_cache, prompts: as in :class:`llorch_serve.artifact.manifest.Manifest`.
+    checked_on: providers on which graphs of this target have been compared with the reference; not_checked_on: its own
+        provider, if it is not among them.
+    """
+
+    model_id: str
+    fingerprint: str
+    model: LlamaConfig
+    recipe: Recipe
+    context_length: int
+    source: SourceInfo
+    versions: dict[str, str]
+    min_onnxruntime: str
+    files: tuple[FileEntry, ...]
+    total_bytes: int
+    kv_bytes_per_token: int
+    memory: tuple[Memory, ...]
+    bos_token_id: int | None
+    eos_token_id: int | None
+    stop_tokens: tuple[StopToken, ...]
+    generation: GenerationDefaults
+    chat_template: bool
+    graph: GraphContents | None
+    layout: str
+    interop: tuple[str, ...]
+    target: Target
+    checked_on: tuple[str, ...]
+    not_checked_on: str | None
+    fixed_shapes: FixedShapes | None
+    kv_dtypes: tuple[KvDtype, ...]
+    int8_cache: Int8Cache | None
+    prompts: PromptGraph | None
+
+
+def contents(artifact: Artifact) -> Contents:
+    """Describe an artifact. Raises ArtifactError if its tokenizer or graph cannot be read."""
+    manifest = artifact.manifest
+    tokenizer = Tokenizer.load(artifact.tokenizer_path)
+    own = TARGETS[manifest.target].provider
+    total = sum(entry.bytes for entry in manifest.files)
+    lengths = sorted({min(_SHORT_CONTEXT, manifest.context_length), manifest.context_length})
+    kv_bytes = msgspec.structs.replace(manifest.kv, dtype=manifest.kv_dtypes[0]).bytes_per_token
+    memory = [
+        Memory(slots, length, kv := slots * length * kv_bytes, total + kv)
+        for slots in SLOTS
+        for length in lengths
+    ]
+    return Contents(
+        model_id=manifest.model_id,
+        fingerprint=manifest.fingerprint,
+        model=manifest.model,
+        recipe=manifest.recipe,
+        context_length=manifest.context_length,
+        source=manifest.source,
+        versions=manifest.versions,
+        min_onnxruntime=manifest.min_onnxruntime,
+        files=manifest.files,
+        total_bytes=total,
+        kv_bytes_per_token=kv_bytes,
+        memory=tuple(memory),
+        bos_token_id=manifest.bos_token_id,
+        eos_token_id=manifest.eos_token_id,
+        stop_tokens=tuple(StopToken(id_, tokenizer.token_text(id_)) for id_ in manifest.stop_token_ids),
+        generation=manifest.generation,
+        chat_template=manifest.chat_template is not None,
+        graph=_graph(artifact) if importlib.util.find_spec("onnx") else None,
+        layout=manifest.layout,
+        interop=manifest.interop,
+        target=manifest.target,
+        checked_on=manifest.checked_on,
+        not_checked_on=None if own in (None, *manifest.checked_on) else own,
+        fixed_shapes=manifest.fixed_shapes,
+        kv_dtypes=manifest.kv_dtypes,
+        int8_cache=manifest.int8_cache,
+        prompts=manifest.prompts,
+    )
+
+
+def _graph(artifact: Artifact) -> GraphContents:
+    from llorch_export.inspect.modules import stored_modules
+    from llorch_export.verify.layers.graph import read_graph
+
+    model = read_graph(artifact)
+    ops = Counter(node.op_type for node in model.graph.node)
+    return GraphContents(
+        ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
+        weight_bytes=_weight_bytes(model),
+        opset={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
+        modules=stored_modules(model),
+    )
+
+
+def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
+    """Add up the weights' bytes by what they are for; bytes that two initialisers share count once."""
+    purposes: dict[str, str] = {}
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if node.op_type != "Cast":
+                purposes.setdefault(name, _purpose(node, index))
+    for node in model.graph.node:
+        if node.op_type == "Cast":  # scales that are stored narrower than they are used
+            purposes.setdefault(node.input[0], purposes.get(node.output[0], "constants"))
+    sizes: dict[str, int] = {}
+    used_as: dict[str, str] = {}
+    for tensor in model.graph.initializer:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        region = place.get("offset", tensor.name)
+        sizes[region] = int(place["length"]) if place else tensor.ByteSize()
+        if tensor.name in purposes:
+            used_as.setdefault(region, purposes[tensor.name])
+    found: Counter[str] = Counter()
+    for region, size in sizes.items():
+        found[used_as.get(region, "constants")] += size
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _purpose(node: onnx.NodeProto, index: int) -> str:
+    """Say what a node's input is for, should it be a weight."""
+    kind, name = node.op_type, node.input[index]
+    if name.startswith("rotary."):
+        return "rotary tables"
+    if name.endswith("norm.weight"):
+        return "norms"
+    if index in (special := _QUANTISED_INPUTS.get(kind, {})):
+        return special[index]
+    if kind == "DequantizeLinear":
+        table = node.output[0] in _TABLES
+        return _DEQUANTIZED[index] or ("embedding and head" if table else "linear")
+    if kind == "Gather" and name.endswith(".scales"):
+        return "scales"
+    product = node.output[0].partition("/part.")[0]  # of a layer that is the sum of parts
+    if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and product in _HEADS):
+        return "embedding and head"
+    return "linear" if kind in _PRODUCTS else "constants"

@@ -1,0 +1,1 @@
+"""Where a checkpoint is found, and how it is opened."""

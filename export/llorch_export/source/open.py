@@ -1,0 +1,204 @@
+"""Find and open what the user points at: a GGUF file, a Hugging Face folder or a hub id.
+
+Input is the command line's SOURCE; output is a :class:`Checkpoint`, or only its config or its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
+from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
+from llorch_export.checkpoint.gguf_header import read_header
+from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
+from llorch_export.config.fp8 import fp8_format
+from llorch_export.config.hf import config_from_hf
+from llorch_export.source import hub
+from llorch_export.tokenizer.chat_templates import template_files
+from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder, tokenizer_from_gguf
+from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.errors import ArtifactError
+
+_CONFIG: Final = "config.json"
+_ACCEPTED: Final = (
+    f"expected a GGUF file, a folder with {_CONFIG} and safetensors files, or a hub id such as "
+    "HuggingFaceTB/SmolLM2-135M-Instruct"
+)
+
+
+def open_checkpoint(source: str) -> Checkpoint:
+    """Read and check a checkpoint's headers; no tensor is read yet.
+
+    source: path of a GGUF file, path of a folder with safetensors files or one GGUF file, or a hub id ``org/name``.
+    Raises ArtifactError if there is no such thing, or if it cannot be exported as it is.
+    """
+    path = _locate(source, config_only=False)
+    return _open_gguf(path) if path.is_file() else _open_folder(ModelFolder(path))
+
+
+def open_config(source: str) -> LlamaConfig:
+    """Read only the config, from ``config.json`` or a GGUF header; the weights need not be there.
+
+    Raises ArtifactError as :func:`open_checkpoint` does.
+    """
+    path = _locate(source, config_only=True)
+    return gguf_config(read_header(path)) if path.is_file() else _folder_config(ModelFolder(path))[0]
+
+
+def list_content_files(source: str) -> tuple[Path, ...]:
+    """Return :attr:`Checkpoint.content_files` without reading more than a shard index."""
+    path = _locate(source, config_only=False)
+    return (path,) if path.is_file() else _content_files(ModelFolder(path))
+
+
+def fingerprint(checkpoint: Checkpoint, progress: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a checkpoint's content, its adapter's included; see :func:`fingerprint_files`."""
+    base = fingerprint_files(checkpoint.content_files, progress)
+    if checkpoint.adapter is None:
+        return base
+    adapter = fingerprint_files(checkpoint.adapter.content_files, progress)
+    return hashlib.sha256(f"{base} {adapter}".encode()).hexdigest()
+
+
+def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | None = None) -> str:
+    """Return a SHA-256 in hex over names, sizes and bytes of ``files``; ``progress`` is told the bytes read.
+
+    The name of a lone file (a GGUF) does not count: renaming it changes nothing.
+    Raises ArtifactError if a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                name = path.name if len(files) > 1 else ""
+                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+                while chunk := file.read(2**22):
+                    digest.update(chunk)
+                    if progress is not None:
+                        progress(len(chunk))
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def _locate(source: str, *, config_only: bool) -> Path:
+    """Return the GGUF file, or the Hugging Face folder, that ``source`` stands for."""
+    path = Path(source)
+    try:
+        is_file, is_folder = path.is_file(), bool(source) and path.is_dir()
+    except OSError as error:  # no permission, or no possible name
+        raise ArtifactError(f"{source[:200]} cannot be opened: {error.strerror}; {_ACCEPTED}") from error
+    if is_file:
+        if path.suffix == ".safetensors":
+            raise ArtifactError(
+                f"{path} is one file of a model; give the folder that holds it together with {_CONFIG}"
+            )
+        return path
+    if is_folder:
+        return _in_folder(ModelFolder(path), config_only=config_only)
+    if not hub.is_hub_id(source):
+        raise ArtifactError(f"{source[:200]!r} does not exist; {_ACCEPTED}")
+    snapshot = hub.fetch_snapshot(
+        source,
+        config_only=config_only,
+        is_complete=lambda folder: _is_complete(folder, config_only=config_only),
+    )
+    return _in_folder(ModelFolder(snapshot), config_only=config_only)
+
+
+def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
+    """Return the folder itself if it is a Hugging Face model, else the one GGUF file in it."""
+    if folder.find(INDEX) or folder.find(SINGLE):
+        return folder.path
+    found = folder.files(_is_gguf)
+    if len(found) == 1:
+        return found[0]
+    if config_only and folder.find(_CONFIG):
+        return folder.path
+    if found:
+        raise ArtifactError(
+            f"{folder.path} holds {len(found)} GGUF files ({', '.join(p.name for p in found[:8])}); give the path of one of them"
+        )
+    weight_files(folder)  # says what is missing, and what to do
+    return folder.path
+
+
+def _is_complete(path: Path, *, config_only: bool) -> bool:
+    """Tell whether a cached snapshot holds what is needed: a partial download is no reason to fail, but to fetch."""
+    folder = ModelFolder(path)
+    try:
+        found = _in_folder(folder, config_only=config_only)
+        if found.is_dir() and not config_only:
+            weight_files(folder)
+            if not (folder.find("tokenizer.json") or folder.find("tokenizer.model")):
+                return False
+    except ArtifactError:
+        return False
+    return found.is_file() or folder.find(_CONFIG) is not None
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    header = read_header(path)
+    config = gguf_config(header)
+    # Licence files beside a GGUF file are its own only where it is the only model in its folder.
+    folder = ModelFolder(path.parent)
+    alone = len(folder.files(_is_gguf)) == 1
+    return Checkpoint(
+        kind="gguf",
+        path=path,
+        name=gguf_model_name(path),
+        config=config,
+        tensors=gguf_tensors(header, config),
+        tokenizer=tokenizer_from_gguf(header.metadata, vocab_size=config.vocab_size, origin=str(path)),
+        content_files=(path,),
+        licence_files=_licence_files(folder) if alone else (),
+    )
+
+
+def _open_folder(folder: ModelFolder) -> Checkpoint:
+    config, data = _folder_config(folder)
+    return Checkpoint(
+        kind="safetensors",
+        path=folder.path,
+        name=_folder_name(folder.path),
+        config=config,
+        tensors=folder_tensors(
+            folder, config, fp8_format(data.get("quantization_config"), origin=str(folder.path / _CONFIG))
+        ),
+        tokenizer=tokenizer_from_folder(folder, data, vocab_size=config.vocab_size),
+        content_files=_content_files(folder),
+        licence_files=_licence_files(folder),
+    )
+
+
+def _folder_config(folder: ModelFolder) -> tuple[LlamaConfig, dict[str, object]]:
+    data = folder.read_json(_CONFIG)
+    if data is None:
+        raise ArtifactError(f"{folder.path} has no {_CONFIG}; expected a complete Hugging Face model folder")
+    return config_from_hf(data, origin=str(folder.path / _CONFIG)), data
+
+
+def _content_files(folder: ModelFolder) -> tuple[Path, ...]:
+    small = (folder.find(name) for name in (_CONFIG, INDEX, *FOLDER_FILES))
+    return (*(path for path in small if path is not None), *template_files(folder), *weight_files(folder))
+
+
+def _licence_files(folder: ModelFolder) -> tuple[Path, ...]:
+    return folder.files(LICENCE_FILE.match)
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf")
+
+
+def _folder_name(path: Path) -> str:
+    """Return the folder's name; for a snapshot in the hub's cache, which is named by a hash, the repository's."""
+    resolved = path.resolve()
+    repository = resolved.parent.parent.name
+    if resolved.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rsplit("--", 1)[-1]
+    return resolved.name

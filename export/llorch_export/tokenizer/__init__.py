@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates and recommended sampling of a checkpoint."""

@@ -1,0 +1,1 @@
+"""How far an exported model is from its reference."""

@@ -1,0 +1,99 @@
+"""The reference's inner values: what transformers' modules read and wrote, and its attention from inside.
+
+Takes a model that :class:`llorch_export.verify.reference.Reference` loaded; gives arrays under the modules' own names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+_OBSERVED: Final = "llorch_observed"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTrace:
+    """One layer's attention from inside.
+
+    query, key, value: after RoPE, [heads, tokens, head_dim]. scores: before softmax, [heads, tokens, tokens].
+    seen: which of them the mask lets count, [tokens, tokens].
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    scores: Array
+    seen: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """Inputs and outputs of every module by its name, without the batch axis; attention by layer."""
+
+    inputs: dict[str, Array] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)
+    attention: dict[int, AttentionTrace] = field(default_factory=dict)
+
+
+def observe(model: Any, token_ids: list[int]) -> ReferenceRun:
+    """Run a prompt through the model and keep what its modules compute. Changes the model's kind of attention."""
+    import torch
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    run = ReferenceRun()
+
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float, **_: Any
+    ) -> tuple[Any, Any]:
+        """Attention from its definition, on queries and keys as the model hands them over: already rotated."""
+        group = query.shape[1] // key.shape[1]
+        scores = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scaling
+        run.attention[module.layer_idx] = AttentionTrace(
+            query=_array(query),
+            key=_array(key),
+            value=_array(value),
+            scores=_array(scores),
+            seen=(attention_mask[0, 0] == 0).numpy().copy(),
+        )
+        weights = (scores + attention_mask).softmax(-1)
+        mixed = weights @ value.repeat_interleave(group, 1)
+        return mixed.transpose(1, 2).contiguous(), weights
+
+    AttentionInterface.register(_OBSERVED, attention)
+    AttentionMaskInterface.register(_OBSERVED, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+    model.set_attn_implementation(_OBSERVED)
+    hooks = [
+        module.register_forward_hook(_recorder(torch, run, name))
+        for name, module in model.named_modules()
+        if name
+    ]
+    try:
+        with torch.inference_mode():
+            model(torch.tensor([token_ids]), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return run
+
+
+def _recorder(torch: Any, run: ReferenceRun, name: str) -> Any:
+    def record(_module: Any, arguments: tuple[Any, ...], output: Any) -> None:
+        result = output[0] if isinstance(output, tuple) else output
+        for kept, values in ((run.inputs, arguments[:1]), (run.outputs, (result,))):
+            for value in values:
+                if torch.is_tensor(value) and value.is_floating_point():
+                    kept[name] = _array(value)
+
+    return record
+
+
+def _array(tensor: Any) -> Array:
+    """Copy a tensor out, since modules may change theirs in place."""
+    array: Array = tensor[0].numpy().copy()
+    return array

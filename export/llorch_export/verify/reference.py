@@ -1,0 +1,120 @@
+"""The oracle of ``llorch verify``: the source's own weights in transformers, in float32 on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from huggingface_hub.errors import StrictDataclassError
+
+from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.verify.reference_config import hf_settings
+from llorch_serve.artifact.manifest import RopeConfig
+from llorch_serve.errors import ArtifactError
+
+_UNKNOWN_TO_GGUF_LOADER = ("smollm3", "granite")
+
+
+class Reference:
+    """A model loaded by transformers from the same files the exporter read.
+
+    Independent of the exporter: transformers reads the weights, the names and the config by itself. Of a GGUF file it
+    leaves out most of the metadata, which is handed over as this project reads it, and ``rope_freqs.weight``; and for
+    the architectures that its GGUF loader does not know, the tensors too. ``description`` says where that is so.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        import torch
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        self._torch = torch
+        self._model = _load(transformers, torch, checkpoint)
+        if checkpoint.kind == "gguf":
+            _adjust_rotary(torch, self._model.model.rotary_emb, checkpoint.config.rope)
+        if checkpoint.adapter is not None and not _is_read_here(checkpoint):
+            _merge_adapter(torch, self._model, checkpoint.adapter.path)
+        self.description = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
+        if _is_read_here(checkpoint):
+            self.description += ", on tensors as llorch reads them"
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, for looking inside."""
+        return self._model
+
+    def logits(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
+        """Return the logits of every position, [tokens, vocabulary]."""
+        with self._torch.inference_mode():
+            output = self._model(self._torch.tensor([token_ids]), use_cache=False)
+        logits: npt.NDArray[np.float32] = output.logits[0].numpy()
+        return logits
+
+
+def _is_read_here(checkpoint: Checkpoint) -> bool:
+    return checkpoint.kind == "gguf" and checkpoint.config.architecture in _UNKNOWN_TO_GGUF_LOADER
+
+
+def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
+    path: Path = checkpoint.path
+    place: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
+    try:
+        if checkpoint.kind == "gguf":
+            settings = hf_settings(checkpoint.config)
+            config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+            if _is_read_here(checkpoint):
+                return _build(transformers, torch, checkpoint, config)
+            place = {
+                "pretrained_model_name_or_path": str(path.parent),
+                "gguf_file": path.name,
+                "config": config,
+            }
+        # Weights of a pickle are refused, and so is code that comes with a checkpoint.
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            **place, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
+        raise ArtifactError(
+            f"transformers cannot load {path} as a reference: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return model.eval()
+
+
+def _merge_adapter(torch: Any, model: Any, path: Path) -> None:
+    """Add ``scaling * B A`` to each adapted weight: what PEFT's merge does, from the definition and by torch alone."""
+    from safetensors.torch import load_file
+
+    config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+    factors = load_file(path / "adapter_model.safetensors")
+    with torch.no_grad():
+        for key, a in factors.items():
+            if not key.endswith(".lora_A.weight"):
+                continue
+            module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            b = factors[key.replace(".lora_A.", ".lora_B.")]
+            patterns = config.get("alpha_pattern") or {}
+            own = (value for end, value in patterns.items() if f".{module}".endswith(f".{end}"))
+            alpha, rank = next(own, config["lora_alpha"]), a.shape[0]
+            scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+            model.get_submodule(module).weight += scaling * (b.float() @ a.float())
+
+
+def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -> Any:
+    """Return a model of the config with the checkpoint's tensors put in."""
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in checkpoint.tensors.items():
+            parameters[name].copy_(torch.from_numpy(tensor.load()))
+    return model.eval()
+
+
+def _adjust_rotary(torch: Any, rotary: Any, rope: RopeConfig) -> None:
+    """Apply what only GGUF files can say of rotary embedding."""
+    if rope.frequency_factors is not None:
+        rotary.inv_freq /= torch.tensor(rope.frequency_factors, dtype=rotary.inv_freq.dtype)
+    rotary.attention_scaling = rope.attention_factor

@@ -1,0 +1,74 @@
+"""The config of a checkpoint in transformers' own terms, for the reference model of a GGUF file.
+
+transformers reads a GGUF file's weights, but of its metadata only the basic shapes; what else the file says (head
+size, biases, rotary scaling, windows, multipliers) is handed over here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
+
+# Rotary types that transformers knows; "factors" is GGUF's own and is applied to the finished model.
+_OWN_SCALING = ("default", "factors")
+
+
+def hf_settings(config: LlamaConfig) -> dict[str, Any]:
+    """Return the content of a ``config.json`` for the config, ``model_type`` included."""
+    settings: dict[str, Any] = {
+        "model_type": config.architecture,
+        "rope_parameters": _rope_parameters(config.rope, config.head_dim),
+        # transformers' defaults for some families lie beyond a small vocabulary; unused for computing logits.
+        "pad_token_id": None,
+    }
+    for key in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+    ):
+        settings[key] = getattr(config, key)
+    if config.architecture == "smollm3":
+        layers = range(config.num_hidden_layers)
+        settings["no_rope_layers"] = [int(config.rotates(layer)) for layer in layers]
+    if config.architecture == "granite":
+        scale = config.attention_multiplier
+        settings |= {
+            "embedding_multiplier": config.embedding_multiplier,
+            "residual_multiplier": config.residual_multiplier,
+            "logits_scaling": config.logits_scaling,
+            "attention_multiplier": config.head_dim**-0.5 if scale is None else scale,
+        }
+    if config.architecture == "phi3" and config.rope.original_max_position_embeddings is not None:
+        settings["original_max_position_embeddings"] = config.rope.original_max_position_embeddings
+    return settings
+
+
+def _rope_parameters(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"rope_theta": rope.theta, "rope_type": rope.kind}
+    if rope.kind in _OWN_SCALING:
+        parameters["rope_type"] = "default"
+    if rope.rotary_dim is not None:
+        parameters["partial_rotary_factor"] = rope.rotary_dim / head_dim
+    if rope.kind in ("linear", "yarn"):
+        parameters["factor"] = rope.factor
+    if rope.kind in ("yarn", "longrope"):
+        parameters["original_max_position_embeddings"] = rope.original_max_position_embeddings
+        parameters["attention_factor"] = rope.attention_factor
+    if rope.kind == "yarn":
+        parameters |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+    if rope.kind == "longrope":
+        assert rope.short_factor is not None
+        assert rope.long_factor is not None
+        parameters |= {"short_factor": list(rope.short_factor), "long_factor": list(rope.long_factor)}
+    return parameters

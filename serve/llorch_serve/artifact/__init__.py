@@ -1,0 +1,1 @@
+"""The artifact folder, as it is read: manifest, files and their checks."""

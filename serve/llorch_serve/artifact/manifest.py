@@ -1,0 +1,447 @@
+"""The manifest, ``llorch.json``: what the exporter tells the worker about an artifact, as strict types.
+
+Unknown fields, wrong types, values out of range and newer schema versions are refused. The JSON Schema in
+``artifacts/manifest.schema.json`` is generated from these types.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from llorch_serve.errors import ArtifactError, NewerSchemaError
+from llorch_serve.files.json_errors import NOT_JSON
+
+SCHEMA_VERSION: Final = 1
+
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
+ComputeType = Literal["float32", "float16", "bfloat16"]
+KvDtype = Literal["float32", "float16", "bfloat16", "int8"]
+ScaleType = Literal["float32", "bfloat16", "float16"]
+Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
+Activations = Literal["block", "row", "quarters", "static"]
+TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
+Interop = Literal["genai"]
+Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
+KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# Formatted with layer and kind, so nothing else may stand in braces.
+CacheName = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*\{layer\}[\w.]*\{kind\}[\w.]*$", max_length=200)]
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the manifest's parts: immutable, and strict about unknown fields."""
+
+
+class RopeConfig(_Struct, frozen=True, kw_only=True):
+    """Rotary position embedding.
+
+    theta: base of the frequencies.
+    kind: ``default``; ``linear`` (all frequencies divided by ``factor``); ``llama3`` (Llama 3.1's scaling by
+        wavelength); ``yarn`` (slow frequencies divided by ``factor``, fast ones kept, a ramp between them);
+        ``dynamic`` (plain up to ``original_max_position_embeddings``); ``longrope`` (frequency i divided by
+        ``short_factor[i]`` while a sequence is no longer than ``original_max_position_embeddings``, by
+        ``long_factor[i]`` once it is); ``factors`` (GGUF ``rope_freqs.weight``: divided by ``frequency_factors[i]``).
+    attention_factor: multiplies cosine and sine (yarn, longrope).
+    beta_fast, beta_slow, truncate: turns over the original context between which yarn's ramp lies, and whether its
+        ends are rounded to whole pairs.
+    rotary_dim: how many leading elements of a head are rotated; absent: all.
+    """
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "factors"] = "default"
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    frequency_factors: tuple[float, ...] | None = None
+    attention_factor: float = 1.0
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    rotary_dim: int | None = None
+
+    @property
+    def exact_positions(self) -> int | None:
+        """Longest sequence for which one fixed table is right; None if there is no such limit."""
+        changes = self.kind == "dynamic" or (
+            self.kind == "longrope" and self.short_factor != self.long_factor
+        )
+        return self.original_max_position_embeddings if changes else None
+
+
+class LlamaConfig(_Struct, frozen=True, kw_only=True):
+    """The architecture of a Llama-family decoder, in the terms of Hugging Face's ``config.json``.
+
+    ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
+
+    attention_bias: biases on q, k, v and o. qkv_bias: on q, k and v only.
+    qk_norm: an RMS norm over each query and key head before rotation.
+    no_rope_layers: one number a layer, 0 where the layer does not rotate; empty: all layers rotate.
+    sliding_window: positions that a layer attends to, its own included; None: all.
+    layer_types: which layers have that window; empty: all have it.
+    embedding_multiplier, residual_multiplier: scale the embedding, and what each block adds to the residual.
+    attention_multiplier: scales attention scores; None: 1 / sqrt(head_dim).
+    logits_scaling: divides the logits.
+    """
+
+    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"] = "llama"
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    rms_norm_eps: float
+    max_position_embeddings: Count
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    no_rope_layers: tuple[int, ...] = ()
+    sliding_window: Count | None = None
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many leading elements of a head are rotated."""
+        return self.head_dim if self.rope.rotary_dim is None else self.rope.rotary_dim
+
+    @property
+    def max_exact_context(self) -> int:
+        """Longest sequence that a graph with one rotary table computes as the model was trained."""
+        limit = self.rope.exact_positions
+        return self.max_position_embeddings if limit is None else min(limit, self.max_position_embeddings)
+
+    def rotates(self, layer: int) -> bool:
+        """Tell whether a layer has rotary embedding."""
+        return not self.no_rope_layers or self.no_rope_layers[layer] != 0
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions a layer attends to, or None for all."""
+        full = self.layer_types and self.layer_types[layer] == "full_attention"
+        return None if full else self.sliding_window
+
+
+class TensorSpec(_Struct, frozen=True, kw_only=True):
+    """A graph input or output. A string in ``shape`` is a symbolic dimension."""
+
+    name: str
+    dtype: Literal["float32", "int32", "int64", "float16", "bfloat16", "int8"]
+    shape: tuple[int | str, ...]
+
+
+class KvLayout(_Struct, frozen=True, kw_only=True):
+    """The KV cache's tensors: one key and one value buffer a layer, shape ``axes``.
+
+    ``past_name`` and ``present_name`` hold ``{layer}`` and ``{kind}`` (``key`` or ``value``). Past and present
+    may be bound to one buffer of ``position`` capacity; the graph then appends in place.
+    """
+
+    layers: Count
+    kv_heads: Count
+    head_dim: Count
+    dtype: KvDtype = "float32"
+    axes: tuple[str, str, str, str] = ("slot", "kv_head", "position", "head_dim")
+    past_name: CacheName = "past_key_values.{layer}.{kind}"
+    present_name: CacheName = "present.{layer}.{kind}"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token occupies over all layers, keys and values."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * KV_BYTES[self.dtype]
+
+
+def cache_names(kv: KvLayout) -> frozenset[str]:
+    """Return the names of all the cache's tensors, past and present."""
+    return frozenset(
+        pattern.format(layer=layer, kind=kind)
+        for pattern in (kv.past_name, kv.present_name)
+        for layer in range(kv.layers)
+        for kind in ("key", "value")
+    )
+
+
+class CalibrationText(_Struct, frozen=True, kw_only=True):
+    """The text that figures were measured on: SHA-256 of its bytes, and how many of its tokens were run."""
+
+    sha256: Sha256
+    tokens: Count
+
+
+class ModuleRule(_Struct, frozen=True, kw_only=True):
+    """Matrices that are stored otherwise than the recipe's defaults have it.
+
+    modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
+        by ``model.embed_tokens``.
+    block_size, quantizer, scale_type, activations: as in :class:`Recipe`.
+    """
+
+    modules: tuple[str, ...]
+    precision: Precision
+    block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType = "float32"
+    activations: Activations | None = None
+
+
+class Recipe(_Struct, frozen=True, kw_only=True):
+    """How the weights were brought into the graph.
+
+    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, each tensor as the file has it.
+    block_size: elements along the input dimension that share one scale (``int8`` and ``int4`` only).
+    head_precision: precision of the output head, and of the embedding where the two are tied.
+    accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
+    fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
+    quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
+        error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
+        other's errors on a calibration text), ``hqq`` (scales of the range, zero points by half-quadratic splitting). 8-bit blocks are ``nearest``;
+        an embedding that is no head too has no such inputs, and is ``affine`` where the rest is ``gptq``.
+    scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
+    kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
+    rules: modules that the fields above do not hold for.
+    transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
+        residual stream into another basis), ``hadamard`` (values and what reads them), ``equalise`` (keys against
+        queries), ``smooth`` (the down projection's input).
+    transform_seed: of the random bases of ``rotate``; None: there are none.
+    calibration: what was measured for transforms, scales or activations; None: nothing was.
+    int8_cache: whether a graph that decodes over a KV cache in int8 lies beside the one whose cache is in ``compute_type``.
+    compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
+        tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
+    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
+        bits by each row's largest magnitude; weights then have a scale for each output); ``quarters`` (the same, each quarter of
+        a row by its own); ``static`` (the same, by one scale for all rows, where a norm gives the input; the other layers
+        have blocks). None: ``block``.
+    """
+
+    precision: Precision
+    head_precision: Precision
+    block_size: int | None
+    accuracy_level: Literal[0, 4] | None
+    kl_limit: float
+    fine_block_size: int | None = None
+    quantizer: Quantizer | None = None
+    scale_type: ScaleType = "float32"
+    rules: tuple[ModuleRule, ...] = ()
+    transforms: tuple[TransformName, ...] = ()
+    transform_seed: int | None = None
+    calibration: CalibrationText | None = None
+    compute_type: ComputeType = "float32"
+    int8_cache: bool = False
+    activations: Activations | None = None
+
+    @property
+    def precisions(self) -> frozenset[Precision]:
+        """Every precision that some matrix is stored in."""
+        return frozenset({self.precision, self.head_precision, *(rule.precision for rule in self.rules)})
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether some layer may multiply bytes with bytes, its input rounded by whole rows."""
+        return any(
+            form not in (None, "block")
+            for form in (self.activations, *(rule.activations for rule in self.rules))
+        )
+
+
+class GenerationDefaults(_Struct, frozen=True, kw_only=True):
+    """Sampling values that the model's authors recommend; used where a request does not say otherwise."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
+
+
+class SourceInfo(_Struct, frozen=True, kw_only=True):
+    """Where the weights came from.
+
+    fingerprint: SHA-256 over the source's content, the adapter's included.
+    adapter: name of the LoRA adapter that was merged into the weights; None: there was none.
+    """
+
+    kind: Literal["gguf", "safetensors"]
+    name: str
+    fingerprint: str
+    adapter: str | None = None
+
+
+class FileEntry(_Struct, frozen=True, kw_only=True):
+    """A file of the artifact: POSIX path relative to the folder, size in bytes, SHA-256 in hex."""
+
+    path: str
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Sha256
+
+
+class FixedShapes(_Struct, frozen=True, kw_only=True):
+    """What a graph of fixed shapes needs beside it: one that takes ``prefill_tokens`` tokens at once.
+
+    prefill_graph: its file name; its weights, inputs and outputs are those of the graph that takes one token.
+    """
+
+    prefill_graph: str
+    prefill_tokens: Count
+
+
+class Int8Cache(_Struct, frozen=True, kw_only=True):
+    """A second graph over the same data file, whose KV cache holds int8: value = byte * scale, a scale for each channel.
+
+    decode_graph: its file name; inputs and outputs are those of the first graph but for the cache's type.
+    scales: file name of the scales: float32, little endian, [layers, 2 (keys, values), kv_heads, head_dim].
+    measured_on: where the channels' ranges come from; None: the text and random tokens that come with llorch.
+    min_onnxruntime: the lowest onnxruntime version whose attention takes such a cache.
+    """
+
+    decode_graph: str
+    scales: str
+    measured_on: CalibrationText | None = None
+    min_onnxruntime: RuntimeVersion
+
+
+class PromptGraph(_Struct, frozen=True, kw_only=True):
+    """A graph that takes prompts alone, with weights of its own in a form that is faster over many tokens.
+
+    graph: its file name; inputs and outputs, the KV cache's type included, are those of the first graph.
+    data: the file of its own weights; others are in the first graph's. recipe: of all of them.
+    """
+
+    graph: str
+    data: str
+    recipe: Recipe
+
+
+class Manifest(_Struct, frozen=True, kw_only=True):
+    """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
+
+    graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).
+    other_chat_templates: files of further templates by name, like tool_use; none without chat_template.
+    context_length: most tokens, prompt and generated together, that a sequence may hold.
+    bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added to plain
+        text is decided by tokenizer.json's post-processor.
+    stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
+    min_onnxruntime: the lowest onnxruntime version that loads the graph.
+    fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
+    interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
+    layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a cache that grows by
+        concatenation, ``attention_mask`` and ``position_ids``.
+    target: what the graph is made for; docs/targets.md says which inputs it has.
+    checked_on: execution providers on which graphs of this target, though not this very one, have been compared with the reference.
+    chunked_prefill: whether several tokens may be run after others of the same sequence.
+    fixed_shapes: None where any number of sequences and tokens may be run.
+    int8_cache: what decodes over a KV cache in int8; None: nothing does.
+    prompts: what takes prompts; None: the first graph does.
+    """
+
+    schema_version: Literal[1]
+    model_id: str
+    fingerprint: str
+    model: LlamaConfig
+    recipe: Recipe
+    graph: str
+    tokenizer: str
+    chat_template: str | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kv: KvLayout
+    context_length: Annotated[int, msgspec.Meta(ge=2, lt=2**31)]
+    bos_token_id: TokenId | None
+    eos_token_id: TokenId | None
+    stop_token_ids: tuple[TokenId, ...]
+    generation: GenerationDefaults
+    source: SourceInfo
+    files: tuple[FileEntry, ...]
+    versions: dict[str, str]
+    min_onnxruntime: RuntimeVersion
+    interop: tuple[Interop, ...] = ()
+    layout: Literal["llorch", "optimum"] = "llorch"
+    target: Target = "cpu"
+    checked_on: tuple[str, ...] = ("CPUExecutionProvider",)
+    chunked_prefill: bool = True
+    fixed_shapes: FixedShapes | None = None
+    int8_cache: Int8Cache | None = None
+    prompts: PromptGraph | None = None
+    other_chat_templates: dict[str, str] = {}
+
+    @property
+    def kv_dtypes(self) -> tuple[KvDtype, ...]:
+        """What the KV cache may hold, the default first."""
+        return (self.kv.dtype,) if self.int8_cache is None else ("int8", self.kv.dtype)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as indented JSON with a final newline; the same manifest gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def decode_manifest(data: bytes, *, origin: str) -> Manifest:
+    """Decode and check a manifest; ``origin`` names it in errors.
+
+    Raises NewerSchemaError if a newer llorch wrote it, ArtifactError if it is not JSON or does not fit the schema.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_VersionOnly).schema_version
+    except NOT_JSON as error:
+        raise ArtifactError(f"{origin} is not a llorch manifest: {error}") from error
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{origin} has schema version {version}; this llorch reads up to {SCHEMA_VERSION}. "
+            "Upgrade with: pip install -U llorch"
+        )
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except NOT_JSON as error:
+        raise ArtifactError(
+            f"{origin} does not fit the manifest schema: {error}. Export the model again."
+        ) from error
+    _check_consistent(manifest, origin)
+    return manifest
+
+
+def _check_consistent(manifest: Manifest, origin: str) -> None:
+    """Check what a schema cannot say. Raises ArtifactError."""
+    vocab_size, kv = manifest.model.vocab_size, manifest.kv
+    others = manifest.other_chat_templates
+    if others and (manifest.chat_template is None or "default" in others):
+        raise ArtifactError(
+            f"{origin} names the chat templates {', '.join(sorted(others))[:200]} beside a default one in "
+            f"{manifest.chat_template!r}; expected that to be a file, and the only default. Export the model again."
+        )
+    for token in manifest.stop_token_ids:
+        if token >= vocab_size:
+            raise ArtifactError(
+                f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
+            )
+    for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
+        types = {spec.name: spec.dtype for spec in specs}
+        for layer in range(kv.layers):
+            for kind in ("key", "value"):
+                name = pattern.format(layer=layer, kind=kind)
+                if name not in types:
+                    raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
+                if types[name] != kv.dtype:
+                    raise ArtifactError(
+                        f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the model again."
+                    )
+
+
+class _VersionOnly(msgspec.Struct):
+    """Reads the version before anything else, since a newer manifest may have fields unknown here."""
+
+    schema_version: int

@@ -1,0 +1,1 @@
+"""Keys and values: how many fit, and where they lie."""

@@ -1,0 +1,1 @@
+"""Chats to prompts by a model's template, and answers to messages, thoughts and tool calls."""

@@ -1,0 +1,1 @@
+"""The typed clients of a worker, blocking and for asyncio."""

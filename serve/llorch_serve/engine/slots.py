@@ -1,0 +1,271 @@
+"""Who has which slot of the KV cache, and what idle slots still hold: plain data for the scheduler.
+
+An idle slot keeps the tokens of its last sequence. A new sequence starts from the longest prefix of its prompt that
+any slot holds, its own or a running one's, whose sequence has the same cache salt: what was cached, and the time to the first
+token, tell nothing about prompts of another salt. Memory is counted in tokens: what running sequences may grow to, plus what
+idle slots hold, never exceeds the budget; idle slots are emptied in the order of their last use, whatever their salt.
+
+Decoding sequences are kept in the lowest slots, because a decode call runs over slots 0 to n-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotRelease, SlotSwap
+from llorch_serve.engine.sequence import Sequence, SequenceStatus
+
+SHORTEST_REUSE: Final = 16
+"""Tokens below which a prefix is computed again: they cost less than what taking a slot from its prefix would lose."""
+
+ROWS_LEFT: Final = 2
+"""Tokens of a prompt that are always computed: a single row would take another kernel, whose last bits differ."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """sequence: who has it; None: idle.
+
+    tokens: what an idle slot's cache holds, from position 0; prefilled: how many of them prefill calls computed.
+    cache_salt: of the sequence that left them.
+    committed: positions that may have memory behind them. used: when it was last given back.
+    """
+
+    sequence: Sequence | None = None
+    tokens: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    cache_salt: str = ""
+    committed: int = 0
+    used: int = 0
+
+    def held(self) -> int:
+        """Return how many positions hold something that is needed."""
+        return len(self.tokens) if self.sequence is None else self.sequence.computed
+
+    def needed(self) -> int:
+        """Return how many positions count against the budget."""
+        return len(self.tokens) if self.sequence is None else self.sequence.most_tokens
+
+
+class SlotTable:
+    """The slots.
+
+    budget: tokens that all slots together may hold.
+    prefix_cache: False empties a slot when its sequence leaves it.
+    strict_reuse: reuse only tokens that prefill calls computed, whose keys and values are the same bits again.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        budget: int,
+        prefix_cache: bool = True,
+        strict_reuse: bool = False,
+        shortest_reuse: int = SHORTEST_REUSE,
+    ) -> None:
+        self._slots = [_Slot() for _ in range(count)]
+        self._budget = budget
+        self._prefix_cache = prefix_cache
+        self._strict_reuse = strict_reuse
+        self._shortest_reuse = shortest_reuse
+        self._clock = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate over the sequences that have a slot, in the order of their slots."""
+        # All are read before any is looked at, so that figures may be asked for from another thread.
+        sequences = [slot.sequence for slot in self._slots]
+        return (sequence for sequence in sequences if sequence is not None)
+
+    def decoding(self) -> list[Sequence]:
+        """Return the sequences that are past their prompt, in the order of their slots."""
+        return [sequence for sequence in self if sequence.status is SequenceStatus.DECODE]
+
+    @property
+    def running_tokens(self) -> int:
+        """Tokens of running sequences in the cache."""
+        return sum(sequence.computed for sequence in self)
+
+    @property
+    def idle_tokens(self) -> int:
+        """Tokens that idle slots keep for reuse."""
+        return sum(len(slot.tokens) for slot in self._slots)
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Tell whether a slot is idle and the budget lets the sequence grow to its longest."""
+        idle = any(slot.sequence is None for slot in self._slots)
+        running = sum(other.most_tokens for other in self)
+        return idle and running + sequence.most_tokens <= self._budget
+
+    def give(self, sequence: Sequence, *, whole_prompt: bool = False) -> list[SlotEdit]:
+        """Give an idle slot to a sequence, with as much of its prompt as the cache holds; :meth:`has_room` must hold.
+
+        whole_prompt: nothing of it needs computing where a slot holds all of it, whatever the rules for reuse are.
+        """
+        source = self._holder(sequence) if whole_prompt else None
+        length = sequence.prompt_length
+        if source is None:
+            source, length = self._longest_prefix(sequence)
+        target = self._target(source, length)
+        slot, edits = self._slots[target], list[SlotEdit]()
+        sequence.prefilled = 0
+        if length:
+            assert source is not None
+            if source != target:
+                edits.append(SlotCopy(source, target, length))
+                self._touch(self._slots[source])
+            sequence.prefilled = min(self._prefilled(self._slots[source]), length)
+        sequence.computed = sequence.cached_tokens = length
+        sequence.slot = target
+        slot.sequence, slot.tokens = sequence, []
+        slot.committed = max(slot.committed, length)
+        return edits + self._shrink()
+
+    def take_back(self, sequence: Sequence, *, keep: bool) -> None:
+        """Make a sequence's slot idle. keep: what it holds may serve others."""
+        assert sequence.slot is not None
+        slot = self._slots[sequence.slot]
+        slot.committed = max(slot.committed, sequence.written)
+        slot.sequence = sequence.slot = None
+        if keep and self._prefix_cache:
+            slot.tokens = sequence.token_ids[: sequence.computed]
+            slot.prefilled = min(sequence.prefilled, len(slot.tokens))
+            slot.cache_salt = sequence.cache_salt
+        self._touch(slot)
+
+    def lose(self, edits: Iterable[SlotEdit]) -> list[Sequence]:
+        """Forget what idle slots hold that these edits, which were not carried out, were to change.
+
+        Returns the sequences that have such a slot and something in it: it is not theirs.
+        """
+        changed: set[int] = set()
+        for edit in edits:
+            if isinstance(edit, SlotCopy):
+                changed.add(edit.target)
+            elif isinstance(edit, SlotSwap):
+                changed |= {edit.first, edit.second}
+            else:
+                self._slots[
+                    edit.slot
+                ].committed = self._budget  # the next time that memory is short it is released
+        lost = []
+        for index in sorted(changed):
+            slot = self._slots[index]
+            if slot.sequence is not None and slot.sequence.computed:
+                lost.append(slot.sequence)
+            slot.tokens, slot.prefilled = [], 0
+        return lost
+
+    def compact(self) -> list[SlotEdit]:
+        """Bring the decoding sequences, n of them, to the slots 0 to n-1."""
+        edits: list[SlotEdit] = []
+        decoding = self.decoding()
+        for hole in range(len(decoding)):
+            if self._decodes(hole):
+                continue
+            sequence = decoding.pop()  # the highest of them lies beyond every hole
+            assert sequence.slot is not None
+            edits.append(self._exchange(hole, sequence.slot))
+        return edits
+
+    def _decodes(self, index: int) -> bool:
+        sequence = self._slots[index].sequence
+        return sequence is not None and sequence.status is SequenceStatus.DECODE
+
+    def _exchange(self, low: int, high: int) -> SlotEdit:
+        first, second = self._slots[low], self._slots[high]
+        displaced, moved = first.held(), second.held()
+        first.committed = second.committed = max(first.committed, second.committed)
+        self._slots[low], self._slots[high] = second, first
+        for index in (low, high):
+            sequence = self._slots[index].sequence
+            if sequence is not None:
+                sequence.slot = index
+        if displaced:
+            return SlotSwap(low, high, max(displaced, moved))
+        return SlotCopy(high, low, moved)
+
+    def _touch(self, slot: _Slot) -> None:
+        self._clock += 1
+        slot.used = self._clock
+
+    def _prefilled(self, slot: _Slot) -> int:
+        return slot.prefilled if slot.sequence is None else slot.sequence.prefilled
+
+    def _holder(self, sequence: Sequence) -> int | None:
+        """Return a slot that holds the whole prompt, or None; where several do, one that prefill calls filled."""
+        length = sequence.prompt_length
+        filled = {
+            index: self._prefilled(slot) >= length
+            for index, slot in enumerate(self._slots)
+            if self._tokens_for(sequence, slot)[:length] == sequence.token_ids
+        }
+        usable = [index for index in filled if filled[index] or not self._strict_reuse]
+        # Of equals an idle one is better, since it can be used where it is.
+        return max(
+            usable, key=lambda index: (filled[index], self._slots[index].sequence is None), default=None
+        )
+
+    def _tokens_for(self, sequence: Sequence, slot: _Slot) -> list[int]:
+        """Return the tokens in a slot that a sequence may start from."""
+        if slot.sequence is None:
+            return slot.tokens if slot.cache_salt == sequence.cache_salt else []
+        if slot.sequence.cache_salt != sequence.cache_salt:
+            return []
+        return slot.sequence.token_ids[: slot.sequence.computed]
+
+    def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
+        """Return the slot that holds the longest prefix of a prompt, and its length; None and 0 if none is worth it."""
+        if not self._prefix_cache:
+            return None, 0
+        best, longest = None, self._shortest_reuse - 1
+        wanted = sequence.token_ids[: min(max(sequence.prompt_length - ROWS_LEFT, 0), sequence.reusable)]
+        for index, slot in enumerate(self._slots):
+            length = common_prefix(wanted, self._tokens_for(sequence, slot))
+            if self._strict_reuse:
+                length = min(length, self._prefilled(slot))
+            # Of equals an idle one is better, since it can be used where it is.
+            if length > longest or (length == longest and best is not None and slot.sequence is None):
+                best, longest = index, length
+        return (None, 0) if best is None else (best, longest)
+
+    def _target(self, source: int | None, length: int) -> int:
+        """Return the idle slot whose loss hurts least: the source itself, or the one that was not used for longest."""
+        idle = [index for index, slot in enumerate(self._slots) if slot.sequence is None]
+        # Among empty ones the lowest: its memory is there already.
+        oldest = min(idle, key=lambda index: self._slots[index].used if self._slots[index].tokens else 0)
+        if source not in idle:
+            return oldest
+        assert source is not None
+        lost = len(self._slots[source].tokens) - length
+        return source if lost <= len(self._slots[oldest].tokens) else oldest
+
+    def _shrink(self) -> list[SlotEdit]:
+        """Empty idle slots until the budget holds, and give back memory that is not needed where that is not enough."""
+        edits: list[SlotEdit] = []
+        while sum(slot.needed() for slot in self._slots) > self._budget:
+            idle = [slot for slot in self._slots if slot.sequence is None and slot.tokens]
+            oldest = min(idle, key=lambda slot: slot.used)
+            oldest.tokens, oldest.prefilled = [], 0
+        committed = sum(max(slot.committed, slot.needed()) for slot in self._slots)
+        for index, slot in enumerate(self._slots):
+            needed = slot.needed()
+            if committed > self._budget and slot.committed > needed:
+                committed -= slot.committed - needed
+                slot.committed = needed
+                edits.append(SlotRelease(index, needed))
+        return edits
+
+
+def common_prefix(first: list[int], second: list[int]) -> int:
+    """Return how many leading elements are equal: by halving, since comparing slices is far quicker than a loop."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

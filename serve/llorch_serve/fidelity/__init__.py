@@ -1,0 +1,1 @@
+"""How far a model's answers are from a reference's."""

@@ -1,0 +1,1 @@
+"""A worker's life: load, serve, drain, end."""

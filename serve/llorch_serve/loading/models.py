@@ -1,0 +1,74 @@
+"""Folders that can be served, whoever made them: llorch, onnxruntime-genai or Optimum.
+
+:func:`load_model` reads a folder and :func:`open_model` loads its graph; what they return fits the protocols of ``worker/served.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from llorch_serve.artifact.folder import Artifact, is_artifact, load_artifact
+from llorch_serve.artifact.kinds import ModelKind
+from llorch_serve.config import SessionConfig
+from llorch_serve.errors import UsageError
+from llorch_serve.foreign.detect import foreign_kind
+from llorch_serve.foreign.genai import describe_genai
+from llorch_serve.foreign.model import ForeignModel
+from llorch_serve.foreign.opening import open_foreign
+from llorch_serve.foreign.optimum import describe_optimum
+from llorch_serve.foreign.wrapped import wrapped_model
+from llorch_serve.runtime import huge_pages
+from llorch_serve.runtime.fixed_session import FixedSession, open_fixed
+from llorch_serve.runtime.opening import LoadReport, open_session
+from llorch_serve.runtime.session import DecoderSession
+from llorch_serve.worker.served import ServedSession
+
+
+def load_model(folder: Path) -> Artifact | ForeignModel:
+    """Read and check a folder; its own manifest comes before any other tool's files.
+
+    Raises ArtifactError if it holds no model, or one that is damaged, unsafe or of a kind that cannot be run.
+    """
+    kind = None if is_artifact(folder) else foreign_kind(folder)
+    if kind is None:
+        return load_artifact(folder)
+    return describe_genai(folder) if kind is ModelKind.GENAI else describe_optimum(folder)
+
+
+def open_model(
+    model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> ServedSession:
+    """Load a model's graph and make its cache. See :func:`llorch_serve.runtime.opening.open_session` for the errors.
+
+    Raises UsageError too where ``config.huge_pages`` is asked for and has no effect.
+    """
+    if config.huge_pages:
+        huge_pages.require()
+    session = _open(model, config, report)
+    if config.huge_pages is not False:
+        if session.placement.device == "cpu":
+            huge_pages.gather()
+        elif config.huge_pages:
+            raise UsageError(
+                f"--huge-pages has no effect on weights that lie on {session.placement.device}; leave it out"
+            )
+    return session
+
+
+def _open(
+    model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> ServedSession:
+    if isinstance(model, Artifact):
+        if model.kind is ModelKind.LLORCH:
+            return open_artifact(model, config, report)
+        model = wrapped_model(model)
+    return open_foreign(model, config, report)
+
+
+def open_artifact(
+    artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> DecoderSession | FixedSession:
+    """Load the graphs of an artifact with one of llorch's own. See :func:`llorch_serve.runtime.opening.open_session` for the errors."""
+    opener = open_session if artifact.manifest.fixed_shapes is None else open_fixed
+    return opener(artifact, config, report)

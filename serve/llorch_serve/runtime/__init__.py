@@ -1,0 +1,1 @@
+"""Graphs on a provider: opened, bound to buffers, and run."""

@@ -1,0 +1,220 @@
+"""From logits to a token: :func:`sample_batch` chooses the next token of every row, by :class:`ResolvedSampling`.
+
+Logits come from the runner after each step; the chosen ids go back to the engine. docs/generation.md states the order of
+operations, which is that of transformers' processors and warpers: ``adjusting.py`` does what comes before temperature,
+``candidates.py`` and ``filters.py`` temperature and the filters, this module the draw.
+
+A row's draw depends on its own logits, seed and position only, bit for bit, never on its neighbours in the batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError, RequestError
+from llorch_serve.sampling.candidates import Candidates, find_candidates
+from llorch_serve.sampling.draws import Draws
+from llorch_serve.sampling.filters import FEW, Table, filter_few, filter_many
+from llorch_serve.sampling.params import ResolvedSampling
+from llorch_serve.sampling.processors import Adjustment, adjusted
+from llorch_serve.sampling.selection import FloatArray, IdArray, Values
+from llorch_serve.structured.constraint import Constraint
+
+_LINES: Final = 64  # a row that is drawn from as a whole is summed in so many lines
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """What the sampler keeps about one sequence between steps.
+
+    constraint: the grammar that the answer is held to, if any.
+    """
+
+    params: ResolvedSampling
+    adjustment: Adjustment
+    draws: Draws
+    constraint: Constraint | None = None
+
+    @classmethod
+    def begin(
+        cls, params: ResolvedSampling, *, prompt_ids: Sequence[int], stop_ids: Iterable[int]
+    ) -> SamplingRow:
+        """Return the state before the first generated token. All ids must be inside the vocabulary."""
+        adjustment = Adjustment.begin(params, prompt_ids, frozenset(stop_ids))
+        return cls(params, adjustment, Draws(params.seed))
+
+    def append(self, token_id: int) -> None:
+        """Count a generated token."""
+        self.adjustment.append(token_id)
+        if self.constraint is not None:
+            self.constraint.advance(token_id)
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far, and thereby the position of the next draw."""
+        return self.adjustment.generated
+
+    @property
+    def ended(self) -> bool:
+        """Whether a grammar lets nothing follow, so that there is nothing to sample."""
+        return self.constraint is not None and self.constraint.ended
+
+
+def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
+    """Choose the next token of every row: its id, or the error that ends this row and no other.
+
+    logits: float32 [len(rows), vocab_size]; not modified.
+    """
+    assert logits.ndim == 2
+    assert len(logits) == len(rows)
+    chosen: list[int | RequestError] = []
+    rest = []
+    # One by one, as a step of the model leaves nothing in the processor's caches: the second look at a row then finds it there.
+    for index, (values, row) in enumerate(zip(logits, rows, strict=True)):
+        best = int(values.argmax())
+        # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
+        if not (isfinite(values.item(best)) and isfinite(values.min())):
+            chosen.append(_non_finite(values))
+            continue
+        # Where nothing applies to a greedy row, the most likely token is it.
+        chosen.append(best)
+        if row.params.temperature or row.adjustment.applies or row.constraint is not None:
+            rest.append(index)
+    if rest:
+        some = logits if len(rest) == len(rows) else logits[rest]
+        for index, token in zip(rest, _choose(some, [rows[i] for i in rest]), strict=True):
+            chosen[index] = token
+    return chosen
+
+
+def sample_draft(
+    logits: FloatArray, row: SamplingRow, draft: Sequence[int]
+) -> tuple[int, ...] | RequestError:
+    """Choose the tokens that follow, as long as they are the guessed ones, and one more; at least one.
+
+    logits: float32 [len(draft) + 1, vocab_size], after the sequence's last token and after each guess. Every token is
+    drawn from its own logits, seed and position, exactly as without a guess: a guess only decides how many logits are
+    of use. The tokens are counted in ``row``. Returns the error instead where the first choice already fails.
+    """
+    chosen: list[int] = []
+    for values, guess in zip(logits, (*draft, None), strict=True):
+        (token,) = sample_batch(values[None], [row])
+        if isinstance(token, RequestError):
+            return tuple(chosen) if chosen else token  # what fails here fails again, and is told then
+        row.append(token)
+        chosen.append(token)
+        if token != guess or row.ended:
+            break
+    return tuple(chosen)
+
+
+def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]:
+    """Return the ids that may be drawn for one row, and their weights, not normalised.
+
+    logits: float32 [vocab_size], finite. Raises InvalidRequestError if ``min_tokens`` and the grammar forbid the whole vocabulary.
+    """
+    scores = _allowed(adjusted(logits[None], [row.adjustment])[0], row)
+    if np.isneginf(scores.max()):
+        raise _hopeless(row)
+    if row.params.temperature == 0:
+        return np.array([scores.argmax()]), np.ones(1)
+    candidates = find_candidates(scores, row.params)
+    if len(candidates) <= FEW and candidates.ids is not None:
+        table = filter_few([candidates], [row.params])
+        ids, weights = table.ids[0], table.weights[0]
+    else:
+        found, many = filter_many(candidates, row.params)
+        ids, weights = np.arange(len(scores)) if found is None else found, many.astype(np.float64)
+    return ids[weights > 0], weights[weights > 0]
+
+
+def _allowed(scores: FloatArray, row: SamplingRow) -> FloatArray:
+    """Return the scores with those of tokens that the row's grammar forbids at -inf. Raises what the grammar does."""
+    if row.constraint is None:
+        return scores
+    return np.where(row.constraint.forbidden(), np.float32(-np.inf), scores)
+
+
+def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
+    """Choose the next token of rows of finite logits that need more than a look for the largest."""
+    chosen: list[int | RequestError] = [0] * len(rows)
+    # Tables of rows with few candidates, by the number of binary digits of that: rows of one table are of like length.
+    tables: defaultdict[int, list[tuple[int, Candidates]]] = defaultdict(list)
+    for index, (scores, row) in enumerate(
+        zip(adjusted(logits, [r.adjustment for r in rows]), rows, strict=True)
+    ):
+        try:
+            scores = _allowed(scores, row)
+        except RequestError as error:
+            chosen[index] = error
+            continue
+        if row.adjustment.masks_stops and np.isneginf(scores.max()):
+            chosen[index] = _hopeless(row)
+        elif row.params.temperature == 0:
+            chosen[index] = int(scores.argmax())
+        else:
+            candidates = find_candidates(scores, row.params)
+            if candidates.ids is not None and len(candidates) <= FEW:
+                tables[len(candidates).bit_length()].append((index, candidates))
+            else:
+                ids, weights = filter_many(candidates, row.params)
+                place = _draw_from_many(weights, row.draws.at(row.generated))
+                chosen[index] = place if ids is None else int(ids[place])
+    for entries in tables.values():
+        places = [index for index, _ in entries]
+        table = filter_few([candidates for _, candidates in entries], [rows[i].params for i in places])
+        numbers = [rows[i].draws.at(rows[i].generated) for i in places]
+        for index, token in zip(places, _draw_from_table(table, numbers), strict=True):
+            chosen[index] = token
+    return chosen
+
+
+def _draw_from_table(table: Table, numbers: Sequence[float]) -> list[int]:
+    """Draw one token of each row, by its number in [0, 1)."""
+    sums = table.weights.cumsum(axis=1)
+    # Never past the end: a number is at most 1 - 2**-53, and rounding cannot lift the product to the last sum.
+    targets = np.array(numbers) * sums[:, -1]
+    places = (sums <= targets[:, None]).sum(axis=1)
+    found: list[int] = table.ids[np.arange(len(places)), places].tolist()
+    return found
+
+
+def _draw_from_many(weights: FloatArray, number: float) -> int:
+    """Return the index that a number in [0, 1) falls on, where each has the share of its weight.
+
+    A running sum over a whole vocabulary is the slowest part of a draw: here the weights are lines below each other, a
+    column is drawn by the columns' sums, and then one of its weights.
+    """
+    columns = len(weights) // _LINES
+    lines = weights[: columns * _LINES].reshape(_LINES, columns)
+    tail = weights[columns * _LINES :]
+    sums = np.concatenate([lines.sum(axis=0, dtype=np.float64), tail]).cumsum()
+    target = number * sums[-1]
+    column = int(sums.searchsorted(target, side="right"))
+    if column >= columns:
+        return columns * _LINES + column - columns
+    below = sums[column - 1] if column > 0 else 0.0
+    inside = below + lines[:, column].cumsum(dtype=np.float64)
+    # Added in another order, the sums may end a hair below the column's; then it is the last weight that counts.
+    line = min(int(inside.searchsorted(target, side="right")), int(np.flatnonzero(lines[:, column])[-1]))
+    return line * columns + column
+
+
+def _hopeless(row: SamplingRow) -> InvalidRequestError:
+    found = f"found {row.params.min_tokens} where only stop tokens may follow, expected 0"
+    return InvalidRequestError([FieldViolation("sampling.min_tokens", found)])
+
+
+def _non_finite(logits: npt.NDArray[np.float32]) -> NonFiniteLogitsError:
+    count = int(len(logits) - np.isfinite(logits).sum())
+    return NonFiniteLogitsError(
+        f"the model gave {count} logits of {len(logits)} that are not finite; expected none. "
+        "Run llorch verify on the artifact, or export it in fp32 or, for a provider that has it, bf16."
+    )

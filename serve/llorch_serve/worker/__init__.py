@@ -1,0 +1,1 @@
+"""A loaded model that answers requests: text in, text out."""

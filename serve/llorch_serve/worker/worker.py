@@ -1,0 +1,186 @@
+"""A loaded artifact that answers requests: text in, text out, around the engine's token ids.
+
+The command line and the gRPC servicer both use it. Requests are checked and tokenised on the caller's thread; what becomes of
+them then is in ``live_requests.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import replace
+
+from llorch_serve.config import EngineConfig
+from llorch_serve.engine.engine import Engine
+from llorch_serve.engine.load import Load
+from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.sequence import FinishReason, TokenEvent
+from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS
+from llorch_serve.errors import (
+    EngineStoppedError,
+    FieldViolation,
+    InvalidRequestError,
+)
+from llorch_serve.requests import (
+    Abort,
+    GenerationRequest,
+    ModelInfo,
+    Prompt,
+    ScoreRequest,
+    TokenPrompt,
+    UpdateSink,
+)
+from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.structured.compiler import GrammarCompiler
+from llorch_serve.worker.intake import Intake
+from llorch_serve.worker.live_requests import LiveRequests
+from llorch_serve.worker.local import stream
+from llorch_serve.worker.prompts import COUNTED_TOKENS, PromptEncoder
+from llorch_serve.worker.served import ServedModel, ServedSession
+
+
+class Worker:
+    """Implements :class:`llorch_serve.requests.TextGenerator` on an artifact. ``loading/worker.py`` makes one of a folder."""
+
+    def __init__(
+        self,
+        artifact: ServedModel,
+        session: ServedSession,
+        prompts: PromptEncoder,
+        config: EngineConfig,
+    ) -> None:
+        self.artifact = artifact
+        self._session = session
+        self._prompts = prompts
+        self._tokenizer = prompts.tokenizer
+        able = session.capabilities
+        most_waiting_tokens = config.max_waiting_tokens or max(DEFAULT_MOST_TOKENS, session.capacity.budget)
+        scheduler = Scheduler(
+            slots=session.capacity.slots,
+            budget=session.capacity.budget,
+            prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
+            max_waiting=config.max_waiting,
+            max_waiting_tokens=most_waiting_tokens,
+            kv_cache=config.kv_cache,
+            prefix_cache=config.prefix_cache and able.prefix_reuse,
+            strict_reuse=config.strict_reuse,
+            doubling=able.doubling_position,
+        )
+        self._lookup = config.lookup
+        self._intake = Intake(
+            artifact,
+            session,
+            prompts,
+            lookup=config.lookup,
+            most_waiting=max(1, config.max_waiting),
+            cache_sharing=config.cache_sharing,
+        )
+        manifest = artifact.manifest
+        self._grammars = GrammarCompiler(
+            self._tokenizer,
+            manifest.model.vocab_size,
+            frozenset(manifest.stop_token_ids),
+            most_tokens=most_waiting_tokens,
+        )
+        self._engine = Engine(session, scheduler)
+        self._requests = LiveRequests(self._engine, self._grammars, self._tokenizer)
+
+    def close(self) -> None:
+        """Cancel what is live and stop the engine."""
+        if self._requests.close():
+            self._engine.close()
+            self._grammars.close()
+
+    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
+        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it has."""
+        self._requests.when_dead(tell)
+
+    def warm_up(self) -> None:
+        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready.
+
+        Grammars are made ready too, where llguidance is installed.
+        """
+        self._grammars.prepare()
+        sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=2, ignore_eos=True)
+        prompt = TokenPrompt((0,) * min(8, self._session.capacity.context - 1))
+        for _ in stream(self, GenerationRequest("warm-up", prompt, sampling)):
+            pass
+
+    def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue a request; return what ends it early.
+
+        Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance would have
+        to be installed for, or UnavailableError once the engine has stopped.
+        """
+        answers, rows = self._intake.generation(request, sink)
+        if rows:
+            return self._requests.enter(answers, rows, request.sampling.structured)
+        self._requests.check_open()
+        # Nothing for the engine to do: the one update comes on the caller's own thread.
+        answer = answers.members[0]
+        end = TokenEvent(answer.sequence, None, FinishReason.LENGTH)
+        sink.deliver(answers.take(answer.translate(end, self._tokenizer)[0]))
+        return _nothing_to_end
+
+    def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue the continuations of a request; return what ends it early.
+
+        Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or UnavailableError.
+        """
+        return self._requests.enter(*self._intake.score(request, sink))
+
+    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
+        return self._intake.violations(prompt, sampling)
+
+    def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
+        """Return a prompt's token ids and the text they stand for, COUNTED_TOKENS at most if the context holds fewer.
+
+        Raises InvalidRequestError.
+        """
+        return self._prompts.encode(prompt, context=self._most_counted)
+
+    def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
+        """Return the text of token ids. Raises InvalidRequestError for more than :meth:`tokenize` gives, or ids outside the vocabulary."""
+        if len(token_ids) > self._most_counted:
+            found = f"found {len(token_ids)} ids, expected at most {self._most_counted}; send them in parts"
+            raise InvalidRequestError([FieldViolation("token_ids", found)])
+        return self._tokenizer.decode(token_ids, keep_special_tokens=keep_special_tokens)
+
+    @property
+    def _most_counted(self) -> int:
+        """Most tokens of a text that is only tokenised, or made of tokens."""
+        return max(self._session.capacity.context, COUNTED_TOKENS)
+
+    def model_info(self) -> ModelInfo:
+        """Describe what is served."""
+        manifest = self.artifact.manifest
+        recipe = manifest.recipe
+        return ModelInfo(
+            model_id=manifest.model_id,
+            fingerprint=manifest.fingerprint,
+            context_length=self._session.capacity.context,
+            vocab_size=manifest.model.vocab_size,
+            precision=recipe.precision,
+            head_precision=recipe.head_precision,
+            provider=self._session.placement.provider,
+            provider_node_share=self._session.placement.node_share,
+            slots=self._session.capacity.slots,
+            has_chat_template=self._prompts.has_template,
+            stop_token_ids=manifest.stop_token_ids,
+            version=importlib.metadata.version("llorch"),
+            # How many are running decides whether drafts are checked, and a check is another kind of call.
+            batch_invariant=self._session.capabilities.batch_invariant and not self._lookup,
+            kind=self.artifact.kind.value,
+            limits=self._session.capabilities.limits(),
+            provider_shares=tuple(replace(share, operators=()) for share in self._session.placement.shares),
+            device=self._session.placement.device,
+        )
+
+    def load(self) -> Load:
+        """Return how busy the engine is, as of its last step."""
+        return self._engine.load()
+
+
+def _nothing_to_end() -> None:
+    """End a request that had ended before it was returned."""
