@@ -15,9 +15,11 @@ _ENTRY = re.compile(r"([A-Za-z0-9_.-]+)(?:\[([a-z,]+)\])?(?:(?:>=|==)([0-9.]+)(?
 
 
 def lowest_versions(project: dict[str, Any], extras: list[str]) -> dict[str, str]:
-    """Return package -> requirement of its lowest version, of all dependencies and ``extras``; an extra may name others.
+    """Return package -> requirement of its lowest version, of all dependencies and ``extras``; an extra may
+    name others.
 
-    Raises ValueError for an entry that says no lowest version, or says it in another way than ``>=`` and ``==``.
+    Raises ValueError for an entry that says no lowest version, or says it in another way than ``>=`` and
+    ``==``.
     """
     found: dict[str, str] = {}
     optional = project["optional-dependencies"]

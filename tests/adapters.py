@@ -14,7 +14,11 @@ from safetensors.numpy import save_file
 from llorch_serve.artifact.manifest import LlamaConfig
 
 Factors = dict[str, npt.NDArray[Any]]
-SHAPES = {"q_proj": ("query", "hidden"), "v_proj": ("key_value", "hidden"), "down_proj": ("hidden", "intermediate")}  # fmt: skip
+SHAPES = {
+    "q_proj": ("query", "hidden"),
+    "v_proj": ("key_value", "hidden"),
+    "down_proj": ("hidden", "intermediate"),
+}
 
 
 def settings(**changes: object) -> dict[str, object]:
@@ -45,7 +49,8 @@ def write_adapter(
     edit: Callable[[Factors], None] | None = None,
     **changes: object,
 ) -> Factors:
-    """Write an adapter of query, value and down projections; return its factors by module and side (``a``, ``b``).
+    """Write an adapter of query, value and down projections; return its factors by module and side (``a``,
+    ``b``).
 
     ranks: rank of the projections that have another one than 4.
     edit: changes the tensors, under their names in the file, before they are written.

@@ -1,4 +1,6 @@
-"""Configs of every family and rotary scaling, as overrides of the tiny config, for tests that go through all of them."""
+"""Configs of every family and rotary scaling, as overrides of the tiny config, for tests that go through all
+of them.
+"""
 
 from __future__ import annotations
 

@@ -103,7 +103,9 @@ def report(*entries: Entry, **fields: object) -> Report:
 
 
 class Scripted:
-    """A process that answers; ``run`` gives the values of a test or raises. log: of everybody's questions, by label."""
+    """A process that answers; ``run`` gives the values of a test or raises. log: of everybody's questions, by
+    label.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""A certificate authority of a test's own, with a certificate for the loopback and one for a client, as PEM files."""
+"""A certificate authority of a test's own, with a certificate for the loopback and one for a client, as PEM
+files.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,15 @@
-"""What becomes of a worker whose clients die, stall, half-close, flood it, or whose manager is gone, as a table.
+"""What becomes of a worker whose clients die, stall, half-close, flood it, or whose manager is gone, as a
+table.
 
     python tests/chaos.py ARTIFACT [--times 20] [--output FILE.json]
 
-Every attack meets a worker that answers neighbours meanwhile. A row says how often it was done, what the attacker and the
-neighbours saw, and how long the worker took until it held nothing of the attacker any more. Exits with 1 where something was
-lost: a neighbour's answer that was not the one it has alone, a call that ended without a status, a slot, thread or descriptor
-that was not free again, health that took longer than 50 ms, or more memory than strangers may make a worker take.
+Every attack meets a worker that answers neighbours meanwhile. A row says how often it was done, what the
+attacker and the neighbours saw, and how long the worker took until it held nothing of the attacker any more.
+Exits with 1 where something was
+lost: a neighbour's answer that was not the one it has alone, a call that ended without a status, a slot,
+    thread or descriptor
+that was not free again, health that took longer than 50 ms, or more memory than strangers may make a worker
+take.
 """
 
 from __future__ import annotations
@@ -36,20 +40,24 @@ def table(rows: list[Row]) -> str:
         freed = row.freed_ms
         times = f"{statistics.median(freed):.0f}, {max(freed):.0f} ms" if freed else ""
         lines.append(
-            f"| {row.attack} | {row.times:,} | {row.saw} | {times} | {'; '.join(dict.fromkeys(row.lost)) or 'nothing'} |"
+            f"| {row.attack} | {row.times:,} | {row.saw} | {times} | "
+            f"{'; '.join(dict.fromkeys(row.lost)) or 'nothing'} |"
         )
     return "\n".join(lines)
 
 
 def run(artifact: Path, sizes: Sizes, times: int) -> tuple[list[Row], str]:
-    """Make every attack so many times; return the rows, and what the worker was like before and after all of them."""
+    """Make every attack so many times; return the rows, and what the worker was like before and after all of
+    them.
+    """
     with field_of(artifact, sizes) as ground:
         rows = [attack(ground, times) for attack in ATTACKS]
         after = settled(ground.pid, ground.footprint)
         summary = (
             f"Neighbours got {ground.answers} answers, each the one it has alone. "
             f"Threads {ground.footprint.threads} before and {after.threads} after, "
-            f"descriptors {ground.footprint.descriptors} and {after.descriptors} (at most {SPARE} more are asked)."
+            f"descriptors {ground.footprint.descriptors} and {after.descriptors} (at most {SPARE} more are "
+            f"asked)."
         )
     return rows + [end(artifact, sizes) for end in (*ENDS, *STRANGERS)], summary
 

@@ -1,4 +1,6 @@
-"""Attacks by clients on one worker, each a function from the ground and a number of times to a row of the table."""
+"""Attacks by clients on one worker, each a function from the ground and a number of times to a row of the
+table.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,10 @@ def slow_readers(ground: Field, times: int) -> Row:
         ground.wait_for(lambda load: load.generated_tokens >= wanted and load.running == load.waiting == 0)
         if ground.ask() != ground.alone:  # with all of them still connected
             row.lost.append("an answer beside them was another one")
-    row.saw = "answers generated to their end, slots free and a neighbour answered, with all of them still connected"
+    row.saw = (
+        "answers generated to their end, slots free and a neighbour answered, with all of them still "
+        "connected"
+    )
     return row
 
 

@@ -2,7 +2,8 @@
 
     python tests/chaos_client.py ADDRESS PROMPT_TOKENS MAX_TOKENS
 
-Prints ``up``, waits for a line on stdin, asks for a stream, prints ``asked``, and ``token`` for every message with tokens.
+Prints ``up``, waits for a line on stdin, asks for a stream, prints ``asked``, and ``token`` for every message
+with tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Attacks that end a worker, or that it must end well under: SIGTERM under load, and a pool manager that is not there."""
+"""Attacks that end a worker, or that it must end well under: SIGTERM under load, and a pool manager that is
+not there.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ CLIENTS = 2 * SLOTS
 def terminated(drain_s: float, *, finishing: bool) -> Callable[[Path, Sizes], Row]:
     """Return the attack that sends SIGTERM to a worker with twice as many streams as slots.
 
-    finishing: their answers are short enough for the drain timeout, so that all must be whole; else none can be.
+    finishing: their answers are short enough for the drain timeout, so that all must be whole; else none can
+        be.
     """
 
     def attack(artifact: Path, sizes: Sizes) -> Row:
@@ -98,7 +101,10 @@ def without_manager(artifact: Path, sizes: Sizes) -> Row:
         worker.command.process.terminate()
         code = worker.command.wait()
         took = time.monotonic() - begun
-    row.saw = f"served without it; told it ready {told:.1f} s after it came; exit code {code} {took:.1f} s after SIGTERM"
+    row.saw = (
+        f"served without it; told it ready {told:.1f} s after it came; exit code {code} {took:.1f} s after "
+        f"SIGTERM"
+    )
     row.lost += [] if code == 0 else ["its exit"]
     return row
 

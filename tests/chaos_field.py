@@ -1,4 +1,6 @@
-"""The ground of ``chaos.py``: a worker, neighbours whose answers are known, and what every row of the table says."""
+"""The ground of ``chaos.py``: a worker, neighbours whose answers are known, and what every row of the table
+says.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ SLOTS = 4
 class Sizes:
     """What requests look like, so that a test's tiny model and a real one are busy for about as long.
 
-    long_prompt: tokens that take long enough to prefill for a client to be killed meanwhile. answer: tokens that take a second
+    long_prompt: tokens that take long enough to prefill for a client to be killed meanwhile. answer: tokens
+        that take a second
     or two. endless: more than are generated during the run. health_ms: that 99 of 100 health checks may take.
     attack_s: for how long strangers attack.
     """
@@ -39,7 +42,9 @@ class Sizes:
 
 @dataclass(slots=True)
 class Row:
-    """One attack. times: how often. saw: what came of it. freed_ms: until nothing of it was left. lost: what must not be."""
+    """One attack. times: how often. saw: what came of it. freed_ms: until nothing of it was left. lost: what
+    must not be.
+    """
 
     attack: str
     times: int = 0
@@ -50,7 +55,9 @@ class Row:
 
 @dataclass(slots=True)
 class Field:
-    """A worker under attack. alone: what :func:`request` with ``answer`` tokens gives while nothing else is going on."""
+    """A worker under attack. alone: what :func:`request` with ``answer`` tokens gives while nothing else is
+    going on.
+    """
 
     worker: WorkerProcess
     stub: worker_pb2_grpc.GenerationServiceStub
@@ -89,8 +96,8 @@ class Field:
     def attack(self, row: Row, *, neighbours: int = SLOTS - 1, endless: bool = False) -> Iterator[Row]:
         """Run neighbours while the block attacks; afterwards see whether all is as it was.
 
-        They ask for the known answer again and again, or, ``endless``, each for one that does not end, so that as many
-        requests run at any moment.
+        They ask for the known answer again and again, or, ``endless``, each for one that does not end, so
+        that as many requests run at any moment.
         """
         with Neighbours(self, row, neighbours, endless=endless) as others:
             self.wait_for(lambda load: load.running == neighbours)
@@ -109,7 +116,9 @@ class Field:
 
 
 class Neighbours:
-    """Clients that want answers while a worker is attacked, until the block ends. heard: the tokens of each answer."""
+    """Clients that want answers while a worker is attacked, until the block ends. heard: the tokens of each
+    answer.
+    """
 
     def __init__(self, ground: Field, row: Row, count: int, *, endless: bool) -> None:
         self._ground = ground
@@ -165,7 +174,8 @@ def ask(stub: worker_pb2_grpc.GenerationServiceStub, sizes: Sizes) -> list[int]:
 @contextmanager
 def field_of(artifact: Path, sizes: Sizes) -> Iterator[Field]:
     """Start a worker, have all its slots and threads used once, and take its footprint."""
-    # Rows alone decide what is computed: an answer with neighbours must be the one without, and cached prefixes are rounded.
+    # Rows alone decide what is computed: an answer with neighbours must be the one without, and cached
+    # prefixes are rounded.
     flags = ("--slots", SLOTS, "--no-prefix-cache", "--max-context", sizes.endless + sizes.long_prompt)
     with serving(artifact, *flags) as worker, grpc.insecure_channel(worker.address) as channel:
         stub = worker_pb2_grpc.GenerationServiceStub(channel)

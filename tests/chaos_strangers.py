@@ -1,7 +1,8 @@
-"""Attacks by strangers: watches that take nothing, messages that are not meant to be read, and texts that take long to tokenise.
+"""Attacks by strangers: watches that take nothing, messages that are not meant to be read, and texts that
+take long to tokenise.
 
-Each has a worker of its own and one neighbour that asks it for a known answer again and again. Judged by: health, the neighbour's answers,
-resident memory, and the end within the drain timeout.
+Each has a worker of its own and one neighbour that asks it for a known answer again and again. Judged by:
+health, the neighbour's answers, resident memory, and the end within the drain timeout.
 
     python tests/chaos_strangers.py watches|messages|floods|texts ADDRESS SECONDS
 
@@ -48,7 +49,9 @@ NO_WINDOW = PREFACE + settings({INITIAL_WINDOW_SIZE: 0})
 
 
 def watches_that_take_nothing(artifact: Path, sizes: Sizes) -> Row:
-    """Watches with a window of 0, from before readiness to the end, and a watcher that takes what it is told."""
+    """Watches with a window of 0, from before readiness to the end, and a watcher that takes what it is
+    told.
+    """
     row = Row("Watch with a window of 0, from before SERVING to the end")
     with _starting(artifact) as (command, address), contextlib.ExitStack() as stack:
         stack.enter_context(_watching_nothing(address))
@@ -84,8 +87,8 @@ def messages_without_a_token(artifact: Path, sizes: Sizes) -> Row:
 def floods_without_a_token(artifact: Path, sizes: Sizes) -> Row:
     """Calls and checks by the thousand that send little or nothing and take nothing.
 
-    Each call costs the event loop some processor time before it is refused, which no bound here takes away: what is judged is that health
-    is answered at all, and memory; how long it took is told.
+    Each call costs the event loop some processor time before it is refused, which no bound here takes away:
+    what is judged is that health is answered at all, and memory; how long it took is told.
     """
     row = Row("16,000 calls and checks that send and take nothing, without a token")
     _attack_without_token("floods", row, artifact, dataclasses.replace(sizes, health_ms=math.inf))
@@ -126,7 +129,9 @@ def texts_that_take_long(artifact: Path, sizes: Sizes) -> Row:
 
 
 def _attacked(what: str, address: str, sizes: Sizes) -> tuple[int, dict[str, int]]:
-    """Attack from a process of its own, since health must not wait for the attacker's own work; return its rounds and what it was told."""
+    """Attack from a process of its own, since health must not wait for the attacker's own work; return its
+    rounds and what it was told.
+    """
     arguments = [sys.executable, __file__, what, address, str(sizes.attack_s)]
     rounds, statuses = json.loads(subprocess.run(arguments, check=True, stdout=subprocess.PIPE).stdout)
     return rounds, statuses
@@ -223,7 +228,9 @@ class _Heard:
 
 @contextlib.contextmanager
 def _neighbour(channel: grpc.Channel, sizes: Sizes, row: Row) -> Iterator[None]:
-    """Ask for the same answer again and again, at least once while the block runs; all must be what the first was."""
+    """Ask for the same answer again and again, at least once while the block runs; all must be what the first
+    was.
+    """
     over, answers = threading.Event(), list[list[int]]()
     stub = worker_pb2_grpc.GenerationServiceStub(channel)
     metadata = (("authorization", f"Bearer {TOKEN}"),)
@@ -252,7 +259,10 @@ def _neighbour(channel: grpc.Channel, sizes: Sizes, row: Row) -> Iterator[None]:
 
 def _seen(watched: Watched) -> str:
     times = [*watched.kept_ms, *watched.new_ms]
-    return f"resident memory {_grown(watched):+.0f} MiB at most; health: 99th percentile of {len(times)} {_p99(times):.1f} ms"
+    return (
+        f"resident memory {_grown(watched):+.0f} MiB at most; health: 99th percentile of {len(times)} "
+        f"{_p99(times):.1f} ms"
+    )
 
 
 def _grown(watched: Watched) -> float:

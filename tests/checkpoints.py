@@ -1,7 +1,7 @@
 """Tiny checkpoints for tests: a random-weight Llama as a Hugging Face folder and as a GGUF file.
 
-Both writers draw the same weights for the same config and seed, so that what is read from one can be held against
-the other. Nothing here uses the exporter except its config parser, and nothing needs torch.
+Both writers draw the same weights for the same config and seed, so that what is read from one can be held
+against the other. Nothing here uses the exporter except its config parser, and nothing needs torch.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def tiny_llama_config(**overrides: object) -> LlamaConfig:
 
 
 def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
-    """Draw all weights of a config under Hugging Face's names, ``[out, in]``; large biases, norms around one."""
+    """Draw all weights of a config under Hugging Face's names, ``[out, in]``; large biases, norms around
+    one.
+    """
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -262,9 +264,10 @@ def write_gguf(
     weight_type: storage type of all matrices; norms and biases are F32, as conversion does it.
     edit: changes the weights, under Hugging Face's names, before they are written.
     metadata: keys added or replaced; None removes one.
-    extra: further tensors under their GGUF names. Llama 3 scaling writes ``rope_freqs.weight`` without being asked.
-    blocks: given a matrix's GGUF name, rows and columns, returns storage type and bytes [rows, bytes of a row] to
-        write in place of its weights, or None to leave them.
+    extra: further tensors under their GGUF names. Llama 3 scaling writes ``rope_freqs.weight`` without being
+        asked.
+    blocks: given a matrix's GGUF name, rows and columns, returns storage type and bytes [rows, bytes of a
+        row] to write in place of its weights, or None to leave them.
     """
     hf_config = tiny_config(**(config_overrides or {}))
     config = config_from_hf(hf_config)

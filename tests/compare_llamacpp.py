@@ -1,9 +1,11 @@
-"""llorch beside llama.cpp on the same weights: divergence against bits per weight, and what carrying GGUF blocks over costs.
+"""llorch beside llama.cpp on the same weights: divergence against bits per weight, and what carrying GGUF
+blocks over costs.
 
-``python tests/compare_llamacpp.py PYTHON WORK REAL PICTURE [--seeds 0,1,2]``, started by ``ci/compare-llamacpp``, where
-PYTHON has llama-cpp-python, WORK keeps what was trained and quantised, and REAL is a published GGUF file. It trains small
-Llamas, lets llama.cpp quantise them, prints tables in Markdown, draws the first seed's points into PICTURE, and exits
-with 1 where a claim of docs/precision.md does not hold.
+``python tests/compare_llamacpp.py PYTHON WORK REAL PICTURE [--seeds 0,1,2]``, started by
+``ci/compare-llamacpp``, where PYTHON has llama-cpp-python, WORK keeps what was trained and quantised, and
+REAL is a published GGUF file. It trains small Llamas, lets llama.cpp quantise them, prints tables in
+Markdown, draws the first seed's points into PICTURE, and exits with 1 where a claim of docs/precision.md does
+not hold.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def trained(work: Path, seed: int) -> Path:
 
 
 def points(llama_cpp: LlamaCpp, folder: Path, files: list[Path], *, all_recipes: bool) -> list[Point]:
-    """Measure our recipes, the files run by llama.cpp, and their weights widened, on text the model has not seen."""
+    """Measure our recipes, the files run by llama.cpp, and their weights widened, on text the model has not
+    seen.
+    """
     text = (folder / "heldout.txt").read_text(encoding="utf-8")
     ours = [pair for pair in candidates(str(folder)) if all_recipes or pair[0] in EVERY_SEED]
     chosen = ours + recipe_candidates(str(folder), RECIPES, folder / "calibration.txt")
@@ -149,7 +153,9 @@ def carried_table(found: dict[str, dict[str, Verification]]) -> Iterator[str]:
 
 
 def broken(by_seed: dict[int, list[Point]], found: dict[str, dict[str, Verification]]) -> Iterator[str]:
-    """Give what does not hold: int4 and int4-gptq against Q4_K_M on every seed, blocks carried over against their limit."""
+    """Give what does not hold: int4 and int4-gptq against Q4_K_M on every seed, blocks carried over against
+    their limit.
+    """
     for seed, measured in by_seed.items():
         for label in ("int4", "int4-gptq"):
             ours = find(measured, label, OURS)

@@ -14,15 +14,17 @@ import pytest
 
 import expected_skips
 
-# The same cases in every run, so that a change is judged by itself and not by luck; none is timed, because machines
-# are busy. `ci/test --hypothesis-profile explore` draws new cases.
+# The same cases in every run, so that a change is judged by itself and not by luck; none is timed, because
+# machines are busy. `ci/test --hypothesis-profile explore` draws new cases.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure() -> None:
-    """Let processes that tests start be interrupted, even where the runner itself was started in the background."""
+    """Let processes that tests start be interrupted, even where the runner itself was started in the
+    background.
+    """
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as a shell does for `ci/test &`, and children inherit it
@@ -63,7 +65,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct as GGUF: where LLORCH_TEST_MODEL says, else fetched and checked by ci/fetch-model."""
+    """SmolLM2-135M-Instruct as GGUF: where LLORCH_TEST_MODEL says, else fetched and checked by
+    ci/fetch-model.
+    """
     if value := os.environ.get("LLORCH_TEST_MODEL"):
         return Path(value)
     result = subprocess.run(
@@ -74,7 +78,9 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that exports the real model: ``smollm2("int4", "--block-size", "64")`` -> artifact folder."""
+    """Return a function that exports the real model: ``smollm2("int4", "--block-size", "64")`` -> artifact
+    folder.
+    """
     made: dict[tuple[str, ...], Path] = {}
 
     def export(precision: str, *flags: str) -> Path:

@@ -2,7 +2,8 @@
 
     python tests/cuda_slots.py ARTIFACT [KEY=VALUE ...]
 
-The largest difference of logits as part of the largest logit, one line for each call. KEY=VALUE: options of the provider.
+The largest difference of logits as part of the largest logit, one line for each call. KEY=VALUE: options of
+the provider.
 """
 
 from __future__ import annotations

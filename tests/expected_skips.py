@@ -1,6 +1,8 @@
-"""Skips that may happen in ``ci/test``, and why: every other one fails the run, so that no test stops running unseen.
+"""Skips that may happen in ``ci/test``, and why: every other one fails the run, so that no test stops running
+unseen.
 
-A run without LLORCH_NO_SURPRISING_SKIPS skips whatever it likes: pytest by hand, in an environment that lacks extras.
+A run without LLORCH_NO_SURPRISING_SKIPS skips whatever it likes: pytest by hand, in an environment that lacks
+extras.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ VARIABLE: Final = "LLORCH_NO_SURPRISING_SKIPS"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSkip:
-    """tests: a pattern of test ids from the repository's root. reason: an expression that pytest's reason begins with. why: for people."""
+    """tests: a pattern of test ids from the repository's root. reason: an expression that pytest's reason
+    begins with. why: for people.
+    """
 
     tests: str
     reason: str
@@ -48,6 +52,7 @@ def complaint(surprises: list[tuple[str, str]]) -> str:
         [
             f"error: {len(surprises)} skipped that tests/expected_skips.py does not expect:",
             *lines,
-            "Install or provide what each needs so that it runs; where it cannot run on some machines, add it there with the reason.",
+            "Install or provide what each needs so that it runs; where it cannot run on some machines, add "
+            "it there with the reason.",
         ]
     )

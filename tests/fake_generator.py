@@ -1,7 +1,7 @@
 """A TextGenerator without a model: its own thread plays the engine, and a test decides when it steps.
 
-Answers are the words ``w0 w1 w2 ...`` with token ids 0, 1, 2, ...; a prompt's token ids are its UTF-8 bytes. Run as a
-script, it serves itself until a signal comes (see :func:`main`).
+Answers are the words ``w0 w1 w2 ...`` with token ids 0, 1, 2, ...; a prompt's token ids are its UTF-8 bytes.
+Run as a script, it serves itself until a signal comes (see :func:`main`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class _Live:
 class FakeGenerator:
     """Generates one word a step for every live request; steps when told to, or always (``free_running``).
 
-    slots: requests that run at once; the others wait. capacity: most live requests; beyond it the queue is full.
+    slots: requests that run at once; the others wait. capacity: most live requests; beyond it the queue is
+        full.
     padding: characters after each word, for answers of many bytes.
     """
 
@@ -307,8 +308,8 @@ class FakeGenerator:
 def main() -> None:
     """Serve on a free port of the loopback: ``fake_generator.py MODE DRAIN_TIMEOUT_S``.
 
-    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. ``dying``: a line kills it. Prints BOUND and READY with the
-    address, and CLOSED at the end.
+    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. ``dying``: a line
+    kills it. Prints BOUND and READY with the address, and CLOSED at the end.
     """
     from llorch_serve.lifecycle.serving import serve
     from llorch_serve.rpc.server import ServerConfig

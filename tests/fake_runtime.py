@@ -13,7 +13,8 @@ from llorch_serve.providers import CPU
 class FakeRuntime:
     """What choosing a provider asks of onnxruntime.
 
-    built_in: providers of the wheel. offered: by a plugin library's file name, the names of its providers, once a device.
+    built_in: providers of the wheel. offered: by a plugin library's file name, the names of its providers,
+        once a device.
     """
 
     built_in: tuple[str, ...] = (CPU,)

@@ -1,8 +1,10 @@
-"""A session without a model: a language model made of hashes, whose next logits depend on every token before them.
+"""A session without a model: a language model made of hashes, whose next logits depend on every token before
+them.
 
-It keeps a cache for each slot as the real session does: a position holds a digest of its token, its place and all
-digests below it, and is read again by every later token. A wrong position, a lost or doubled token, a slot that still
-holds another sequence, or a missing move changes the digests and therefore the answer. :func:`next_logits` is the
+It keeps a cache for each slot as the real session does: a position holds a digest of its token, its place and
+all digests below it, and is read again by every later token. A wrong position, a lost or doubled token, a
+slot that still holds another sequence, or a missing move changes the digests and therefore the answer.
+:func:`next_logits` is the
 oracle: the same model from the tokens alone, without any cache.
 """
 
@@ -64,7 +66,9 @@ def continuation(
     params: ResolvedSampling = GREEDY,
     rule: Rule | None = None,
 ) -> list[int]:
-    """Return what a sequence must generate: at most ``count`` tokens, up to and without the first stop token."""
+    """Return what a sequence must generate: at most ``count`` tokens, up to and without the first stop
+    token.
+    """
     row = SamplingRow.begin(params, prompt_ids=prompt, stop_ids=stop_ids)
     tokens = list(prompt)
     while len(tokens) - len(prompt) < count:

@@ -1,7 +1,8 @@
 """Tiny folders as onnxruntime-genai's builder and Optimum lay them out, and what their model must answer.
 
-The graphs are built here node by node, from the weights of :mod:`checkpoints`: genai's with one fused attention operator
-a layer, Optimum's from primitive operators, as tracing leaves them. :func:`greedy` is the oracle, in numpy.
+The graphs are built here node by node, from the weights of :mod:`checkpoints`: genai's with one fused
+attention operator a layer, Optimum's from primitive operators, as tracing leaves them. :func:`greedy` is the
+oracle, in numpy.
 """
 
 from __future__ import annotations
@@ -230,7 +231,9 @@ def write_genai_folder(
     pruned: bool = False,
     edit: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a folder as genai's builder does; ``edit`` replaces values of its config by their dotted names."""
+    """Write a folder as genai's builder does; ``edit`` replaces values of its config by their dotted
+    names.
+    """
     config: dict[str, Any] = {
         "model": {
             "bos_token_id": BOS_ID,

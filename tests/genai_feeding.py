@@ -13,9 +13,11 @@ Logits = npt.NDArray[np.float32]
 
 
 class GenaiFeeder:
-    """A batch of sequences: one buffer for past and present, a mask that grows, names from ``genai_config.json``.
+    """A batch of sequences: one buffer for past and present, a mask that grows, names from
+    ``genai_config.json``.
 
-    Prompts of a first call are padded behind to the longest, and the padding stays masked, as onnxruntime-genai does.
+    Prompts of a first call are padded behind to the longest, and the padding stays masked, as
+    onnxruntime-genai does.
     """
 
     def __init__(self, folder: Path, *, batch: int = 1, capacity: int = 64) -> None:

@@ -1,7 +1,7 @@
 """Blocks of quantised GGUF types, without llama.cpp.
 
-Random ones of every type are made from bytes: any bit pattern is a block, only scales must be sane. K types are also made
-from weights, by plain rounding.
+Random ones of every type are made from bytes: any bit pattern is a block, only scales must be sane. K types
+are also made from weights, by plain rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-# Where float16 factors lie in a block, each with its size relative to the first: offsets are near the middle code.
+# Where float16 factors lie in a block, each with its size relative to the first: offsets are near the middle
+# code.
 _FACTORS: Final[dict[str, tuple[tuple[int, float], ...]]] = {
     "Q4_0": ((0, 1.0),),
     "Q4_1": ((0, 1.0), (2, -7.5)),
@@ -31,7 +32,8 @@ K_TYPES: Final = ("Q4_K", "Q5_K", "Q6_K")
 
 
 def random_blocks(kind: str, rows: int, columns: int, *, seed: int, spread: float = 0.3) -> Bytes:
-    """Return rows of blocks [rows, bytes of a row] whose weights have a root mean square near ``columns ** -0.5``.
+    """Return rows of blocks [rows, bytes of a row] whose weights have a root mean square near ``columns **
+    -0.5``.
 
     spread: by how much factors vary from block to block, relative to their size.
     """
@@ -57,7 +59,9 @@ def dequantised(kind: str, data: Bytes) -> npt.NDArray[np.float32]:
 
 
 def encoded(kind: str, weights: npt.NDArray[np.float32]) -> Bytes:
-    """Return weights [rows, columns] in blocks of a K type, each sub-block rounded to the nearest of its range."""
+    """Return weights [rows, columns] in blocks of a K type, each sub-block rounded to the nearest of its
+    range.
+    """
     return {"Q4_K": _affine_k, "Q5_K": _affine_k, "Q6_K": _q6_k}[kind](kind, weights)
 
 

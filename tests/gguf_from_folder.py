@@ -1,4 +1,6 @@
-"""A Hugging Face folder of a plain Llama with a byte-level tokenizer as a GGUF file, as llama.cpp converts it."""
+"""A Hugging Face folder of a plain Llama with a byte-level tokenizer as a GGUF file, as llama.cpp converts
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from llorch_export.config.hf import config_from_hf
 
 
 def convert(folder: Path, path: Path, kind: str | None = None) -> Path:
-    """Write ``folder``'s weights and tokenizer to ``path`` and return that; a head tied to the table is left out.
+    """Write ``folder``'s weights and tokenizer to ``path`` and return that; a head tied to the table is left
+    out.
 
     kind: a K type for all matrices; None leaves them F32.
     """

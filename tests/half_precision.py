@@ -1,4 +1,6 @@
-"""Rounding to half precision from its definition, and checkpoints whose residual stream leaves float16's range."""
+"""Rounding to half precision from its definition, and checkpoints whose residual stream leaves float16's
+range.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Layers in whole bytes from their definition, in numpy: the oracle of rows rounded one by one.
 
-Sums are of 64-bit integers, so they are exact; each float32 operation is the one that the graph's definition names.
+Sums are of 64-bit integers, so they are exact; each float32 operation is the one that the graph's definition
+names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Clients that leave at every moment and in every way, over gRPC and HTTP, and the account of what they leave behind.
+"""Clients that leave at every moment and in every way, over gRPC and HTTP, and the account of what they leave
+behind.
 
-Their answers have no end of their own, save those whose last message a client waits for. So a request that outlives its
-client stays live for ever, and is found however long the wait before it is looked for.
+Their answers have no end of their own, save those whose last message a client waits for. So a request that
+outlives its client stays live for ever, and is found however long the wait before it is looked for.
 
-As a script: ``leaving_clients.py CLIENTS BUSY``: half of the clients over either, on one core beside so many busy loops.
+As a script: ``leaving_clients.py CLIENTS BUSY``: half of the clients over either, on one core beside so many
+busy loops.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class Watched(FakeGenerator):
 
 
 class _Connection:
-    """A connection whose frames are read one by one; it grants the server any window but for a stream that stalls."""
+    """A connection whose frames are read one by one; it grants the server any window but for a stream that
+    stalls.
+    """
 
     def __init__(self, address: str, *, window: int = 2**30) -> None:
         host, port = address.rsplit(":", 1)
@@ -117,7 +121,9 @@ def _leave(connection: socket.socket, way: str) -> None:
 
 
 class Leaving:
-    """Sends clients to a server, and waits for each one's moment. left: how many have left, by moment and way."""
+    """Sends clients to a server, and waits for each one's moment. left: how many have left, by moment and
+    way.
+    """
 
     def __init__(self, generator: Watched, *, rpc: str, http: int) -> None:
         self._generator = generator
@@ -205,7 +211,10 @@ class Leaving:
         else:
             path, body = "/v1/inference", body | {"job_id": name}
         raw = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+            f"{len(raw)}\r\n\r\n"
+        )
         sent = head.encode() + raw
         client = socket.socket()
         if moment == "while it reads nothing":
@@ -241,7 +250,9 @@ async def nothing_remains(front: RunningFront) -> None:
 
 
 def have_leave(clients: int) -> tuple[Leaving, Watched]:
-    """Have so many clients leave a worker, half of them over either way in, and see that nothing remains of them."""
+    """Have so many clients leave a worker, half of them over either way in, and see that nothing remains of
+    them.
+    """
     generator = Watched()
     try:
         with running_front(generator) as front:
@@ -276,7 +287,8 @@ def main(clients: int, loops: int) -> None:
     with busy(loops):
         leaving, generator = have_leave(clients)
     gc.collect()
-    print(f"{leaving.left.total()} clients left; {len(generator.begun)} requests were read, and ended:")  # noqa: T201 - the output
+    left, read = leaving.left.total(), len(generator.begun)
+    print(f"{left} clients left; {read} requests were read, and ended:")  # noqa: T201
     print(dict(generator.reasons), "more than once:", sum(count > 1 for count in generator.ends.values()))  # noqa: T201
 
 

@@ -1,9 +1,11 @@
-"""How long other threads wait while texts are parsed, rendered and tokenised: the longest gap of a thread that asks for its turn every millisecond.
+"""How long other threads wait while texts are parsed, rendered and tokenised: the longest gap of a thread
+that asks for its turn every millisecond.
 
     python tests/lock_stalls.py ARTIFACT
 
-Each row is a text of 2 or 14 MiB of one kind: parsed as a message of ``Tokenize``, tokenised, and half of it put through the chat template for
-a context of 8,192 tokens. What is refused counts, too. Health waits as long as such a thread. Means something on a machine with nothing else to do.
+Each row is a text of 2 or 14 MiB of one kind: parsed as a message of ``Tokenize``, tokenised, and half of it
+put through the chat template for a context of 8,192 tokens. What is refused counts, too. Health waits as long
+as such a thread. Means something on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ MIB = 2**20
 
 
 def longest_gap_ms(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the longest gap while ``work`` runs on another thread, in milliseconds, and how long that took, in seconds."""
+    """Return the longest gap while ``work`` runs on another thread, in milliseconds, and how long that took,
+    in seconds.
+    """
     gaps, over = [0.0], threading.Event()
 
     def tick() -> None:
@@ -63,7 +67,8 @@ def main(folder: Path) -> None:
         check_fields(raw, pb.TokenizeRequest.DESCRIPTOR)
         return pb.TokenizeRequest.FromString(raw).input.text
 
-    print("| text | MiB | parsed: gap | tokenised: gap, took | as a chat: gap, took |\n|---|---|---|---|---|")  # noqa: T201
+    heads = ("text", "MiB", "parsed: gap", "tokenised: gap, took", "as a chat: gap, took")
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")  # noqa: T201
     for name, character in KINDS.items():
         for size in (2, 14):
             text = character * (size * MIB // len(character.encode()))

@@ -2,8 +2,9 @@
 
     python tests/many_requests.py ARTIFACT [LONGEST]
 
-Starts a worker of its own, sends 2,000 requests from eight clients and prints resident memory at each 200. Prompts have up
-to LONGEST tokens (1,000 if not said), short ones more often; what is asked for is the same in every run.
+Starts a worker of its own, sends 2,000 requests from eight clients and prints resident memory at each 200.
+Prompts have up to LONGEST tokens (1,000 if not said), short ones more often; what is asked for is the same in
+every run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def random_request(
 def resident_memory(
     address: str, pid: int, make: Callable[[int], GenerationRequest], *, requests: int = REQUESTS
 ) -> list[int]:
-    """Send requests and return the process's resident bytes after each window of :data:`WINDOW` that have ended."""
+    """Send requests and return the process's resident bytes after each window of :data:`WINDOW` that have
+    ended.
+    """
     process, numbers = psutil.Process(pid), itertools.count()
     readings: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 

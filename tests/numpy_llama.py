@@ -1,7 +1,8 @@
-"""A Llama forward pass from its definition, in numpy and float64: an oracle that shares no code with the exporter.
+"""A Llama forward pass from its definition, in numpy and float64: an oracle that shares no code with the
+exporter.
 
-Input is the content of a ``config.json`` and weights under Hugging Face's names; output are the logits of every
-position. It holds for shapes that transformers refuses to build.
+Input is the content of a ``config.json`` and weights under Hugging Face's names; output are the logits of
+every position. It holds for shapes that transformers refuses to build.
 """
 
 from __future__ import annotations

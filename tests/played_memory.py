@@ -6,7 +6,9 @@ import ctypes
 
 
 class PlayedMemory:
-    """What :class:`llorch_serve.providers.device_memory.DeviceMemory` asks for. free: bytes that it says are free."""
+    """What :class:`llorch_serve.providers.device_memory.DeviceMemory` asks for. free: bytes that it says are
+    free.
+    """
 
     def __init__(self, free: int = 2**30) -> None:
         self.free = free

@@ -1,7 +1,8 @@
-"""Running ``llorch``: in this process for speed, as a process of its own where streams, signals or imports matter.
+"""Running ``llorch``: in this process for speed, as a process of its own where streams, signals or imports
+matter.
 
-Events are waited for (a line on stderr, a byte on stdout, the end of the process), each with a deadline; nothing
-sleeps. No run sees the settings of whoever started the tests: neither models, tokenizers nor caches.
+Events are waited for (a line on stderr, a byte on stdout, the end of the process), each with a deadline;
+nothing sleeps. No run sees the settings of whoever started the tests: neither models, tokenizers nor caches.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def llorch(*arguments: object, python: object = sys.executable, **variables: str
 
 
 def llorch_here(*arguments: object, **variables: str | Path) -> Outcome:
-    """Run a command in this process, which saves half a second of imports. Its own child processes are not captured."""
+    """Run a command in this process, which saves half a second of imports. Its own child processes are not
+    captured.
+    """
     out, err = io.StringIO(), io.StringIO()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     code: object = 0
@@ -149,7 +152,9 @@ class Running:
             return list(self._log)
 
     def wait_for_line(self, pattern: str) -> re.Match[str]:
-        """Return the match of the first line on stderr that holds ``pattern``; fails if the process ends without."""
+        """Return the match of the first line on stderr that holds ``pattern``; fails if the process ends
+        without.
+        """
         deadline = time.monotonic() + PATIENCE_S
         with self._changed:
             seen = 0

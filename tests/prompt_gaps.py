@@ -2,8 +2,9 @@
 
     python tests/prompt_gaps.py ARTIFACT [TOKENS]
 
-Prints the prompt's tokens per second alone and beside one running stream, and that stream's longest gap between two
-tokens, for three rounds. Needs an idle machine and a context of more than TOKENS (4,000 if not said).
+Prints the prompt's tokens per second alone and beside one running stream, and that stream's longest gap
+between two tokens, for three rounds. Needs an idle machine and a context of more than TOKENS (4,000 if not
+said).
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def main(folder: Path, length: int) -> None:
         gap = max(later - earlier for earlier, later in itertools.pairwise(during))
         loaded = length / (beside.times[0] - start)
         print(  # noqa: T201 - a script's output
-            f"alone {rate:.0f} tokens/s, beside a stream {loaded:.0f} ({loaded / rate:.2f}), longest gap {1000 * gap:.0f} ms"
+            f"alone {rate:.0f} tokens/s, beside a stream {loaded:.0f} ({loaded / rate:.2f}), longest gap "
+            f"{1000 * gap:.0f} ms"
         )
     worker.close()
 

@@ -36,7 +36,9 @@ def dequantise(blocks: Blocks, *, bits: int, columns: int) -> Matrix:
 
 
 def as_stored(scale: float, scale_type: ScaleType) -> float:
-    """Return a scale as the type keeps it: bfloat16 has the upper half of a float32, rounded to nearest, ties to even."""
+    """Return a scale as the type keeps it: bfloat16 has the upper half of a float32, rounded to nearest, ties
+    to even.
+    """
     if scale_type == "float32":
         return float(np.float32(scale))
     bits = int(np.float32(scale).view(np.uint32))

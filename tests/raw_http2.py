@@ -1,4 +1,6 @@
-"""HTTP/2 by hand: what no gRPC library would send, and sockets that behave as none of its connections would."""
+"""HTTP/2 by hand: what no gRPC library would send, and sockets that behave as none of its connections
+would.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def call(path: str, message: Message, stream: int = 1, *, whole: bool = True) ->
 
 
 def begun(path: str, size: int, stream: int = 1, *, sent: bytes = b"") -> bytes:
-    """Return the beginning of a call: its HEADERS, what its message claims to have, and the message's first bytes."""
+    """Return the beginning of a call: its HEADERS, what its message claims to have, and the message's first
+    bytes.
+    """
     return headers(path, stream) + frame(DATA, 0, stream, b"\x00" + size.to_bytes(4, "big") + sent)
 
 
@@ -67,9 +71,11 @@ def connected(address: str, timeout_s: float) -> Iterator[socket.socket]:
 
 
 class Streams:
-    """Calls of one connection whose streamed answers are read and nothing more: the least that a client can do.
+    """Calls of one connection whose streamed answers are read and nothing more: the least that a client can
+    do.
 
-    What they send is not looked at but for where a message begins; a call without DATA before its end has failed.
+    What they send is not looked at but for where a message begins; a call without DATA before its end has
+    failed.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -1,4 +1,6 @@
-"""safetensors files written and read by the format's definition: storage types and sizes that numpy's writer lacks."""
+"""safetensors files written and read by the format's definition: storage types and sizes that numpy's writer
+lacks.
+"""
 
 from __future__ import annotations
 

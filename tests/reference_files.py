@@ -1,4 +1,6 @@
-"""Reference files for tests: an artifact's own logits in place of the reference's, so that nothing needs torch."""
+"""Reference files for tests: an artifact's own logits in place of the reference's, so that nothing needs
+torch.
+"""
 
 from __future__ import annotations
 

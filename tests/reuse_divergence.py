@@ -1,8 +1,9 @@
 """How much it matters that a reused prefix was decoded and not prefilled.
 
-``python tests/reuse_divergence.py REFERENCE ARTIFACT...`` runs the sample text twice: positions 256 to 767 prefilled, and
-decoded one by one, as a conversation leaves them in the cache. Over the 512 positions that follow it prints the divergence of
-the second run from the first, and of both from REFERENCE, an fp32 artifact of the same model.
+``python tests/reuse_divergence.py REFERENCE ARTIFACT...`` runs the sample text twice: positions 256 to 767
+prefilled, and decoded one by one, as a conversation leaves them in the cache. Over the 512 positions that
+follow it prints the divergence of the second run from the first, and of both from REFERENCE, an fp32 artifact
+of the same model.
 """
 
 from __future__ import annotations

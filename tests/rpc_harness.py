@@ -57,7 +57,8 @@ class RunningServer:
 def running_server(generator: TextGenerator | None = None, **config: Any) -> Iterator[RunningServer]:
     """A server on a free port; still loading unless it is given a generator.
 
-    Every token has a message, unless said otherwise: a fake engine makes a whole answer in the time that others wait for one.
+    Every token has a message, unless said otherwise: a fake engine makes a whole answer in the time that
+    others wait for one.
     """
     running = RunningServer(ServerConfig(port=0, **{"stream_interval": 1, **config}))
     try:
@@ -79,7 +80,9 @@ def open_stub(address: str, **options: int) -> Iterator[worker_pb2_grpc.Generati
 
 @contextmanager
 def held_up(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Keep what reads requests busy until all of them have been ended; yields what is set once one waits to be read."""
+    """Keep what reads requests busy until all of them have been ended; yields what is set once one waits to
+    be read.
+    """
     gate, queued = threading.Event(), threading.Event()
     threads, end_all, run = service._threads, service.end_all, service._threads.run
     for _ in range(POOL_THREADS):

@@ -1,8 +1,9 @@
 """Answer prompts with onnxruntime-genai: run by an interpreter that has it, not by pytest's.
 
-usage: PYTHON run_genai.py FOLDER <questions >answers. Questions is a JSON object: ``texts`` to tokenise, ``prompts`` as
-lists of ids to continue one by one, ``batch`` of the same to continue together, ``steps`` of greedy choice. Answers are
-the ids of each, padding left out, and ``decoded``, the texts again.
+usage: PYTHON run_genai.py FOLDER <questions >answers. Questions is a JSON object: ``texts`` to tokenise,
+    ``prompts`` as
+lists of ids to continue one by one, ``batch`` of the same to continue together, ``steps`` of greedy choice.
+Answers are the ids of each, padding left out, and ``decoded``, the texts again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Quantise and run GGUF files with llama.cpp: run by an interpreter that has llama-cpp-python, not by pytest's.
+"""Quantise and run GGUF files with llama.cpp: run by an interpreter that has llama-cpp-python, not by
+pytest's.
 
 usage: PYTHON run_llamacpp.py quantize SOURCE TARGET TYPE     TYPE as llama.cpp's own tool names it: Q4_K_M
-       PYTHON run_llamacpp.py logits FILE OUTPUT <windows     a JSON array of arrays of token ids, each a context of its own
+       PYTHON run_llamacpp.py logits FILE OUTPUT <windows     a JSON array of arrays of token ids, each a
+       context of its own
 
-Logits are an array [tokens, vocabulary] in float32, windows one after the other, in numpy's format. A source that is
-quantised already is widened first.
+Logits are an array [tokens, vocabulary] in float32, windows one after the other, in numpy's format. A source
+that is quantised already is widened first.
 """
 
 from __future__ import annotations

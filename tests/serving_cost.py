@@ -1,13 +1,16 @@
-"""What the ways into a worker cost: tokens per second through gRPC and HTTP beside the engine alone, and two waits.
+"""What the ways into a worker cost: tokens per second through gRPC and HTTP beside the engine alone, and two
+waits.
 
-    python tests/serving_cost.py ARTIFACT [--restarts 3] [--rounds 3] [--stream-interval auto] [--output FILE.json]
+    python tests/serving_cost.py ARTIFACT [--restarts 3] [--rounds 3] [--stream-interval auto] [--output
+    FILE.json]
 
-Every round runs the same work on the engine alone (in this process), through gRPC and through HTTP (a worker process; this
-one is the client, on the same processors), in an order that turns from round to round. What is asked of gRPC is asked with the
-least that reads its streams, as over HTTP; beside it stands llorch's own client, whose processor time is the engine's loss too.
-Ratios are taken within a round. A process keeps a speed of its own, some percent apart from another's, so engine and worker are
-started several times. Each time, with the worker idle: the first token of a short prompt, and how long a slot stays taken once its call is cancelled.
-Means something on a machine with nothing else to do.
+Every round runs the same work on the engine alone (in this process), through gRPC and through HTTP (a worker
+process; this one is the client, on the same processors), in an order that turns from round to round. What is
+asked of gRPC is asked with the least that reads its streams, as over HTTP; beside it stands llorch's own
+client, whose processor time is the engine's loss too. Ratios are taken within a round. A process keeps a
+speed of its own, some percent apart from another's, so engine and worker are started several times. Each
+time, with the worker idle: the first token of a short prompt, and how long a slot stays taken once its call
+is cancelled. Means something on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -95,7 +98,9 @@ class OverHttp:
 
 
 class LeastGrpc:
-    """The least that reads streams over gRPC: frames of one connection, whose messages are counted and not read."""
+    """The least that reads streams over gRPC: frames of one connection, whose messages are counted and not
+    read.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._streams = Streams(connection)

@@ -10,7 +10,8 @@ from tiny_exports import random_ids
 
 
 def slot_calls(session: DecoderSession) -> list[npt.NDArray[np.float32]]:
-    """Return the logits of prompts, chunks, a copied and a swapped slot, steps of one to three sequences, and a check of a draft.
+    """Return the logits of prompts, chunks, a copied and a swapped slot, steps of one to three sequences, and
+    a check of a draft.
 
     session: of a tiny model, with three slots.
     """

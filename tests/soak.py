@@ -1,10 +1,11 @@
-"""A worker at saturation for as long as is wanted: 64 clients on 8 slots, with a queue too short for all of them.
+"""A worker at saturation for as long as is wanted: 64 clients on 8 slots, with a queue too short for all of
+them.
 
     python tests/soak.py ARTIFACT [--minutes 20] [--output FILE.json]
 
-Prints what is asked of the worker and what was found, writes the measurements as JSON, and exits with 1 where something does
-not hold. Speed is compared with the engine alone, which does the same work before and after, in this process and without gRPC.
-Means something on a machine with nothing else to do.
+Prints what is asked of the worker and what was found, writes the measurements as JSON, and exits with 1 where
+something does not hold. Speed is compared with the engine alone, which does the same work before and after,
+in this process and without gRPC. Means something on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ SHARE_OF_ALONE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """What a run found. since, until: the measured time. alone: tokens per second of the engine, before and after."""
+    """What a run found. since, until: the measured time. alone: tokens per second of the engine, before and
+    after.
+    """
 
     since: float
     until: float
@@ -94,7 +97,8 @@ def judge(run: Soaked) -> list[Check]:
             for name, times in (("kept", run.watched.kept_ms), ("new", run.watched.new_ms))
         ),
         Check(
-            "resident memory without the mapped weights: highest in the lower of the first two tenths, and in a later one",
+            "resident memory without the mapped weights: highest in the lower of the first two tenths, and "
+            "in a later one",
             f"{first / 2**20:.1f} MiB, {(max(later) - first) / 2**20:+.1f} MiB",
             f"at most {MEMORY_ROOM / 2**20:+.0f} MiB",
             max(later) <= first + MEMORY_ROOM,
@@ -125,7 +129,8 @@ def _timed(times: list[float], name: str) -> Check:
 
 
 def alone(folder: Path, work: Work, *, slots: int, cycles: int) -> float:
-    """Return tokens per second of the engine without gRPC, with all of ``cycles`` times 64 requests waiting at once.
+    """Return tokens per second of the engine without gRPC, with all of ``cycles`` times 64 requests waiting
+    at once.
 
     Counted until the last of them has started, so that all slots are taken all the time.
     """
@@ -146,8 +151,8 @@ def load(
 ) -> tuple[float, float, Seen, Watched, Footprint, Footprint]:
     """Load a worker for so many seconds, or with so many requests.
 
-    Returns the measured time's begin and end, what the clients and whoever watches saw, and the worker's footprint before and
-    after. A tenth of the seconds, two minutes at most, warms up.
+    Returns the measured time's begin and end, what the clients and whoever watches saw, and the worker's
+    footprint before and after. A tenth of the seconds, two minutes at most, warms up.
     """
     pid = worker.command.process.pid
     before = Footprint.of(pid)

@@ -2,8 +2,8 @@
 
     python tests/soak_clients.py ADDRESS CLIENTS REQUESTS VOCABULARY LONGEST_PROMPT LONGEST_ANSWER
 
-A process of its own, so that its work is not part of anybody's times. Ends after REQUESTS answers, or with 0 when stdin is
-closed; what runs then is finished first. Prints a :class:`Seen` as JSON.
+A process of its own, so that its work is not part of anybody's times. Ends after REQUESTS answers, or with 0
+when stdin is closed; what runs then is finished first. Prints a :class:`Seen` as JSON.
 """
 
 from __future__ import annotations
@@ -29,19 +29,25 @@ from llorch_serve.rpc.status import read_status
 from llorch_serve.sampling.params import SamplingParams
 
 CYCLE = 64
-"""So many requests have every length once; the next ones have the same lengths in the same order, and other tokens."""
+"""So many requests have every length once; the next ones have the same lengths in the same order, and other
+tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of what size requests are. vocabulary: ids that prompts hold. Lengths in tokens, drawn from an eighth of the longest on."""
+    """Of what size requests are. vocabulary: ids that prompts hold. Lengths in tokens, drawn from an eighth
+    of the longest on.
+    """
 
     vocabulary: int
     longest_prompt: int
     longest_answer: int
 
     def request(self, index: int) -> GenerationRequest:
-        """Return request ``index``: lengths log-uniform over a cycle, every other one greedy, prompts like no other's."""
+        """Return request ``index``: lengths log-uniform over a cycle, every other one greedy, prompts like no
+        other's.
+        """
         place = index % CYCLE
         return self._sized(
             index, _between(self.longest_prompt, place), _between(self.longest_answer, 37 * place % CYCLE)
@@ -67,8 +73,10 @@ def _between(longest: int, place: int) -> int:
 class Seen:
     """What the clients saw.
 
-    begun: when the first asked, on the machine's monotonic clock. tokens: that arrived in each second from there.
-    answers: that came whole. refused: RESOURCE_EXHAUSTED, each asked again later. failures: everything else, by its words.
+    begun: when the first asked, on the machine's monotonic clock. tokens: that arrived in each second from
+        there.
+    answers: that came whole. refused: RESOURCE_EXHAUSTED, each asked again later. failures: everything else,
+        by its words.
     """
 
     begun: float

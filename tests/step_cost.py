@@ -2,8 +2,8 @@
 
     python tests/step_cost.py ARTIFACT PICTURE.png
 
-Runs the session alone, without scheduler and sampling, over a cache that a real prompt has filled. Needs an idle machine
-and, with eight streams of 4,096 tokens, a gigabyte.
+Runs the session alone, without scheduler and sampling, over a cache that a real prompt has filled. Needs an
+idle machine and, with eight streams of 4,096 tokens, a gigabyte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ Costs = dict[tuple[int, int], float]
 
 
 def measure(session: ServedSession) -> Costs:
-    """Return seconds per step, the median over all steps, by streams and context; passes go through all of them in turn."""
+    """Return seconds per step, the median over all steps, by streams and context; passes go through all of
+    them in turn.
+    """
     most = CONTEXTS[-1]
     for start in range(0, most, 256):
         session.prefill(0, [100 + i % 400 for i in range(start, start + 256)], start)

@@ -27,7 +27,8 @@ def reference(folder: Path, ids: list[int], **place: Any) -> Logits:
 
 
 def stepwise(session: DecoderSession, ids: list[int]) -> tuple[Logits, Logits]:
-    """Return the logits of every position of two slots: a prefill, a chunk, then token by token, the two together.
+    """Return the logits of every position of two slots: a prefill, a chunk, then token by token, the two
+    together.
 
     Slot 1 is five tokens behind slot 0 throughout, so each row of a step has a position of its own.
     """

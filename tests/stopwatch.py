@@ -1,7 +1,8 @@
-"""Independent stopwatches for benchmarks: a proxy on the wire, an interceptor in the client, and a watch on the model's calls.
+"""Independent stopwatches for benchmarks: a proxy on the wire, an interceptor in the client, and a watch on
+the model's calls.
 
-They share nothing with what they check: times are their own, and the arithmetic is written from the definitions of docs/bench.md and
-docs/bench-serving.md, in plain Python.
+They share nothing with what they check: times are their own, and the arithmetic is written from the
+definitions of docs/bench.md and docs/bench-serving.md, in plain Python.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from llorch_serve.rpc import worker_pb2 as pb
 
 @dataclass(slots=True)
 class SeenCall:
-    """A stream as it passed. messages: when, with how many tokens. whole: it ended with a completion. end: of its last message."""
+    """A stream as it passed. messages: when, with how many tokens. whole: it ended with a completion. end: of
+    its last message.
+    """
 
     start: float
     messages: list[tuple[float, int]] = field(default_factory=list)
@@ -62,7 +65,8 @@ class ClientStopwatch(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[mi
 class ProxyStopwatch:
     """Passes calls on to a worker and notes when each message of a stream leaves.
 
-    bundle: so many messages are made one. cut: every so-many-th stream is cut after its second message; 0: none.
+    bundle: so many messages are made one. cut: every so-many-th stream is cut after its second message; 0:
+        none.
     """
 
     def __init__(self, target: str, *, bundle: int = 1, cut: int = 0) -> None:
@@ -151,7 +155,8 @@ def serving_figures(calls: Sequence[SeenCall]) -> dict[str, float]:
         ttft.append(first - call.start)
         e2e.append(call.end - call.start)
         tpot.append((last - first) / (count - 1))
-        # The rest of the first message's tokens came with its first one; later ones share their message's wait.
+        # The rest of the first message's tokens came with its first one; later ones share their message's
+        # wait.
         itl.extend(0.0 for _ in range(call.messages[0][1] - 1))
         for (before, _), (at, tokens) in zip(call.messages, call.messages[1:], strict=False):
             itl.extend((at - before) / tokens for _ in range(tokens))
@@ -214,7 +219,9 @@ def watch_model(note: Callable[[ModelCall], None]) -> None:
 
 
 def take_run(calls: list[ModelCall], *, prompts: int, answers: int) -> list[ModelCall]:
-    """Take the calls of one run off the end of all: so many tokens of prompts, and so many of answers after their first ones."""
+    """Take the calls of one run off the end of all: so many tokens of prompts, and so many of answers after
+    their first ones.
+    """
     run: list[ModelCall] = []
     while prompts > 0 or answers > 0:
         call = calls.pop()

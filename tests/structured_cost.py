@@ -1,7 +1,9 @@
 """What structured output costs per token: ``python tests/structured_cost.py ARTIFACT [STREAMS ...]``.
 
-In one process, in turns: all requests free, all held to a JSON Schema, and half of each. Printed for each number of
-streams: milliseconds per token of free requests alone, of held ones, and of free ones beside held ones, as medians over
+In one process, in turns: all requests free, all held to a JSON Schema, and half of each. Printed for each
+number of
+streams: milliseconds per token of free requests alone, of held ones, and of free ones beside held ones, as
+    medians over
 rounds, and the slow-down as the median of each round's own ratio.
 """
 
@@ -47,7 +49,9 @@ class _Sink:
 
 
 def run(worker: Worker, held: Sequence[bool], *, seed: int) -> tuple[list[float], list[float]]:
-    """Answer one request for each entry together; return milliseconds per token of the free and of the held ones."""
+    """Answer one request for each entry together; return milliseconds per token of the free and of the held
+    ones.
+    """
     sink = _Sink()
     for index, is_held in enumerate(held):
         params = SamplingParams(

@@ -25,7 +25,10 @@ SENT = "<sent>"
 _PASTE_OFF = "\x1b[?2004l"
 
 # Makes the terminal the one whose Ctrl-C reaches the process, then becomes the command.
-_TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+_TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], "
+    "sys.argv[1:])"
+)
 _STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x1b\][^\x07]*\x07")
 
 
@@ -55,7 +58,9 @@ class Terminal:
         os.write(self._screen, keys.encode())
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Return the match of ``pattern`` in what came after the last match, without styles; fails if it does not come."""
+        """Return the match of ``pattern`` in what came after the last match, without styles; fails if it does
+        not come.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while True:
             text = _STYLES.sub("", self.raw.replace(_PASTE_OFF, SENT))

@@ -1,4 +1,6 @@
-"""Two answers of which only the ids are promised to agree: where they part, two logits must be next to equal."""
+"""Two answers of which only the ids are promised to agree: where they part, two logits must be next to
+equal.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Tie:
 def parting(ids: Sequence[int], logprobs: Sequence[TokenLogprobs], others: Sequence[int]) -> Tie | None:
     """Return the tie at which ``others`` leaves a greedy answer; None if it does not.
 
-    logprobs: of ``ids``, with the likeliest tokens. Raises AssertionError if the two part elsewhere than at a tie.
+    logprobs: of ``ids``, with the likeliest tokens. Raises AssertionError if the two part elsewhere than at a
+        tie.
     """
     assert len(ids) == len(others)
     for position, (token, other) in enumerate(zip(ids, others, strict=True)):

@@ -1,4 +1,5 @@
-"""An artifact folder that everything but the runtime accepts: a true manifest and tokenizer beside a graph of noise.
+"""An artifact folder that everything but the runtime accepts: a true manifest and tokenizer beside a graph of
+noise.
 
 Tests change a manifest field by field, or put the fake session in place of the graph.
 """

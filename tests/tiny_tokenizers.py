@@ -1,4 +1,6 @@
-"""Tokenizers small enough to read: a byte-level one as Llama 3 and SmolLM2 have, and byte-fallback ones as Llama 2."""
+"""Tokenizers small enough to read: a byte-level one as Llama 3 and SmolLM2 have, and byte-fallback ones as
+Llama 2.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def byte_level(specials: tuple[str, ...] = ("<|im_start|>", "<|im_end|>")) -> to
     """Byte-level BPE; specials beyond the vocabulary, and one added token that is ordinary text."""
     vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = _merges("\u0120", vocab)
-    # Tokens that end inside a character: the first and last two bytes of an emoji, and of two Chinese characters.
+    # Tokens that end inside a character: the first and last two bytes of an emoji, and of two Chinese
+    # characters.
     for piece in ("\u00f0\u0141", "\u013a\u0122", "\u00e4\u00bd", "\u0142\u00e5\u00a5"):
         vocab.setdefault(piece, len(vocab))
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
@@ -67,7 +70,9 @@ def byte_fallback(*, metaspace: bool = False) -> tokenizers.Tokenizer:
 
 
 def unigram() -> tokenizers.Tokenizer:
-    """SentencePiece unigram with ``<0x..>`` tokens, as T5's and Llama-like models trained with it; BOS is added."""
+    """SentencePiece unigram with ``<0x..>`` tokens, as T5's and Llama-like models trained with it; BOS is
+    added.
+    """
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words = [*WORDS, *(f"\u2581{word}" for word in WORDS)]
     names += ["\u2581", *"abcdefghijklmnopqrstuvwxyz<>/|_[]", "\u4f60", "\ufffd", "\u2581\u2581", *words]

@@ -9,46 +9,59 @@ from __future__ import annotations
 from typing import Final
 
 FP32_LOGITS: Final = 1e-4
-"""fp32 graph against transformers or numpy: same arithmetic, sums in another order (measured: 1e-5 at most)."""
+"""fp32 graph against transformers or numpy: same arithmetic, sums in another order (measured: 1e-5 at
+most).
+"""
 
 SAME_GRAPH_LOGITS: Final = 1e-5
 """One graph and the same weights out of another file format: the rows of q and k only move."""
 
 STEPWISE_LOGITS: Final = 5e-5
-"""One graph in other chunks, or step by step: kernels for one row sum in another order (measured: 1.2e-5 at logits of 8)."""
+"""One graph in other chunks, or step by step: kernels for one row sum in another order (measured: 1.2e-5 at
+logits of 8).
+"""
 
 NUMPY_LOGITS: Final = 1e-4
 """transformers in float32 against numpy in float64: what float32 rounding costs (measured: 2e-5)."""
 
 QUANTISED_LOGITS_LEVEL_0: Final = 1e-4
-"""Quantised graph at accuracy level 0 against the fp32 forward on dequantised weights: sums in another order."""
+"""Quantised graph at accuracy level 0 against the fp32 forward on dequantised weights: sums in another
+order.
+"""
 
 MATMUL_RELATIVE_LEVEL_0: Final = 1e-5
 """One MatMulNBits at level 0 against numpy in float64, relative to the largest output."""
 
 MATMUL_STEP_LEVEL_4: Final = 0.5
-"""Level 4 rounds activations to int8 with one scale a block and row: each is off by at most half of its scale.
+"""Level 4 rounds activations to int8 with one scale a block and row: each is off by at most half of its
+scale.
 
-The error of an output is then at most the sum over blocks of ``0.5 * scale * sum(|w|)``, see the test."""
+The error of an output is then at most the sum over blocks of ``0.5 * scale * sum(|w|)``, see the test.
+"""
 
 KL_FP32: Final = 1e-6
 """Nats; the limit that ``llorch verify`` sets for fp32. Tiny models measure below 1e-10."""
 
 FP16_LOGITS: Final = 0.04
-"""fp16 graph against the float32 forward on float16-rounded weights: activations carry 11 bits (measured: 0.018 at most)."""
+"""fp16 graph against the float32 forward on float16-rounded weights: activations carry 11 bits (measured:
+0.018 at most).
+"""
 
 KL_FP16: Final = 5e-6
 """Nats, tiny models, fp16 against the same forward (measured: 1.9e-6 at most)."""
 
 KL_LEVEL_4_INT8: Final = 2e-3
-"""Nats, tiny models, int8 weights and level 4 against level 0 of the same weights (measured: 5e-5 to 1e-3)."""
+"""Nats, tiny models, int8 weights and level 4 against level 0 of the same weights (measured: 5e-5 to
+1e-3).
+"""
 
 KL_LEVEL_4_INT4: Final = 2e-3
 """As above with int4 weights: rounding activations costs the same, whatever the weights."""
 
 KL_WIDENED_OFFSETS: Final = 3e-4
-"""Nats, tiny models, affine GGUF blocks on their 8-bit grid at level 0: an offset moves by a small part of a step
-(measured: 2e-5 to 1.2e-4, the most in Q5_1, whose steps leave room for few sub-steps)."""
+"""Nats, tiny models, affine GGUF blocks on their 8-bit grid at level 0: an offset moves by a small part of a
+step (measured: 2e-5 to 1.2e-4, the most in Q5_1, whose steps leave room for few sub-steps).
+"""
 
 KL_INT8_CACHE: Final = 1e-3
 """Nats, tiny models, int8 weights: keys and values in int8 against float32."""
@@ -60,22 +73,27 @@ ROTARY_TABLE: Final = 2e-5
 """Cosines at positions below 128 against float64: a float32 angle of 100 is off by 4e-6."""
 
 EXPORT_MEMORY_BYTES: Final = 64 * 2**20
-"""Peak growth of an export whatever the size of its tensors: chunks of 8 MiB with their temporaries. Growth of 27 MiB
-was measured; one whole tensor of the test's model would exceed it."""
+"""Peak growth of an export whatever the size of its tensors: chunks of 8 MiB with their temporaries. Growth
+of 27 MiB was measured; one whole tensor of the test's model would exceed it.
+"""
 
 EXPORT_LARGE_BYTES: Final = 128 * 2**20
-"""Peak growth of an export of a model of real size: what EXPORT_MEMORY_BYTES allows, and the tables of rotary angles for
-its context. 40 MiB were measured."""
+"""Peak growth of an export of a model of real size: what EXPORT_MEMORY_BYTES allows, and the tables of rotary
+angles for its context. 40 MiB were measured.
+"""
 
 WEIGHTS_MEASURED: Final = 1.1
-"""Memory of running an int8 artifact to measure its KV cache, over the size of its weights, which kernels rearrange."""
+"""Memory of running an int8 artifact to measure its KV cache, over the size of its weights, which kernels
+rearrange.
+"""
 
 EXPORT_1B_SECONDS: Final = 60
 """Processor time of an int8 export of 1.2 billion parameters; 15 s were measured."""
 
 KL_ROW_CODES: Final = 5e-6
-"""Nats, tiny models in whole bytes against numpy's whole numbers: 6e-13 where no code differs; a float32 norm's last bit
-may move one activation to the next code (measured: 7e-7)."""
+"""Nats, tiny models in whole bytes against numpy's whole numbers: 6e-13 where no code differs; a float32
+norm's last bit may move one activation to the next code (measured: 7e-7).
+"""
 
 KL_ROW_TINY: Final = 0.005
 """Nats, tiny models, activations rounded by rows against unrounded ones (measured: 1e-4 to 0.0023)."""
@@ -83,7 +101,11 @@ KL_HALF_TARGETS: Final = 1e-5
 """Nats, tiny models, graphs of other targets in float16 against float64 (measured: 6e-7 to 9e-7)."""
 
 LOGPROBS: Final = 1e-4
-"""Log-probabilities of fp32 graphs against transformers: a logit and the logarithm of a sum, each as exact as the logits."""
+"""Log-probabilities of fp32 graphs against transformers: a logit and the logarithm of a sum, each as exact as
+the logits.
+"""
 
 HALF_PROVIDER_DIFFERENCE: Final = 0.05
-"""Logits of a float16 graph on a GPU and on the CPU, as part of the largest one: sums are taken in other orders."""
+"""Logits of a float16 graph on a GPU and on the CPU, as part of the largest one: sums are taken in other
+orders.
+"""

@@ -1,10 +1,11 @@
-"""A small Llama with weights that mean something: trained on the spot on the Python standard library's sources.
+"""A small Llama with weights that mean something: trained on the spot on the Python standard library's
+sources.
 
 Random weights say little about quantisers, and published small models come already quantised. Run as
-``python tests/trained_llama.py FOLDER [--seed N]`` it takes some minutes on two cores and leaves a Hugging Face folder
-plus ``heldout.txt`` (text the model has not seen, to measure on) and ``calibration.txt`` (text it has seen). The seed is
-of the first weights and of the windows trained on; equal seeds give equal weights only on the same machine, Python and
-torch.
+``python tests/trained_llama.py FOLDER [--seed N]`` it takes some minutes on two cores and leaves a Hugging
+Face folder plus ``heldout.txt`` (text the model has not seen, to measure on) and ``calibration.txt`` (text it
+has seen). The seed is of the first weights and of the windows trained on; equal seeds give equal weights only
+on the same machine, Python and torch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ CONFIG = {
 
 
 def sources(*, held_out: bool) -> list[str]:
-    """Return the standard library's modules, in the order of their names; test suites and site-packages excluded."""
+    """Return the standard library's modules, in the order of their names; test suites and site-packages
+    excluded.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     chosen = []
     for path in sorted(root.rglob("*.py")):
@@ -92,7 +95,8 @@ def train(ids: np.ndarray, seed: int) -> LlamaForCausalLM:
         optimizer.step()
         schedule.step()
         if step % 50 == 0 or step == STEPS - 1:
-            print(f"step {step}: loss {loss.item():.3f}, {time.perf_counter() - started:.0f} s", flush=True)  # noqa: T201 - a script that runs for minutes
+            took = time.perf_counter() - started
+            print(f"step {step}: loss {loss.item():.3f}, {took:.0f} s", flush=True)  # noqa: T201 - takes minutes
     return model
 
 

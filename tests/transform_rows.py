@@ -1,4 +1,6 @@
-"""Checkpoints of every family for tests of weight transforms, with weights uneven enough that each has something to do."""
+"""Checkpoints of every family for tests of weight transforms, with weights uneven enough that each has
+something to do.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""``llorch bench``, or its process of an entry, with a stopwatch inside: ``watched.py LOG bench ...`` or ``watched.py LOG -P -m ...child``.
+"""``llorch bench``, or its process of an entry, with a stopwatch inside: ``watched.py LOG bench ...`` or
+``watched.py LOG -P -m ...child``.
 
-LOG gets a JSON line for each call: of the model (a :class:`stopwatch.ModelCall`), or of a worker (a :class:`stopwatch.SeenCall`).
+LOG gets a JSON line for each call: of the model (a :class:`stopwatch.ModelCall`), or of a worker (a
+:class:`stopwatch.SeenCall`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A worker process watched from outside while something is done to it: health, memory, threads and descriptors."""
+"""A worker process watched from outside while something is done to it: health, memory, threads and
+descriptors.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ SETTLING_S = 30.0  # for what clients left behind to be closed
 class Watched:
     """What was seen of the worker beside the load, each with its moment on the monotonic clock.
 
-    memory: resident bytes that are the process's own; pages of the weights' file come and go as the system likes. kept_ms, new_ms: how long health took on a connection that stays, and on one of its own.
+    memory: resident bytes that are the process's own; pages of the weights' file come and go as the system
+        likes. kept_ms, new_ms: how long health took on a connection that stays, and on one of its own.
     unwell: checks that did not say SERVING.
     """
 

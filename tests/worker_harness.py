@@ -1,4 +1,6 @@
-"""A real worker, loop, engine, scheduler and tokenizer around the fake session, and a sink that keeps what it is given."""
+"""A real worker, loop, engine, scheduler and tokenizer around the fake session, and a sink that keeps what it
+is given.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``ci/bench``: rounds of ours and the peers by turns, then the page, the picture and the measurements as JSON."""
+"""``ci/bench``: rounds of ours and the peers by turns, then the page, the picture and the measurements as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def command(
 ) -> None:
     """Measure llorch beside its peers and write docs/performance.md, performance.png and performance.json.
 
-    A full run takes about half an hour on two cores, and means something on a machine with nothing else to do.
+    A full run takes about half an hour on two cores, and means something on a machine with nothing else to
+    do.
     """
     size = _QUICK if quick else msgspec.structs.replace(_FULL, rounds=rounds)
     size.output.mkdir(parents=True, exist_ok=True)
@@ -139,7 +142,9 @@ def _flags(size: _Size) -> list[str]:
 def work_of(
     artifact_folder: Path, scratch: Path, prompt_tokens: int, new_tokens: int, streams: tuple[int, ...]
 ) -> Work:
-    """Return the work with a prompt of English text, encoded by an artifact's tokenizer; ``scratch`` holds its file."""
+    """Return the work with a prompt of English text, encoded by an artifact's tokenizer; ``scratch`` holds
+    its file.
+    """
     artifact = load_artifact(artifact_folder)
     encoder = PromptEncoder(artifact, Tokenizer.load(artifact.tokenizer_path))
     encode = functools.partial(encoder.encode, context=COUNTED_TOKENS)

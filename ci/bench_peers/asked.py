@@ -11,8 +11,9 @@ from bench_peers.results import DECODE, PREFILL, Metric, Ratio, Run, Subject, fa
 from bench_peers.reuse import PROMPTS, LookupGain
 
 TIE: Final = 0.75
-"""Logits. Answers that part where two tokens are nearer than this have met a tie. The same tokens prefilled and decoded give
-int8 margins between the two likeliest that differ by up to 0.37 (rms 0.11, 328 positions); here two such differences add up.
+"""Logits. Answers that part where two tokens are nearer than this have met a tie. The same tokens prefilled
+and decoded give int8 margins between the two likeliest that differ by up to 0.37 (rms 0.11, 328 positions);
+here two such differences add up.
 """
 
 _BEST: Final = (LLAMA_CPP, GENAI, OPENVINO)
@@ -24,7 +25,8 @@ _PREFIX: Final = 0.1
 class Demand:
     """A ratio that is asked for, against the fastest of some peers.
 
-    kl_limit: our recipes that count diverge by at most this, in nats; None: only ``recipe`` counts, whatever it costs.
+    kl_limit: our recipes that count diverge by at most this, in nats; None: only ``recipe`` counts, whatever
+        it costs.
     """
 
     metric: Metric
@@ -54,7 +56,9 @@ DEMANDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One row of the table: what was asked, what was compared, what was found; ``found`` is None if nothing could be."""
+    """One row of the table: what was asked, what was compared, what was found; ``found`` is None if nothing
+    could be.
+    """
 
     figure: str
     condition: str
@@ -103,7 +107,8 @@ def _lookup(run: Run, prompt: str) -> Verdict:
         asked=f">= {_LOOKUP:g}, same ids but for ties",
         found=found,
         holds=found.value >= _LOOKUP and alike,
-        note=f"{sum(gain.accepted for gain in gains)} of {sum(gain.drafted for gain in gains)} guesses right; {note}",
+        note=f"{sum(gain.accepted for gain in gains)} of {sum(gain.drafted for gain in gains)} guesses "
+        f"right; {note}",
     )
 
 

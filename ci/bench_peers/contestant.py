@@ -52,10 +52,14 @@ class Contestant(Protocol):
         """How its weights were made."""
 
     def measure(self, work: Work) -> list[Measurement]:
-        """Do the work in a process of its own. Raises ResourceError if it fails, ProtocolError for odd answers."""
+        """Do the work in a process of its own. Raises ResourceError if it fails, ProtocolError for odd
+        answers.
+        """
 
     def closeness(self, reference: ReferenceFile, scratch: Path, threads: int) -> Closeness:
-        """Run the reference's text and compare; ``scratch`` is a folder for big files. Raises as ``measure``."""
+        """Run the reference's text and compare; ``scratch`` is a folder for big files. Raises as
+        ``measure``.
+        """
 
 
 def run_process(
@@ -66,7 +70,8 @@ def run_process(
 ) -> str:
     """Run a program and return its stdout.
 
-    python_path: the one folder that PYTHONPATH shall name, for an interpreter other than this one; None leaves it alone.
+    python_path: the one folder that PYTHONPATH shall name, for an interpreter other than this one; None
+        leaves it alone.
     accept: exit codes that are no failure. Raises ResourceError, with the last line the program said.
     """
     line = [str(argument) for argument in arguments]

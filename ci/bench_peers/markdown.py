@@ -16,7 +16,9 @@ def markers(by: str) -> tuple[str, str]:
 
 
 def replace_section(page: str, section: str, *, by: str = "ci/bench") -> str:
-    """Return the page with what stands between the markers replaced. Raises UsageError if they are not there once each."""
+    """Return the page with what stands between the markers replaced. Raises UsageError if they are not there
+    once each.
+    """
     begin, end = markers(by)
     if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
         raise UsageError(
@@ -54,7 +56,8 @@ def _conditions(run: Run) -> str:
     rounds = f"{len(run.rounds)} round{'s' if len(run.rounds) > 1 else ''}"
     with_ = f" with {', '.join(machine.instructions)}" if machine.instructions else ""
     return (
-        f"{run.date}, `{run.command}`: {machine.cpu}, {machine.cores} cores{with_}, {machine.memory_gib:.0f} GiB, "
+        f"{run.date}, `{run.command}`: {machine.cpu}, {machine.cores} cores{with_}, "
+        f"{machine.memory_gib:.0f} GiB, "
         f"{machine.system}; load before the run {machine.load:.2f}. {run.prompt_tokens} prompt tokens and "
         f"{run.new_tokens} greedy tokens a stream, {run.threads} threads, {rounds}. KL and top-1 over "
         f"{run.positions} tokens of the English sample, against {run.oracle}."

@@ -1,7 +1,8 @@
 """The model in the form that each peer takes, all made from one GGUF file.
 
-``python -m bench_peers.models FOLDER GGUF`` finds the peers' environments in FOLDER, where ``ci/peers`` put them, and
-adds the models that are missing. A model is made beside its place and renamed, so that one that stands is whole.
+``python -m bench_peers.models FOLDER GGUF`` finds the peers' environments in FOLDER, where ``ci/peers`` put
+them, and adds the models that are missing. A model is made beside its place and renamed, so that one that
+stands is whole.
 """
 
 from __future__ import annotations

@@ -87,7 +87,9 @@ class Recipe:
         ]
 
     def closeness(self, reference: ReferenceFile, scratch: Path, threads: int) -> Closeness:
-        """See :class:`bench_peers.contestant.Contestant`. A divergence beyond the recipe's limit is reported like any."""
+        """See :class:`bench_peers.contestant.Contestant`. A divergence beyond the recipe's limit is reported
+        like any.
+        """
         output = run_process(
             *_LLORCH, "verify", self.folder, "--reference", reference.path, "--json", accept=(0, 1)
         )

@@ -1,6 +1,8 @@
-"""The process of onnxruntime-genai, on its model builder's int4 folder; one stream, which is what it does on a CPU.
+"""The process of onnxruntime-genai, on its model builder's int4 folder; one stream, which is what it does on
+a CPU.
 
-Reads a :class:`bench_peers.protocol.Task` from stdin, prints measurements. Runs in the peer's own environment.
+Reads a :class:`bench_peers.protocol.Task` from stdin, prints measurements. Runs in the peer's own
+environment.
 """
 
 from __future__ import annotations

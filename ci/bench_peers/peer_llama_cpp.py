@@ -1,6 +1,8 @@
-"""The process of llama.cpp, through llama-cpp-python's low-level batches: no Python sampling, no copied logits.
+"""The process of llama.cpp, through llama-cpp-python's low-level batches: no Python sampling, no copied
+logits.
 
-Reads a :class:`bench_peers.protocol.Task` from stdin, prints measurements. Runs in the peer's own environment.
+Reads a :class:`bench_peers.protocol.Task` from stdin, prints measurements. Runs in the peer's own
+environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The process of OpenVINO GenAI, on its continuous batching pipeline and an int4 IR of optimum-intel.
 
-Reads a :class:`bench_peers.protocol.Task` from stdin, prints measurements. Runs in the peer's own environment.
+Reads a :class:`bench_peers.protocol.Task` from stdin, prints measurements. Runs in the peer's own
+environment.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def _tokens(outputs: Any) -> int:
 
 
 def write_logits(task: Task) -> None:
-    """Write the logits [positions, vocabulary] of ``task.logits_of``; the IR by itself, since the pipeline gives none."""
+    """Write the logits [positions, vocabulary] of ``task.logits_of``; the IR by itself, since the pipeline
+    gives none.
+    """
     core = openvino.Core()
     model = core.compile_model(
         Path(task.model) / "openvino_model.xml", "CPU", {"INFERENCE_NUM_THREADS": task.threads}

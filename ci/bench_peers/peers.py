@@ -40,11 +40,14 @@ class Peer:
         return False
 
     def measure(self, work: Work) -> list[Measurement]:
-        """See :class:`bench_peers.contestant.Contestant`; numbers of streams that it does not run are left out."""
+        """See :class:`bench_peers.contestant.Contestant`; numbers of streams that it does not run are left
+        out.
+        """
         streams = tuple(
             count for count in work.streams if self.most_streams is None or count <= self.most_streams
         )
-        # The first token of each prompt is another one, as in llorch bench, so that no stream can use another's prefix.
+        # The first token of each prompt is another one, as in llorch bench, so that no stream can use
+        # another's prefix.
         prompts = tuple((stream + 3, *work.prompt_ids[1:]) for stream in range(max(streams)))
         task = Task(
             model=str(self.model),
@@ -100,7 +103,8 @@ def all_peers(folder: PeersFolder, gguf: Path) -> list[Peer]:
             module="peer_genai",
             python=folder.main_python,
             model=folder.genai,
-            made="its model builder: int4, blocks of 32, accuracy level 4 (one stream: it does not batch requests on a CPU)",
+            made="its model builder: int4, blocks of 32, accuracy level 4 (one stream: it does not batch "
+            "requests on a CPU)",
             most_streams=1,
         ),
         Peer(

@@ -1,4 +1,6 @@
-"""A run as a picture: each speed against divergence, ours and the peers', with the extremes over the rounds."""
+"""A run as a picture: each speed against divergence, ours and the peers', with the extremes over the
+rounds.
+"""
 
 from __future__ import annotations
 

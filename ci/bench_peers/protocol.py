@@ -1,7 +1,7 @@
 """What a measuring process is told and what it answers: one JSON task on stdin, JSON lines on stdout.
 
-Imported by every peer's process too, so it needs the standard library alone. Speeds are computed here from the times
-at which tokens arrived, so that every peer is measured by one definition, that of ``llorch bench``.
+Imported by every peer's process too, so it needs the standard library alone. Speeds are computed here from
+the times at which tokens arrived, so that every peer is measured by one definition, that of ``llorch bench``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ class Task:
 
     model: the file or folder that the engine loads. threads: for its arithmetic.
     prompts: token ids of each stream's prompt; the first n are used for n streams.
-    new_tokens: greedy tokens of each stream, the first of which the prompt's computation gives; end tokens are ignored.
+    new_tokens: greedy tokens of each stream, the first of which the prompt's computation gives; end tokens
+        are ignored.
     streams: numbers of streams that start together. repeat: counted runs of each after one to warm up.
-    logits_of: if it is not empty, nothing is timed; the logits at these ids go to ``logits_file`` as a float32 .npy array.
+    logits_of: if it is not empty, nothing is timed; the logits at these ids go to ``logits_file`` as a
+        float32 .npy array.
     """
 
     model: str
@@ -80,7 +82,9 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that has loaded its model. run: does the work of a number of streams; one list of times for each."""
+    """An engine that has loaded its model. run: does the work of a number of streams; one list of times for
+    each.
+    """
 
     name: str
     version: str

@@ -1,7 +1,8 @@
-"""A Llama of a given shape with random weights, as GGUF files in several types: speed does not ask what weights mean.
+"""A Llama of a given shape with random weights, as GGUF files in several types: speed does not ask what
+weights mean.
 
-llama.cpp quantises it, so that ours and llama.cpp can run the same blocks; the model itself is there as well. Its vocabulary is
-that of a real model, and filled up with tokens that no text gives.
+llama.cpp quantises it, so that ours and llama.cpp can run the same blocks; the model itself is there as well.
+Its vocabulary is that of a real model, and filled up with tokens that no text gives.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ _QUANTIZE: Final = Path(__file__).resolve().parents[2] / "tests" / "run_llamacpp
 
 
 def make(kinds: tuple[str, ...], vocabulary: Path, folder: Path, peers: PeersFolder) -> dict[str, Path]:
-    """Return the model as a file and as one for each of ``kinds``, as llama.cpp names them (``Q8_0``), made unless they are there.
+    """Return the model as a file and as one for each of ``kinds``, as llama.cpp names them (``Q8_0``), made
+    unless they are there.
 
-    vocabulary: a GGUF file whose tokenizer is taken. Takes 5 GB of disk. Raises ResourceError if llama.cpp fails.
+    vocabulary: a GGUF file whose tokenizer is taken. Takes 5 GB of disk. Raises ResourceError if llama.cpp
+        fails.
     """
     files = {kind: folder / f"{SHAPE}-random.{kind}.gguf" for kind in (WHOLE, *kinds)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +94,9 @@ def _write(path: Path, vocabulary: Path) -> None:
 
 
 def _matrix(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Return normal numbers of a deviation that keeps the residual stream's size, as trained models nearly do."""
+    """Return normal numbers of a deviation that keeps the residual stream's size, as trained models nearly
+    do.
+    """
     return (random.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)).astype(np.float16)
 
 

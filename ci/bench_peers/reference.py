@@ -21,7 +21,8 @@ from llorch_serve.fidelity.reference_file import (
 def reference(gguf: Path, artifact_folder: Path, path: Path, positions: int) -> ReferenceFile:
     """Return the reference at ``path``, written by transformers in fp32 unless it is there.
 
-    artifact_folder: any artifact of the file, for its tokenizer. positions: tokens of the sample text, in one context.
+    artifact_folder: any artifact of the file, for its tokenizer. positions: tokens of the sample text, in one
+        context.
     Raises ArtifactError if the checkpoint cannot be loaded, ResourceError if the file cannot be written.
     """
     artifact = load_artifact(artifact_folder)

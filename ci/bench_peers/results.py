@@ -1,4 +1,6 @@
-"""What one run found, as it is kept in JSON, and the arithmetic on it: medians, ratios of medians, their spread."""
+"""What one run found, as it is kept in JSON, and the arithmetic on it: medians, ratios of medians, their
+spread.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SCHEMA_VERSION: Final = 1
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where it was measured. load: processes that wanted a CPU before the first round, averaged over a minute."""
+    """Where it was measured. load: processes that wanted a CPU before the first round, averaged over a
+    minute.
+    """
 
     cpu: str
     cores: int
@@ -100,7 +104,9 @@ class Ratio:
 
 
 def series(run: Run, label: str, metric: Metric) -> tuple[float, ...]:
-    """Return a speed in each round, in tokens per second; empty if the engine does not do that many streams."""
+    """Return a speed in each round, in tokens per second; empty if the engine does not do that many
+    streams.
+    """
     found = []
     for measurements in run.rounds:
         for one in measurements[label]:

@@ -1,7 +1,8 @@
 """What llorch gains over itself: guesses from the text, and a prefix that the cache holds.
 
-``python -m bench_peers.reuse ARTIFACT THREADS TOKENS PREFIX_TOKENS`` runs one round in a process of its own and prints one
-:class:`Gains` as JSON. With and without take turns on two workers that are loaded together, of which one is idle.
+``python -m bench_peers.reuse ARTIFACT THREADS TOKENS PREFIX_TOKENS`` runs one round in a process of its own
+and prints one :class:`Gains` as JSON. With and without take turns on two workers that are loaded together, of
+which one is idle.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ TAIL: Final = 16
 """Tokens behind the shared prefix, other ones in each request."""
 
 PROMPTS: Final = ("code_edit", "summary")
-"""Texts of :mod:`bench_peers.prompts` whose continuation repeats them: an edited file, a summary with quotes."""
+"""Texts of :mod:`bench_peers.prompts` whose continuation repeats them: an edited file, a summary with
+quotes.
+"""
 
 _CONTEXT: Final = 2048
 
 
 class Tie(msgspec.Struct, frozen=True):
-    """Where two answers part. gap: between the logits of the two tokens there, computed anew from the shared beginning."""
+    """Where two answers part. gap: between the logits of the two tokens there, computed anew from the shared
+    beginning.
+    """
 
     position: int
     gap: float
@@ -54,7 +59,9 @@ class LookupGain(msgspec.Struct, frozen=True):
 
 
 class Gains(msgspec.Struct, frozen=True):
-    """One round. Times to first token in milliseconds; reused_tokens: what the second request found in the cache."""
+    """One round. Times to first token in milliseconds; reused_tokens: what the second request found in the
+    cache.
+    """
 
     lookup: list[LookupGain]
     first_ttft_ms: float

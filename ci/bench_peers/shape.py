@@ -1,4 +1,6 @@
-"""``ci/bench-1b``: a larger model's shape with random weights, ours beside llama.cpp: in as many bits, and on the same blocks."""
+"""``ci/bench-1b``: a larger model's shape with random weights, ours beside llama.cpp: in as many bits, and on
+the same blocks.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ Rounds = dict[str, list[Measurement]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One engine's divergence. whole: from the model in fp16 weights. own: from the weights of its file, if that is quantised."""
+    """One engine's divergence. whole: from the model in fp16 weights. own: from the weights of its file, if
+    that is quantised.
+    """
 
     whole: Closeness
     own: Closeness | None
@@ -68,7 +72,8 @@ def command(
         int, typer.Option(min=3, help="Rounds; every engine has one turn with each type in each.")
     ] = 3,
 ) -> None:
-    """Measure llorch beside llama.cpp on a random model of a larger shape and write the figures into docs/performance.md.
+    """Measure llorch beside llama.cpp on a random model of a larger shape and write the figures into
+    docs/performance.md.
 
     Takes 15 minutes on two cores and 10 GB of disk, and means something on a machine with nothing else to do.
     """
@@ -164,9 +169,12 @@ def section(
             ratios.append((f"{name}, {match.name}", asked, show_ratio(one), holds))
     return "\n\n".join(
         (
-            f"{date}, `ci/bench-1b`: {machine.cpu}, {machine.cores} cores, load before {machine.load:.2f}; {'; '.join(versions)}. "
-            f"{len(work.prompt_ids)} prompt tokens and {work.new_tokens} greedy tokens, one stream, {work.threads} threads, "
-            f"{len(next(iter(found.values())))} rounds. KL and top-1 over {_POSITIONS} tokens, against the model's fp16 weights in fp32; "
+            f"{date}, `ci/bench-1b`: {machine.cpu}, {machine.cores} cores, load before {machine.load:.2f}; "
+            f"{'; '.join(versions)}. "
+            f"{len(work.prompt_ids)} prompt tokens and {work.new_tokens} greedy tokens, one stream, "
+            f"{work.threads} threads, "
+            f"{len(next(iter(found.values())))} rounds. KL and top-1 over {_POSITIONS} tokens, against the "
+            f"model's fp16 weights in fp32; "
             "in the next column KL against the quantised file's own weights.",
             table(
                 ("", "KL, nats", "top-1", "KL to own", "prefill, tokens/s", "decode, tokens/s", "peak MiB"),

@@ -1,7 +1,9 @@
-"""A model for lm-eval that is a running llorch worker: ``--model llorch --model_args address=127.0.0.1:50051``.
+"""A model for lm-eval that is a running llorch worker: ``--model llorch --model_args
+address=127.0.0.1:50051``.
 
-lm-eval calls the three methods with its requests; :class:`worker_scores.WorkerScores` asks the worker. A question that is longer
-than the worker's context ends the run with the worker's own error, where lm-eval's models would cut its beginning off.
+lm-eval calls the three methods with its requests; :class:`worker_scores.WorkerScores` asks the worker. A
+question that is longer than the worker's context ends the run with the worker's own error, where lm-eval's
+models would cut its beginning off.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ MOST_TOKENS: Final = 256  # what lm-eval's own models generate where a task does
 class LlorchLM(LM):
     """Implements lm-eval's interface.
 
-    address: HOST:PORT of a worker. tls_ca, tls_cert, tls_key: PEM files, where it asks for TLS. A token is read from LLORCH_API_TOKEN.
-    batch_size, max_batch_size, device: what lm-eval tells every model; the worker decides them itself. Anything else is refused, so that
+    address: HOST:PORT of a worker. tls_ca, tls_cert, tls_key: PEM files, where it asks for TLS. A token is
+        read from LLORCH_API_TOKEN.
+    batch_size, max_batch_size, device: what lm-eval tells every model; the worker decides them itself.
+        Anything else is refused, so that
     a misspelt tls_ca does not send a token in the clear.
     """
 
@@ -46,7 +50,9 @@ class LlorchLM(LM):
         return self._worker.info.model_id
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return for each (context, continuation) its log-likelihood, and whether greedy decoding says the same."""
+        """Return for each (context, continuation) its log-likelihood, and whether greedy decoding says the
+        same.
+        """
         found = self._worker.log_likelihoods([request.args for request in requests])
         for request, answer in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood", request.args, answer)

@@ -1,7 +1,9 @@
-"""What an evaluation asks of a worker: log-likelihoods of continuations and of whole texts, and generated text.
+"""What an evaluation asks of a worker: log-likelihoods of continuations and of whole texts, and generated
+text.
 
-``llorch_lm.py`` gives these methods to lm-eval; nothing here needs lm-eval. Pairs that follow each other with the same context, as
-the choices of a question do, go in one call, so that the worker computes the context once.
+``llorch_lm.py`` gives these methods to lm-eval; nothing here needs lm-eval. Pairs that follow each other with
+the same context, as the choices of a question do, go in one call, so that the worker computes the context
+once.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Part of a text: tokens to predict, and those that they are predicted from; none where the text begins."""
+    """Part of a text: tokens to predict, and those that they are predicted from; none where the text
+    begins.
+    """
 
     context: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -49,7 +53,9 @@ class WorkerScores:
         self._client.close()
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Return for each context and continuation the log-likelihood, and whether greedy decoding says the same."""
+        """Return for each context and continuation the log-likelihood, and whether greedy decoding says the
+        same.
+        """
         scored = self._each(self._score, list(grouped(pairs)))
         return [pair for group in scored for pair in group]
 
@@ -90,9 +96,11 @@ class WorkerScores:
 
 
 def find_access(tls_ca: str | None = None, tls_cert: str | None = None, tls_key: str | None = None) -> Access:
-    """Return how to reach the worker: with the token in LLORCH_API_TOKEN, if there is one, and with TLS if files are named.
+    """Return how to reach the worker: with the token in LLORCH_API_TOKEN, if there is one, and with TLS if
+    files are named.
 
-    tls_ca, tls_cert, tls_key: PEM files, as of ``llorch score --connect``. Raises UsageError for files or a token that cannot be used.
+    tls_ca, tls_cert, tls_key: PEM files, as of ``llorch score --connect``. Raises UsageError for files or a
+        token that cannot be used.
     """
     files = (None if name is None else Path(name) for name in (tls_ca, tls_cert, tls_key))
     return read_access(os.environ.get(TOKEN_VARIABLE) or None, *files)
@@ -109,7 +117,8 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]
 def windows(token_ids: Sequence[int], length: int) -> Iterator[Window]:
     """Cut a text so that every token is predicted once, from as many tokens as ``length`` allows.
 
-    The first window has no context; of each later one, at least one token is context, and the last one has more.
+    The first window has no context; of each later one, at least one token is context, and the last one has
+    more.
     """
     end = min(length, len(token_ids))
     if end:

@@ -47,8 +47,9 @@ DEFAULT_BLOCK_SIZE: Final[dict[Precision, int]] = {"int8": 32, "int4": 64}
 """Block 32 costs no speed against 64 at 8 bits and gives the lower divergence (docs/precision.md)."""
 
 DEFAULT_FINE_BLOCK_SIZE: Final = 32
-"""Of int4. Errors of the query, key, value and down projections weigh most: finer blocks there and coarser ones
-elsewhere give the lower divergence at the same size (docs/precision.md)."""
+"""Of int4. Errors of the query, key, value and down projections weigh most: finer blocks there and coarser
+ones elsewhere give the lower divergence at the same size (docs/precision.md).
+"""
 
 DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
     "fp32": "fp32",
@@ -61,11 +62,14 @@ DEFAULT_HEAD: Final[dict[Precision, Precision]] = {
 """A 4-bit head makes small models repeat themselves, so int4 keeps an 8-bit one unless asked."""
 
 DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
-"""Of what is not measured on a text. Zero points cost an eighth of a bit at block 32 and no speed, and take a fifth off the
-divergence (docs/precision.md)."""
+"""Of what is not measured on a text. Zero points cost an eighth of a bit at block 32 and no speed, and take a
+fifth off the divergence (docs/precision.md).
+"""
 
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
-"""Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit ones do."""
+"""Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit
+ones do.
+"""
 
 KL_LIMIT: Final[dict[Precision, float]] = {
     "fp32": 1e-6,
@@ -81,7 +85,9 @@ INT4_HEAD_KL_LIMIT: Final = 0.6
 """The same with a 4-bit head, which costs a small model as much as all its layers."""
 
 BYTES_KL_LIMIT: Final = 0.06
-"""The same where activations are rounded by whole rows, in which one outlier widens every other value's step."""
+"""The same where activations are rounded by whole rows, in which one outlier widens every other value's
+step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,8 @@ class Rule:
     layers: only in these, as ``first 4``, ``last 1/8``, ``every 3``; empty: in all.
     precision and the rest: None takes what the recipe says for that precision, or the precision's default.
     label: names the rule in errors.
-    spikiest: of the modules so far only those whose inputs have the largest peaks on a calibration text, as ``6`` or ``1/5``.
+    spikiest: of the modules so far only those whose inputs have the largest peaks on a calibration text, as
+        ``6`` or ``1/5``.
     """
 
     modules: tuple[str, ...]
@@ -116,29 +123,34 @@ class ExportOptions:
     """What to export, to where, and how.
 
     lora: folder of a PEFT adapter to merge into the weights.
-    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included; None is int8.
+    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included; None
+        is int8.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
-    fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32 where an int4 export
-        leaves both open.
+    fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32
+        where an int4 export leaves both open.
     accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime.
-    quantizer: of 4-bit weights; None takes ``gptq`` for models up to half a billion parameters (``recipes/default.py``), else ``affine``.
+    quantizer: of 4-bit weights; None takes ``gptq`` for models up to half a billion parameters
+        (``recipes/default.py``), else ``affine``.
     scale_type: how scales are stored; None takes the default for ``precision``.
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.
     if_changed: do nothing when ``output`` already holds this export.
-    rules: modules that are stored otherwise, in order; a model's config says what they mean (``recipes/resolve.py``).
-    calibration: a text to measure on what the recipe measures; None is the bundled one where ``gptq`` is a default.
+    rules: modules that are stored otherwise, in order; a model's config says what they mean
+        (``recipes/resolve.py``).
+    calibration: a text to measure on what the recipe measures; None is the bundled one where ``gptq`` is a
+        default.
     transforms: exact changes of the weights before they are quantised, in any order.
     interop: another runtime that shall load the artifact too.
-    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes what
-        ``fp16`` and ``bf16`` mean, else the target's default.
+    compute_type: of activations, residual stream, KV cache and all weights that are not in blocks; None takes
+        what ``fp16`` and ``bf16`` mean, else the target's default.
     target: the runtime that the graph is for.
     activations: how what enters int8 layers is rounded; None takes ``block``.
-    kl_limit: divergence beyond which ``llorch verify`` fails, in nats; None takes the default for what is chosen above.
+    kl_limit: divergence beyond which ``llorch verify`` fails, in nats; None takes the default for what is
+        chosen above.
     prompts: the same for a second graph that takes prompts; None: there is none.
-    kv_dtype: what the KV cache may hold while answers are generated: ``int8`` adds a graph for that, the compute type does not;
-        None adds it where weights are quantised and the target has it.
+    kv_dtype: what the KV cache may hold while answers are generated: ``int8`` adds a graph for that, the
+        compute type does not; None adds it where weights are quantised and the target has it.
     """
 
     source: str
@@ -166,18 +178,21 @@ class ExportOptions:
     activations: Activations | None = None
 
     def recipe(self) -> Recipe:
-        """Return the recipe these options stand for; rules and the hash of a calibration text are added by the pipeline.
+        """Return the recipe these options stand for; rules and the hash of a calibration text are added by
+        the pipeline.
 
         Raises UsageError if a value is out of range, would have no effect, or is beyond the target.
         """
         if self.interop is not None and self.target != "cpu":
             raise UsageError(
-                f"--interop {self.interop} with --target {self.target}: the graph for another runtime is made for the CPU; "
+                f"--interop {self.interop} with --target {self.target}: the graph for another runtime is "
+                f"made for the CPU; "
                 "leave one of them out"
             )
         if self.prompts is not None and self.target != "cpu":
             raise UsageError(
-                f"--prefill-recipe with --target {self.target}: a graph for prompts is made for the CPU; leave one of them out"
+                f"--prefill-recipe with --target {self.target}: a graph for prompts is made for the CPU; "
+                f"leave one of them out"
             )
         recipe = self._precision_recipe()
         refuse_beyond(self.target, recipe)
@@ -213,14 +228,17 @@ class ExportOptions:
         )
 
     def _int8_cache(self, recipe: Recipe) -> bool:
-        """Tell whether a graph over an int8 cache is added. Raises UsageError if it cannot be, or for another odd type."""
+        """Tell whether a graph over an int8 cache is added. Raises UsageError if it cannot be, or for another
+        odd type.
+        """
         possible = TARGETS[self.target].int8_cache and recipe.compute_type == "float32"
         if self.kv_dtype is None:
             return possible and any(p in BITS or p == "source" for p in recipe.precisions)
         choices = [recipe.compute_type, *(["int8"] if possible else [])]
         if self.kv_dtype not in choices:
             raise UsageError(
-                f"--kv-dtype is {self.kv_dtype}; --target {self.target} computing in {recipe.compute_type} takes "
+                f"--kv-dtype is {self.kv_dtype}; --target {self.target} computing in {recipe.compute_type} "
+                f"takes "
                 f"{' or '.join(choices)}"
             )
         return self.kv_dtype == "int8"
@@ -279,11 +297,13 @@ class ExportOptions:
         ):
             if size not in BLOCK_SIZES:
                 raise UsageError(
-                    f"{flag} is {size}; the runtime's kernels are right for {', '.join(map(str, BLOCK_SIZES))}"
+                    f"{flag} is {size}; the runtime's kernels are right for "
+                    f"{', '.join(map(str, BLOCK_SIZES))}"
                 )
         if "int4" not in (*quantised, *ruled) and self.quantizer is not None:
             raise UsageError(
-                f"--quantizer {self.quantizer} has no effect without 4-bit weights; leave it out or choose int4"
+                f"--quantizer {self.quantizer} has no effect without 4-bit weights; leave it out or choose "
+                f"int4"
             )
         return Recipe(
             precision=precision,
@@ -300,7 +320,8 @@ class ExportOptions:
 
     def _blockless_recipe(self, activations: Activations) -> Recipe:
         self._refuse_block_settings(
-            f"with --activations {activations} and --head-precision fp32, which leave no weight in blocks; leave it out or "
+            f"with --activations {activations} and --head-precision fp32, which leave no weight in blocks; "
+            f"leave it out or "
             "choose another head"
         )
         return Recipe(
@@ -324,7 +345,9 @@ class ExportOptions:
                 raise UsageError(f"{flag} {value} has no effect {why}")
 
     def _check_only_rules_quantise(self, precision: Precision) -> None:
-        """Raise UsageError for settings that belong to the defaults of a recipe, where those have no blocks."""
+        """Raise UsageError for settings that belong to the defaults of a recipe, where those have no
+        blocks.
+        """
         for flag, value in (
             ("--block-size", self.block_size),
             ("--scale-type", self.scale_type),
@@ -332,7 +355,8 @@ class ExportOptions:
         ):
             if value is not None:
                 raise UsageError(
-                    f"{flag} {value} has no effect at precision {precision}, where only rules quantise; set it in them"
+                    f"{flag} {value} has no effect at precision {precision}, where only rules quantise; set "
+                    f"it in them"
                 )
 
     def _compute_type(self, precision: Precision, head: Precision, ruled: list[Precision]) -> ComputeType:
@@ -344,7 +368,8 @@ class ExportOptions:
             rules = "".join(f" and a rule's {p}" for p in dict.fromkeys(ruled) if p in UNQUANTISED)
             raise UsageError(
                 f"--precision {precision} with --head-precision {head}{given}{rules} asks for "
-                f"{' and '.join(sorted(found))}, and a graph computes in one type; weights in blocks (int8, int4) go with "
+                f"{' and '.join(sorted(found))}, and a graph computes in one type; weights in blocks (int8, "
+                f"int4) go with "
                 "each of them"
             )
         return found.pop() if found else TARGETS[self.target].compute_types[0]
@@ -361,7 +386,8 @@ class ExportOptions:
             return 4 if self.accuracy_level is None else self.accuracy_level
         if self.accuracy_level is not None:
             raise UsageError(
-                f"--accuracy-level {self.accuracy_level} has no effect at --target {self.target}, whose graph leaves the "
+                f"--accuracy-level {self.accuracy_level} has no effect at --target {self.target}, whose "
+                f"graph leaves the "
                 "choice to the runtime; leave it out"
             )
         return None
@@ -371,7 +397,8 @@ class ExportOptions:
             return self.scale_type or DEFAULT_SCALE_TYPE[quantised]
         if self.scale_type not in (None, compute_type):
             raise UsageError(
-                f"--scale-type {self.scale_type} has no effect where the graph computes in {compute_type}, which scales are then "
+                f"--scale-type {self.scale_type} has no effect where the graph computes in {compute_type}, "
+                f"which scales are then "
                 "rounded to; leave it out"
             )
         return compute_type
@@ -379,7 +406,8 @@ class ExportOptions:
     def _fine_block_size(self, precision: Precision) -> int | None:
         if precision in UNQUANTISED and self.fine_block_size is not None:
             raise UsageError(
-                f"--fine-block-size {self.fine_block_size} has no effect at precision {precision}; leave it out or choose int8 or int4"
+                f"--fine-block-size {self.fine_block_size} has no effect at precision {precision}; leave it "
+                f"out or choose int8 or int4"
             )
         if precision == "int4" and self.block_size is None and self.fine_block_size is None:
             return DEFAULT_FINE_BLOCK_SIZE
@@ -388,7 +416,8 @@ class ExportOptions:
     def _source_recipe(self, precision: Precision, head: Precision) -> Recipe:
         if self.rules:
             raise UsageError(
-                f"{self.rules[0].label} has no effect at precision source, where blocks are the GGUF file's; leave it out"
+                f"{self.rules[0].label} has no effect at precision source, where blocks are the GGUF "
+                f"file's; leave it out"
             )
         if precision != head:
             raise UsageError(
@@ -397,11 +426,13 @@ class ExportOptions:
             )
         if self.lora is not None:
             raise UsageError(
-                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose fp32, fp16, bf16, int8 or int4"
+                f"--lora {self.lora} changes weights whose blocks --precision source would keep; choose "
+                f"fp32, fp16, bf16, int8 or int4"
             )
         if self.transforms:
             raise UsageError(
-                f"--transform {','.join(self.transforms)} changes weights whose blocks --precision source would keep; "
+                f"--transform {','.join(self.transforms)} changes weights whose blocks --precision source "
+                f"would keep; "
                 "choose fp32, fp16, bf16, int8 or int4"
             )
         for flag, value in (
@@ -413,7 +444,8 @@ class ExportOptions:
         ):
             if value is not None:
                 raise UsageError(
-                    f"{flag} {value} has no effect at precision source, where blocks are the GGUF file's; leave it out"
+                    f"{flag} {value} has no effect at precision source, where blocks are the GGUF file's; "
+                    f"leave it out"
                 )
         return Recipe(
             precision="source",

@@ -85,8 +85,8 @@ class ExportResult:
 def export(options: ExportOptions, progress: Progress) -> ExportResult:
     """Export ``options.source`` to ``options.output``.
 
-    Raises ArtifactError, UsageError or ResourceError; then nothing is left behind and an artifact already at the
-    output is as it was.
+    Raises ArtifactError, UsageError or ResourceError; then nothing is left behind and an artifact already at
+    the output is as it was.
     """
     recipe = options.recipe()
     replace = options.force or options.if_changed
@@ -209,7 +209,9 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
 
 
 def resolved_recipe(options: ExportOptions, config: LlamaConfig, peaks: Peaks | None = None) -> Recipe:
-    """Return the first graph's recipe. peaks: see :func:`with_rules`. Raises UsageError if the target cannot have it."""
+    """Return the first graph's recipe. peaks: see :func:`with_rules`. Raises UsageError if the target cannot
+    have it.
+    """
     recipe = with_cache(with_rules(options.recipe(), options.rules, config, peaks), options.kv_dtype, config)
     refuse_beyond(options.target, recipe)
     return recipe
@@ -235,7 +237,9 @@ def _choices(options: ExportOptions | None, config: LlamaConfig) -> Choices:
 def _error_factors(
     prepared: Prepared, recipe: Recipe, text: CalibrationIds | None, progress: Progress
 ) -> Iterator[ErrorFactors | None]:
-    """Give what measures how inputs move together while weights are written; None where the recipe asks for none."""
+    """Give what measures how inputs move together while weights are written; None where the recipe asks for
+    none.
+    """
     if not measured_moments(recipe):
         yield None
         return
@@ -248,7 +252,8 @@ def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
     """Raise UsageError if the recipe wants blocks that the checkpoint's format does not have."""
     if recipe.precision == "source" and checkpoint.kind != "gguf":
         raise UsageError(
-            f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is a "
+            f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is "
+            f"a "
             "Hugging Face folder; choose fp32, fp16, bf16, int8 or int4"
         )
 
@@ -256,8 +261,8 @@ def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
 def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
     """Return the artifact's context length: by default the longest that is exact.
 
-    Raises UsageError beyond what the model was trained for, beyond where one rotary table is right, and beyond where the tables
-    have a bearable size.
+    Raises UsageError beyond what the model was trained for, beyond where one rotary table is right, and
+    beyond where the tables have a bearable size.
     """
     context_length = config.max_exact_context if max_context is None else max_context
     if not 2 <= context_length <= config.max_position_embeddings:
@@ -266,15 +271,18 @@ def resolve_context(config: LlamaConfig, max_context: int | None) -> int:
         )
     if context_length > config.max_exact_context:
         raise UsageError(
-            f"--max-context is {max_context}; the model's rotary type {config.rope.kind} rotates every position "
+            f"--max-context is {max_context}; the model's rotary type {config.rope.kind} rotates every "
+            f"position "
             f"otherwise in sequences beyond {config.max_exact_context}, which no fixed table reproduces. "
             f"Use --max-context {config.max_exact_context} or less"
         )
     needed = table_bytes(config, context_length)
     if needed > MAX_TABLE_BYTES:
         raise UsageError(
-            f"a context of {context_length} positions takes rotary tables of {needed / 2**20:.0f} MiB, expected at most "
-            f"{MAX_TABLE_BYTES // 2**20}; use --max-context {context_length * MAX_TABLE_BYTES // needed} or less"
+            f"a context of {context_length} positions takes rotary tables of {needed / 2**20:.0f} MiB, "
+            f"expected at most "
+            f"{MAX_TABLE_BYTES // 2**20}; use --max-context {context_length * MAX_TABLE_BYTES // needed} or "
+            f"less"
         )
     return context_length
 

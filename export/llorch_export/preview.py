@@ -24,10 +24,12 @@ from llorch_serve.artifact.manifest import KvDtype
 
 
 def preview(options: ExportOptions) -> dict[str, object]:
-    """Describe the export without reading a weight: tensors and shapes of the checkpoint, graph inputs, sizes.
+    """Describe the export without reading a weight: tensors and shapes of the checkpoint, graph inputs,
+    sizes.
 
     Of a rule that chooses modules by a text, the first that it may choose stand for those that it will.
-    Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as :func:`llorch_export.pipeline.export` does.
+    Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as
+    :func:`llorch_export.pipeline.export` does.
     """
     recipe = options.recipe()
     tensors: Mapping[str, LazyTensor]

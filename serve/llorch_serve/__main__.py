@@ -1,6 +1,7 @@
 """``python -m llorch_serve`` is ``llorch``.
 
-What Python itself imports before this is beyond our reach: in a folder that is not trusted, use ``llorch`` or ``python -P -m``.
+What Python itself imports before this is beyond our reach: in a folder that is not trusted, use ``llorch`` or
+``python -P -m``.
 """
 
 import sys

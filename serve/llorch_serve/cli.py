@@ -1,7 +1,8 @@
-"""The ``llorch`` front door: finds the command, runs it, and turns every refusal into one line and an exit code.
+"""The ``llorch`` front door: finds the command, runs it, and turns every refusal into one line and an exit
+code.
 
-A command's module is imported only when it is named or listed, and imports what is heavy only when it runs, so
-``llorch serve --help`` loads neither a runtime nor torch.
+A command's module is imported only when it is named or listed, and imports what is heavy only when it runs,
+so ``llorch serve --help`` loads neither a runtime nor torch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class _LazyCommands(TyperGroup):
         return list(COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Take the first two words as one where that is a command; a folder of the second's name is ``./NAME``."""
+        """Take the first two words as one where that is a command; a folder of the second's name is
+        ``./NAME``.
+        """
         if (both := " ".join(args[:2])) in COMMANDS:
             args = [both, *args[2:]]
         return super().resolve_command(ctx, args)
@@ -54,7 +57,8 @@ class _LazyCommands(TyperGroup):
         module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         needs_argument = cmd_name in ("export", "verify", "frontier", "inspect", "bench compare")
-        # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag wins.
+        # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag
+        # wins.
         settings = {"auto_envvar_prefix": "LLORCH"} if cmd_name == "serve" else {}
         app.command(name=cmd_name, no_args_is_help=needs_argument, context_settings=settings)(module.command)
         return get_command(app)
@@ -88,8 +92,8 @@ def front_door(
 ) -> None:
     """Export Llama-family models to ONNX Runtime, and serve them.
 
-    Exit codes: 0 done, 1 failed or an unexpected error, 2 usage, 3 artifact or checkpoint, 4 runtime or provider,
-    5 port, 6 memory or disk, 7 worker unreachable, 130 interrupted.
+    Exit codes: 0 done, 1 failed or an unexpected error, 2 usage, 3 artifact or checkpoint, 4 runtime or
+    provider, 5 port, 6 memory or disk, 7 worker unreachable, 130 interrupted.
     """
     if debug:
         os.environ["LLORCH_DEBUG"] = "1"

@@ -18,13 +18,15 @@ class SessionConfig:
 
     threads: intra-op threads; None takes the CPUs that this process may use.
     slots: sequences that can be in the KV cache at once.
-    max_context: tokens per slot; None takes the artifact's context length, or less if memory is short (said aloud).
+    max_context: tokens per slot; None takes the artifact's context length, or less if memory is short (said
+        aloud).
     kv_cache_bytes: memory that the KV cache may grow to; None takes a share of what is free.
     kv_dtype: what the KV cache holds; None takes the artifact's own choice.
     single_graph: run prompts on the graph that decodes too, which is slower and saves the memory of another.
-    batch_invariant: run every call on an even number of rows, so that 4-bit weights too give a sequence the same bits whatever
-        else is running.
-    huge_pages: move the loaded weights into huge pages, which takes some seconds for a large model; None: where the system can.
+    batch_invariant: run every call on an even number of rows, so that 4-bit weights too give a sequence the
+        same bits whatever else is running.
+    huge_pages: move the loaded weights into huge pages, which takes some seconds for a large model; None:
+        where the system can.
     provider: what runs the graph.
     """
 
@@ -40,7 +42,9 @@ class SessionConfig:
 
 
 class CacheSharing(enum.Enum):
-    """Whose requests share cached prefixes and compiled grammars, and so may tell by the time, or by ``cached_tokens``, what was sent."""
+    """Whose requests share cached prefixes and compiled grammars, and so may tell by the time, or by
+    ``cached_tokens``, what was sent.
+    """
 
     CALLER = "caller"  # one caller's; all together where the worker does not know its callers
     CLIENT = "client"  # one client_id's of one caller, or one connection's where there is none
@@ -53,15 +57,16 @@ class EngineConfig:
 
     prefill_chunk: most prompt tokens in one step.
     max_waiting: requests that may queue for a slot; further ones are refused.
-    max_waiting_tokens: tokens that the prompts of those may have together, and as many while their grammars are compiled; one
-        request may always wait alone. None: as many as the KV cache may hold, at least DEFAULT_MOST_TOKENS.
+    max_waiting_tokens: tokens that the prompts of those may have together, and as many while their grammars
+        are compiled; one request may always wait alone. None: as many as the KV cache may hold, at least
+        DEFAULT_MOST_TOKENS.
     prefix_cache: start a request from the longest prefix of its prompt that the cache holds.
     cache_sharing: whose requests share cached prefixes and compiled grammars.
     strict_reuse: of that, only what prefill calls computed, so that the answer is the same bits as without.
     lookup: most tokens guessed at a time from the sequence's own earlier text; 0: none.
     kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
-    tool_format, reasoning_format: how calls and thoughts are read out of answers to chats: the name of a format,
-        ``auto`` (the chat template's) or ``none``.
+    tool_format, reasoning_format: how calls and thoughts are read out of answers to chats: the name of a
+        format, ``auto`` (the chat template's) or ``none``.
     """
 
     session: SessionConfig = field(default_factory=SessionConfig)

@@ -141,7 +141,9 @@ class UnavailableError(RequestError):
 
 
 class UnsupportedError(RequestError):
-    """The request needs what this worker lacks: a library that is not installed, or something its model cannot do."""
+    """The request needs what this worker lacks: a library that is not installed, or something its model
+    cannot do.
+    """
 
     exit_code = 4
 

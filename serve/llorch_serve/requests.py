@@ -1,4 +1,6 @@
-"""What a caller asks for and what it gets back, in plain Python: the command line and gRPC both speak these types."""
+"""What a caller asks for and what it gets back, in plain Python: the command line and gRPC both speak these
+types.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A call that the model made, or a part of one: texts of the same index (which of the answer's calls) join."""
+    """A call that the model made, or a part of one: texts of the same index (which of the answer's calls)
+    join.
+    """
 
     index: int
     id: str = ""
@@ -37,8 +41,8 @@ class ToolCallDelta:
 class ChatMessage:
     """One message of a conversation; ``role`` is one that the model's template knows.
 
-    content: text, or a list of texts for templates that take lists; None if the message has none, which a template
-        can tell from an empty text.
+    content: text, or a list of texts for templates that take lists; None if the message has none, which a
+        template can tell from an empty text.
     tool_call_id: which call a tool's message answers.
     reasoning_content: what the model thought before it answered.
     """
@@ -70,8 +74,10 @@ class ChatPrompt:
     """A conversation, rendered with the model's own chat template and opened for the assistant's answer.
 
     tools, documents: JSON text of an object each.
-    template_name: of several templates; None: ``tool_use`` if there are tools and such a template, else ``default``.
-    template_arguments: JSON text of an object: further variables of the template, ``add_generation_prompt`` too.
+    template_name: of several templates; None: ``tool_use`` if there are tools and such a template, else
+        ``default``.
+    template_arguments: JSON text of an object: further variables of the template, ``add_generation_prompt``
+        too.
     continue_final_message: leave the last message open, so that the answer goes on with it.
     allow_control_tokens: let special tokens' texts inside the conversation become control tokens.
     """
@@ -97,10 +103,13 @@ class GenerationRequest:
     """A request for generated text.
 
     request_id: chosen by the caller or the servicer; unique among live requests.
-    client_id: whose request it is; clients are served fairly among each other. Empty: one client for all who give none.
-    owner: the caller, where the worker knows its callers; a ``client_id`` is one of its own. Empty: not known.
+    client_id: whose request it is; clients are served fairly among each other. Empty: one client for all who
+        give none.
+    owner: the caller, where the worker knows its callers; a ``client_id`` is one of its own. Empty: not
+        known.
     correlation_id, traceparent: of the caller's own records and trace (W3C), for logs and spans alone.
-    priority: MIN_PRIORITY to MAX_PRIORITY; the highest of a client's waiting requests starts first, see ``waiting.py``.
+    priority: MIN_PRIORITY to MAX_PRIORITY; the highest of a client's waiting requests starts first, see
+        ``waiting.py``.
     fingerprint: if given, that of the model which must answer.
     """
 
@@ -120,7 +129,8 @@ class ScoreRequest:
     """A request for the log-likelihoods of continuations, each one right behind the same context.
 
     context: without tokens it stands for the token that begins a text (BOS, else EOS).
-    logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only sums.
+    logprobs: 0..20: list the log-probability of each token, and so many of the likeliest ones; None: only
+        sums.
     client_id, owner, correlation_id, traceparent, priority, fingerprint: as in :class:`GenerationRequest`.
     """
 
@@ -141,7 +151,8 @@ class ContinuationScore:
     """How likely a continuation is.
 
     logprob: sum of the natural log-probabilities of its tokens, each given all before it.
-    is_greedy: whether each token is the likeliest one at its place, so that greedy decoding would have said the same.
+    is_greedy: whether each token is the likeliest one at its place, so that greedy decoding would have said
+        the same.
     token_count, context_tokens: tokens of the continuation, and of the context before it.
     cached_tokens: how many of the context's the KV cache already held.
     logprobs: one for each of its tokens if the request asked for them, else none.
@@ -173,11 +184,13 @@ class Timings:
 class Completion:
     """How an answer ended.
 
-    prompt_tokens, cached_tokens: 0 but for the first answer of a request, so that a sum over answers is right.
+    prompt_tokens, cached_tokens: 0 but for the first answer of a request, so that a sum over answers is
+        right.
     stop_matched: the stop string, or the text of the stop token, that ended it (reason STOP only).
     seed: the seed that sampling used; sending it again gives the same tokens.
     cached_tokens: tokens of the prompt whose keys and values were in the cache already.
-    drafted_tokens, accepted_tokens: tokens guessed from the sequence's own text, and how many of them were right.
+    drafted_tokens, accepted_tokens: tokens guessed from the sequence's own text, and how many of them were
+        right.
     """
 
     reason: FinishReason
@@ -195,16 +208,18 @@ class Completion:
 class GenerationUpdate:
     """Progress of one answer to a request after one engine step.
 
-    text: new text; may be empty while bytes of a character or the start of a possible stop string are held back.
+    text: new text; may be empty while bytes of a character or the start of a possible stop string are held
+        back.
     token_ids: tokens generated since the last update (a stop token is not among them).
     completion: set on the last update of an answer, and only there, unless ``error`` is set.
     error: the request failed; nothing follows.
-    reasoning, tool_calls: parsed from answers to chats, where the model's format is known; ``text`` lacks them then.
+    reasoning, tool_calls: parsed from answers to chats, where the model's format is known; ``text`` lacks
+        them then.
     logprobs: one for each of ``token_ids`` if the request asked for them, else none.
     index: which of the request's answers it is.
     open_answers: answers that still go on after this update.
-    prompt_logprobs: one for each token of the prompt but the first, if the request asked for them: with the first update of
-        answer 0, and only there.
+    prompt_logprobs: one for each token of the prompt but the first, if the request asked for them: with the
+        first update of answer 0, and only there.
     score: of a continuation, with its only update; ``index`` says which.
     """
 
@@ -234,7 +249,8 @@ class GenerationUpdate:
 
 
 class JoinedUpdates:
-    """Successive updates of one answer, which become one. Each is looked at once, so that joining an answer at its end is quick.
+    """Successive updates of one answer, which become one. Each is looked at once, so that joining an answer
+    at its end is quick.
 
     last: the update that was added last.
     """
@@ -283,8 +299,8 @@ class JoinedUpdates:
 class UpdateSink(Protocol):
     """Receives updates: once per step with all updates for this sink, on the engine's thread.
 
-    The end of a request that has not got to the engine may come on another one, of whoever submits or aborts it, or of the
-    compiler of grammars. Must not block.
+    The end of a request that has not got to the engine may come on another one, of whoever submits or aborts
+    it, or of the compiler of grammars. Must not block.
     """
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
@@ -322,14 +338,17 @@ class ModelInfo:
 
 
 Abort: TypeAlias = Callable[[], None]
-"""Ends the one request that it was returned for, if that is still live; its sink gets a last update with reason CANCELLED.
+"""Ends the one request that it was returned for, if that is still live; its sink gets a last update with
+reason CANCELLED.
 
-Any thread; idempotent. It knows the request and not its id, which another way in may have given to a later one.
+Any thread; idempotent. It knows the request and not its id, which another way in may have given to a later
+one.
 """
 
 
 class TextGenerator(Protocol):
-    """What the gRPC servicer needs from the engine side. Implemented by :class:`llorch_serve.worker.worker.Worker`.
+    """What the gRPC servicer needs from the engine side. Implemented by
+    :class:`llorch_serve.worker.worker.Worker`.
 
     All methods may be called from any thread.
     """
@@ -337,14 +356,17 @@ class TextGenerator(Protocol):
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and queue a request; return what ends it early.
 
-        Raises InvalidRequestError (every bad field), UnsupportedError, QueueFullError (of grammars) or UnavailableError; after
-        a normal return the sink gets updates until one with ``is_last``, whose error is a QueueFullError where too many wait.
+        Raises InvalidRequestError (every bad field), UnsupportedError, QueueFullError (of grammars) or
+        UnavailableError; after a normal return the sink gets updates until one with ``is_last``, whose error
+        is a QueueFullError where too many wait.
         """
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
-        """Check, tokenise and queue the continuations of a request; each ends with one update that has its score.
+        """Check, tokenise and queue the continuations of a request; each ends with one update that has its
+        score.
 
-        Returns and raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot score.
+        Returns and raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot
+        score.
         """
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:

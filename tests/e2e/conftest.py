@@ -59,7 +59,9 @@ def tiny_worker(tiny: Path) -> Iterator[WorkerProcess]:
 
 @pytest.fixture(scope="session")
 def smollm2_worker(smollm2: Callable[..., Path]) -> Iterator[Callable[..., WorkerProcess]]:
-    """Return a function that serves the real model at a precision and with flags, one worker process for each."""
+    """Return a function that serves the real model at a precision and with flags, one worker process for
+    each.
+    """
     started: dict[tuple[str, ...], WorkerProcess] = {}
     with contextlib.ExitStack() as stack:
 

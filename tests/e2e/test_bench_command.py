@@ -1,4 +1,6 @@
-"""``llorch bench`` on a tiny model: reports of one entry and of several, of a worker, and comparison. Speed is not looked at."""
+"""``llorch bench`` on a tiny model: reports of one entry and of several, of a worker, and comparison. Speed
+is not looked at.
+"""
 
 from __future__ import annotations
 

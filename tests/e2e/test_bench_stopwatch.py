@@ -1,4 +1,6 @@
-"""Figures of ``llorch bench`` against an independent stopwatch that observes the same calls in the same run, on the real model."""
+"""Figures of ``llorch bench`` against an independent stopwatch that observes the same calls in the same run,
+on the real model.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ def times(*parts: str) -> list[str]:
 def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
     """Two stopwatches, one in the client and one on the wire.
 
-    The way between them is part of what the bench sees, and on a busy machine a process may wait long for its turn. So of the one
-    on the wire those figures are compared that single delays hardly move; times to the first token are longer than there, by at most
-    a tenth.
+    The way between them is part of what the bench sees, and on a busy machine a process may wait long for its
+    turn. So of the one on the wire those figures are compared that single delays hardly move; times to the
+    first token are longer than there, by at most a tenth.
     """
     log, limits = tmp_path / "calls", {"ttft": 60_000.0, "e2e": 120_000.0}
     flags = ("--prompt-tokens", PROMPT, "--max-tokens", ANSWER, "--repeat", "1", "--requests", "10", "--json")

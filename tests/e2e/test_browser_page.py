@@ -153,7 +153,8 @@ def test_a_phone_shows_all_without_scrolling_sideways(browser, tmp_path):
         page.locator(".turn.assistant .note", has_text="tokens").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         small = page.evaluate(
-            "[...document.querySelectorAll('button')].filter(b => b.offsetHeight && b.offsetHeight < 44).length"
+            "[...document.querySelectorAll('button')].filter(b => b.offsetHeight && b.offsetHeight < "
+            "44).length"
         )
         assert small == 0
         keep(page, "phone")

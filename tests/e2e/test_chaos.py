@@ -1,4 +1,6 @@
-"""Every attack of ``ci/soak --chaos`` in short, on a tiny model: nothing is lost, and a loss would be told."""
+"""Every attack of ``ci/soak --chaos`` in short, on a tiny model: nothing is lost, and a loss would be
+told.
+"""
 
 from __future__ import annotations
 

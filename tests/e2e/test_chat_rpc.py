@@ -1,4 +1,6 @@
-"""Chats over gRPC: tools and messages reach the template, bad fields are named, and calls and thoughts come back apart."""
+"""Chats over gRPC: tools and messages reach the template, bad fields are named, and calls and thoughts come
+back apart.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The CI recipe as a script, with a tiny checkpoint: what it keeps, what it checks, what it fails for; and the workflow that calls it."""
+"""The CI recipe as a script, with a tiny checkpoint: what it keeps, what it checks, what it fails for; and
+the workflow that calls it.
+"""
 
 from __future__ import annotations
 

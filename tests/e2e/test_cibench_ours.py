@@ -1,4 +1,6 @@
-"""Our side of ``ci/bench`` on the real model, with few tokens: the commands it calls and the figures it reads from them."""
+"""Our side of ``ci/bench`` on the real model, with few tokens: the commands it calls and the figures it reads
+from them.
+"""
 
 from __future__ import annotations
 

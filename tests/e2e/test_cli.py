@@ -24,7 +24,9 @@ HEAVY = (
 
 
 def modules_after(*arguments):
-    """Run a command that ends at once; return its exit code, stdout and which heavy modules it has imported."""
+    """Run a command that ends at once; return its exit code, stdout and which heavy modules it has
+    imported.
+    """
     code = (
         "import sys\n"
         f"sys.argv = {['llorch', *arguments]!r}\n"

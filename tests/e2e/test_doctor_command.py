@@ -1,4 +1,6 @@
-"""``llorch doctor`` as people run it: a report on stdout, each problem on stderr, and an exit code by class."""
+"""``llorch doctor`` as people run it: a report on stdout, each problem on stderr, and an exit code by
+class.
+"""
 
 from __future__ import annotations
 

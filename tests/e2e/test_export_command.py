@@ -1,4 +1,6 @@
-"""``llorch export`` on tiny models: its documents, its flags, and nothing left behind when it is interrupted."""
+"""``llorch export`` on tiny models: its documents, its flags, and nothing left behind when it is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_without_json_stdout_is_empty(tiny_source, tmp_path):
 
 
 def test_a_shorter_context_than_the_model_has_is_said(tmp_path):
-    """LongRoPE turns every position otherwise once a sequence is long; no flag asked for the shorter context."""
+    """LongRoPE turns every position otherwise once a sequence is long; no flag asked for the shorter
+    context.
+    """
     source = write_hf_folder(tmp_path / "model", HF["phi3, longrope, all short"])
     outcome = llorch_here("export", source, "-o", tmp_path / "a")
     assert (outcome.code, manifest(tmp_path / "a")["context_length"]) == (0, 128)
@@ -207,7 +211,9 @@ def slow_source(tmp_path_factory):
 
 
 def interrupted(number, *arguments, **variables):
-    """Run a command on a terminal, signal it once its progress bar shows that weights are written; return its code."""
+    """Run a command on a terminal, signal it once its progress bar shows that weights are written; return its
+    code.
+    """
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "llorch_serve", *map(str, arguments)]
     process = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""What goes wrong for people: one line that says what to do, the right code, nothing left behind, the worker alive."""
+"""What goes wrong for people: one line that says what to do, the right code, nothing left behind, the worker
+alive.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def listing(folder):
 
 
 def refused_export(source, folder, code):
-    """Export to ``folder``/artifact; return the error after checking its code and that nothing is left behind."""
+    """Export to ``folder``/artifact; return the error after checking its code and that nothing is left
+    behind.
+    """
     before = listing(folder)
     outcome = llorch_here("export", source, "--output", folder / "artifact", "--json")
     assert outcome.code == code, outcome
@@ -136,7 +140,8 @@ def test_a_disk_that_is_too_small_is_seen_before_anything_is_written(tiny_source
 
 
 def test_a_disk_that_fills_up_during_the_export(tiny_source, tmp_path):
-    # Room enough in bytes, but for three entries only: the disk itself, the temporary folder and one file in it.
+    # Room enough in bytes, but for three entries only: the disk itself, the temporary folder and one file in
+    # it.
     with small_disk(tmp_path / "disk", "size=64m,nr_inodes=3") as disk:
         error = refused_export(tiny_source, disk, 6)
         assert "is full" in error

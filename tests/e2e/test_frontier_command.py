@@ -12,7 +12,9 @@ pytestmark = pytest.mark.reference
 
 @pytest.fixture(autouse=True)
 def few_recipes(monkeypatch):
-    """Fewer recipes than the command measures for people; the first is the least divergent, the last the smallest."""
+    """Fewer recipes than the command measures for people; the first is the least divergent, the last the
+    smallest.
+    """
     from llorch_export.frontier import measure as frontier
 
     whole = frontier.candidates

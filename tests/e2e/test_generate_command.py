@@ -1,4 +1,6 @@
-"""``llorch generate`` on tiny models: every flag has an effect or is refused, and stdout carries the answer only."""
+"""``llorch generate`` on tiny models: every flag has an effect or is refused, and stdout carries the answer
+only.
+"""
 
 from __future__ import annotations
 

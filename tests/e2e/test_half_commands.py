@@ -1,4 +1,6 @@
-"""Half precision at the front door: artifacts that run, those that cannot, and answers that end instead of lying."""
+"""Half precision at the front door: artifacts that run, those that cannot, and answers that end instead of
+lying.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every connection ends: whatever a client leaves undone, a timer runs; and their number and their bodies are bounded."""
+"""Every connection ends: whatever a client leaves undone, a timer runs; and their number and their bodies are
+bounded.
+"""
 
 from __future__ import annotations
 

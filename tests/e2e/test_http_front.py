@@ -1,4 +1,6 @@
-"""HTTP itself: shapes of refusals, ids, bounds, clients that leave, clients that do not read, loading and draining."""
+"""HTTP itself: shapes of refusals, ids, bounds, clients that leave, clients that do not read, loading and
+draining.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def connect(port: int, path: str, body: object, *, receive_buffer: int | None = 
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     client.settimeout(PATIENCE_S)
     client.connect(("127.0.0.1", port))
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(raw)}\r\n\r\n"
+    )
     client.sendall(head.encode() + raw)
     return client
 
@@ -153,7 +158,8 @@ def test_a_body_that_does_not_come_times_out(monkeypatch):
         socket.create_connection(("127.0.0.1", front.port), PATIENCE_S) as client,
     ):
         client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+            b"application/json\r\nContent-Length: 9\r\n\r\n{"
         )
         assert client.recv(1000).startswith(b"HTTP/1.1 408 ")
 

@@ -1,4 +1,6 @@
-"""``llorch serve --http`` as a process: curl, scrape, logs, spans, ports, signals, and the real model through OpenAI's client."""
+"""``llorch serve --http`` as a process: curl, scrape, logs, spans, ports, signals, and the real model through
+OpenAI's client.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,10 @@ def test_a_client_that_leaves_frees_its_slot(long):
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
                 raw = json.dumps(endless).encode()
-                head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+                head = (
+                    f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                    f"application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+                )
                 client.sendall(head.encode() + raw)
                 assert client.recv(100).startswith(b"HTTP/1.1 200")
         answer = send(

@@ -1,6 +1,7 @@
 """onnxruntime-genai itself loads what ``--interop genai`` writes, and answers as llorch does.
 
-Needs an interpreter with onnxruntime-genai, named by LLORCH_GENAI_PYTHON; ``ci/test-genai`` makes one and runs this.
+Needs an interpreter with onnxruntime-genai, named by LLORCH_GENAI_PYTHON; ``ci/test-genai`` makes one and
+runs this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Models of real size, as sparse files of zeros: time and memory of an export do not follow the size of its tensors."""
+"""Models of real size, as sparse files of zeros: time and memory of an export do not follow the size of its
+tensors.
+"""
 
 from __future__ import annotations
 

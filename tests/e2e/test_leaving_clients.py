@@ -1,4 +1,6 @@
-"""Clients that leave at every moment and in every way: nothing remains of them, in the worker or in its log."""
+"""Clients that leave at every moment and in every way: nothing remains of them, in the worker or in its
+log.
+"""
 
 from __future__ import annotations
 

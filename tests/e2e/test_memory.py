@@ -1,4 +1,6 @@
-"""A worker's memory over 2,000 requests of random lengths: buffers follow shapes, and must not pile up with them."""
+"""A worker's memory over 2,000 requests of random lengths: buffers follow shapes, and must not pile up with
+them.
+"""
 
 from __future__ import annotations
 

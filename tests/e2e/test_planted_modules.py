@@ -1,4 +1,5 @@
-"""Commands that run in a folder which holds a Python file for every module there is: none of them is imported.
+"""Commands that run in a folder which holds a Python file for every module there is: none of them is
+imported.
 
 Such a folder stands for a model's, which may hold whatever its maker put there.
 """
@@ -35,7 +36,9 @@ raise ImportError("the planted " + {name!r})
 
 
 def module_names() -> set[str]:
-    """Every module that a child can import by one name: of the standard library, and of whatever is installed."""
+    """Every module that a child can import by one name: of the standard library, and of whatever is
+    installed.
+    """
     installed = {name for name in importlib.metadata.packages_distributions() if name.isidentifier()}
     # Optimum is not installed here, but it is what its interpreter runs.
     return {*sys.stdlib_module_names, *installed, "optimum", "sitecustomize", "usercustomize"}
@@ -91,7 +94,8 @@ def test_a_planted_module_is_found_where_nothing_is_done_about_it(here: Plot) ->
     assert here.imported()
 
 
-# llorch starts Pythons of its own for three things: the command that measures, the exporter, and trying grammars.
+# llorch starts Pythons of its own for three things: the command that measures, the exporter, and trying
+# grammars.
 
 
 def test_a_command_and_the_child_that_measures_beside_an_artifact(tiny: Path, tmp_path: Path) -> None:
@@ -114,8 +118,8 @@ def test_a_command_and_the_child_that_exports_beside_a_source(tiny_source: Path,
 
 def test_python_m(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    # Python's own `-m` imports several of the standard library's before any code of ours; only `-P`, or the script, keeps
-    # those from the folder.
+    # Python's own `-m` imports several of the standard library's before any code of ours; only `-P`, or the
+    # script, keeps those from the folder.
     plot = Plot(tmp_path / "here", tmp_path / "imported", module_names() - sys.stdlib_module_names)
     outcome = plot.run(MODULE, "inspect", tiny, "--json")
     assert plot.imported() == [], outcome.stderr

@@ -1,4 +1,6 @@
-"""What clients do to a worker, by mistake or on purpose: it stays alive, and everything they held is free again."""
+"""What clients do to a worker, by mistake or on purpose: it stays alive, and everything they held is free
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The rest of the worker's contract through a real channel: abort, load, priority, fingerprint, limits, deadlines."""
+"""The rest of the worker's contract through a real channel: abort, load, priority, fingerprint, limits,
+deadlines.
+"""
 
 from __future__ import annotations
 

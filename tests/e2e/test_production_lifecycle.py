@@ -1,4 +1,6 @@
-"""Beginning and end of a worker process: bound before it loads, checked without serving, gone when idle, codes by class."""
+"""Beginning and end of a worker process: bound before it loads, checked without serving, gone when idle,
+codes by class.
+"""
 
 from __future__ import annotations
 

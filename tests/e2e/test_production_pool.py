@@ -29,7 +29,9 @@ QUICK = {"heartbeat_s": 0.02, "timeout_s": 5.0, "first_pause_s": 0.01, "longest_
 
 
 class Worker:
-    """serve() with a fake generator and a reporter, on the main thread; the test's story runs beside it, then stops it."""
+    """serve() with a fake generator and a reporter, on the main thread; the test's story runs beside it, then
+    stops it.
+    """
 
     def __init__(self, url, story, *, load=FakeGenerator, **changes):
         self.address = None

@@ -1,4 +1,6 @@
-"""Whose prompts show in what was cached: one caller's and no other's, over gRPC and HTTP, unless the operator says otherwise."""
+"""Whose prompts show in what was cached: one caller's and no other's, over gRPC and HTTP, unless the operator
+says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SAMPLING = SamplingParams(temperature=0, max_tokens=1)
 
 @contextmanager
 def served(tmp_path, tokens=("one", "another"), **config):
-    """Yield what asks for the prompt over gRPC, with a token or none and as a client, and tells how much of it was cached."""
+    """Yield what asks for the prompt over gRPC, with a token or none and as a client, and tells how much of
+    it was cached.
+    """
     worker = make_worker(tmp_path, make_session(slots=12), config=EngineConfig(**config))
     try:
         with running_server(worker, security=Security(tokens=tokens)) as running:

@@ -1,4 +1,6 @@
-"""What a client without a token can do to a worker, through real connections: wait, be refused unread, and be cut."""
+"""What a client without a token can do to a worker, through real connections: wait, be refused unread, and be
+cut.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A provider that is not on this machine ends the command within seconds, with what is missing and what there is."""
+"""A provider that is not on this machine ends the command within seconds, with what is missing and what there
+is.
+"""
 
 from __future__ import annotations
 

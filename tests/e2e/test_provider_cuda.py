@@ -1,6 +1,7 @@
 """The real model on CUDA: greedy answers, with every node, the cache and recorded steps on the GPU.
 
-Needs an NVIDIA GPU, and an interpreter with onnxruntime-gpu named by LLORCH_CUDA_PYTHON; ``ci/test-cuda`` provides the latter.
+Needs an NVIDIA GPU, and an interpreter with onnxruntime-gpu named by LLORCH_CUDA_PYTHON; ``ci/test-cuda``
+provides the latter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The real model on OpenVINO's provider: the same greedy answer as the CPU's, and every node accounted for.
 
-Needs an interpreter with onnxruntime-openvino, named by LLORCH_OPENVINO_PYTHON; ``ci/test-openvino`` makes one and runs this.
+Needs an interpreter with onnxruntime-openvino, named by LLORCH_OPENVINO_PYTHON; ``ci/test-openvino`` makes
+one and runs this.
 """
 
 from __future__ import annotations

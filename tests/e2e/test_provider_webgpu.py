@@ -1,7 +1,8 @@
-"""The real model on the WebGPU plugin: the same greedy answer as the CPU's, with every node and the cache on the device.
+"""The real model on the WebGPU plugin: the same greedy answer as the CPU's, with every node and the cache on
+the device.
 
-Needs an interpreter with the plugin, named by LLORCH_WEBGPU_PYTHON, and a Vulkan driver; ``ci/test-webgpu`` provides both.
-A driver in software takes seconds a token, so answers are short.
+Needs an interpreter with the plugin, named by LLORCH_WEBGPU_PYTHON, and a Vulkan driver; ``ci/test-webgpu``
+provides both. A driver in software takes seconds a token, so answers are short.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""SmolLM2-135M-Instruct from checkpoint to answer, held against transformers running the same file in fp32."""
+"""SmolLM2-135M-Instruct from checkpoint to answer, held against transformers running the same file in
+fp32.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``--recipe`` on the command line: a file, a name, flags beside it, a dry run, points of the frontier, refusals."""
+"""``--recipe`` on the command line: a file, a name, flags beside it, a dry run, points of the frontier,
+refusals.
+"""
 
 from __future__ import annotations
 

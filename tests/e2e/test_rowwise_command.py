@@ -1,4 +1,6 @@
-"""``--activations`` at the front door: artifacts that run, are shown and measured, and what is refused in one line."""
+"""``--activations`` at the front door: artifacts that run, are shown and measured, and what is refused in one
+line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Calls as grpcurl makes them: services, methods and messages from the worker's reflection alone, requests from JSON."""
+"""Calls as grpcurl makes them: services, methods and messages from the worker's reflection alone, requests
+from JSON.
+"""
 
 from __future__ import annotations
 

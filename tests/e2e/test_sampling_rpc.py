@@ -1,4 +1,6 @@
-"""Sampling over a real channel: a real worker behind it refuses by field name and streams log-probabilities."""
+"""Sampling over a real channel: a real worker behind it refuses by field name and streams
+log-probabilities.
+"""
 
 from __future__ import annotations
 

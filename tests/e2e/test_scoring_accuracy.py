@@ -1,4 +1,6 @@
-"""The accuracy that an evaluation finds through ``Score`` is the one that transformers has on the fp32 weights."""
+"""The accuracy that an evaluation finds through ``Score`` is the one that transformers has on the fp32
+weights.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def expected(smollm2_gguf: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, bool]]:
-    """transformers on the same file, in fp32: log-likelihood and greedy flag of each pair, from the definition."""
+    """transformers on the same file, in fp32: log-likelihood and greedy flag of each pair, from the
+    definition.
+    """
     import torch
     import transformers
 
@@ -59,7 +63,9 @@ def expected(smollm2_gguf: Path, pairs: list[tuple[str, str]]) -> list[tuple[flo
 
 
 def accuracy(pairs: list[tuple[str, str]], scores: list[float], *, by_length: bool) -> float:
-    """The share of questions whose right choice has the highest score, over its number of characters or not."""
+    """The share of questions whose right choice has the highest score, over its number of characters or
+    not.
+    """
     right = 0
     for index, question in enumerate(questions()):
         part = range(4 * index, 4 * index + 4)

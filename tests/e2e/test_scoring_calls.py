@@ -1,4 +1,6 @@
-"""Several answers and scores through a real channel: the plain stub, the typed client, and lm-eval's questions to it."""
+"""Several answers and scores through a real channel: the plain stub, the typed client, and lm-eval's
+questions to it.
+"""
 
 from __future__ import annotations
 

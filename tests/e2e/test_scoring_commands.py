@@ -1,4 +1,6 @@
-"""``llorch generate`` with several answers and prompt log-probabilities, and ``llorch score``, here and from a worker."""
+"""``llorch generate`` with several answers and prompt log-probabilities, and ``llorch score``, here and from
+a worker.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``llorch bench --connect`` under load: against a tiny model's worker, and fakes that bundle, fail and refuse."""
+"""``llorch bench --connect`` under load: against a tiny model's worker, and fakes that bundle, fail and
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ QUICK = ("--prompt-tokens", "20", "--max-tokens", "9", "--repeat", "2", "--reque
 
 
 class Bundling(FakeGenerator):
-    """Answers in steps of 1, then ``size`` tokens; every ``fails_every``-th request breaks off after its first step."""
+    """Answers in steps of 1, then ``size`` tokens; every ``fails_every``-th request breaks off after its
+    first step.
+    """
 
     def __init__(self, size=4, fails_every=0, **how):
         super().__init__(**how)
@@ -156,7 +160,8 @@ def test_bundles_and_broken_streams_are_counted_right(way):
             (row,) = bench(f"http://127.0.0.1:{front.port}", "--concurrency", "1")
         generator.close()
     found = medians(row)
-    # Of the 13 requests the 1st, 4th, 7th, 10th and 13th broke off after a token; the first one is not counted.
+    # Of the 13 requests the 1st, 4th, 7th, 10th and 13th broke off after a token; the first one is not
+    # counted.
     assert (found["succeeded"], found["failed"]) == (4, 2)
     assert found["generated_tokens"] == 4 * 9
     run = {name: figure["values"][0] for name, figure in row["figures"].items()}
@@ -174,7 +179,9 @@ def test_bundles_and_broken_streams_are_counted_right(way):
 
 @pytest.mark.parametrize("way", ["grpc", "http"])
 def test_refusals_are_counted_by_status(way):
-    """Three clients and room for one request, which goes on until the other two have been refused five times."""
+    """Three clients and room for one request, which goes on until the other two have been refused five
+    times.
+    """
     generator = FakeGenerator(capacity=1, free_running=False)
     generator.step(9)  # for the request that warms up
 

@@ -1,4 +1,6 @@
-"""The measurement of what gRPC and HTTP cost, once in short, and that its judgement can fail. No time is judged here."""
+"""The measurement of what gRPC and HTTP cost, once in short, and that its judgement can fail. No time is
+judged here.
+"""
 
 from __future__ import annotations
 

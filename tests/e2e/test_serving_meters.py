@@ -32,7 +32,9 @@ def worker(smollm2):
 
 
 def totals(port, *, ended=0):
-    """Return the sums and counts of the worker's histograms, once ``ended`` requests are in them: they are told after their answers."""
+    """Return the sums and counts of the worker's histograms, once ``ended`` requests are in them: they are
+    told after their answers.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while (found := scrape(port))["llorch:e2e_request_latency_seconds_count"] < ended:
         assert time.monotonic() < deadline, f"of {ended} requests these are counted: {found}"
@@ -60,9 +62,10 @@ async def load(address, clients, requests):
 def test_means_agree_with_the_workers_own(worker, clients, requests):
     """The worker's clock starts when it has read a request and stops when it hands a token on.
 
-    So a client's times to the first token and to the end are longer, by the way there and back and by how long a busy machine
-    lets it wait: never shorter, and here at most 10 % longer. Between tokens both ways are the same, so that their difference alone is
-    left of them, divided by the tokens of an answer: 3 % either way.
+    So a client's times to the first token and to the end are longer, by the way there and back and by how
+    long a busy machine lets it wait: never shorter, and here at most 10 % longer. Between tokens both ways
+    are the same, so that their difference alone is left of them, divided by the tokens of an answer: 3 %
+    either way.
     """
     address, port = worker
     before = totals(port)

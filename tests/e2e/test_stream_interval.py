@@ -1,4 +1,6 @@
-"""``llorch serve --stream-interval``: messages of a stream wait for tokens or time, and nothing of the answer is lost."""
+"""``llorch serve --stream-interval``: messages of a stream wait for tokens or time, and nothing of the answer
+is lost.
+"""
 
 from __future__ import annotations
 

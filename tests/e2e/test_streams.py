@@ -1,4 +1,6 @@
-"""Answers of the real model through a worker process: streams that run together, long prompts, many scripts."""
+"""Answers of the real model through a worker process: streams that run together, long prompts, many
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ LATE = 3  # so many streams join when the first has been answering for a while
 
 @pytest.fixture
 def client(smollm2_worker):
-    # Over a cache in int8 a prefix that is taken up again is one that was rounded. Every token comes in a message of its own.
+    # Over a cache in int8 a prefix that is taken up again is one that was rounded. Every token comes in a
+    # message of its own.
     with WorkerClient(
         smollm2_worker("int8", "--no-prefix-cache", "--stream-interval", "1").address
     ) as client:

@@ -1,4 +1,6 @@
-"""JSON Schema on the real model behind gRPC: every answer parses and validates, and neighbours notice nothing."""
+"""JSON Schema on the real model behind gRPC: every answer parses and validates, and neighbours notice
+nothing.
+"""
 
 from __future__ import annotations
 

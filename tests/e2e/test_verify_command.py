@@ -1,4 +1,6 @@
-"""``llorch verify`` on tiny models: passes for the own source, fails for another, and says so in both languages."""
+"""``llorch verify`` on tiny models: passes for the own source, fails for another, and says so in both
+languages.
+"""
 
 from __future__ import annotations
 

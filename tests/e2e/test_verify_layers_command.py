@@ -1,4 +1,6 @@
-"""``llorch verify --layers``, ``--write-reference`` and ``--reference``: documents, tables, exit codes, refusals."""
+"""``llorch verify --layers``, ``--write-reference`` and ``--reference``: documents, tables, exit codes,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ def test_a_written_reference_serves_without_its_source(exact, tiny, tiny_source,
 
 def test_a_reference_is_compared_without_torch_transformers_and_onnx(exact, kept):
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'onnx', 'onnx_ir', 'gguf'))); "
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'onnx', 'onnx_ir', "
+        "'gguf'))); "
         "from llorch_serve.cli import main; main()"
     )
     command = [sys.executable, "-c", code, "verify", exact, "--reference", kept, "--json"]

@@ -1,6 +1,7 @@
 """Optimum itself exports a checkpoint, and the wrapped graph agrees with transformers and with llorch's own.
 
-Needs an interpreter with optimum-onnx, named by LLORCH_OPTIMUM_PYTHON; ``ci/test-optimum`` makes one and runs this.
+Needs an interpreter with optimum-onnx, named by LLORCH_OPTIMUM_PYTHON; ``ci/test-optimum`` makes one and runs
+this.
 """
 
 from __future__ import annotations

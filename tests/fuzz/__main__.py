@@ -1,7 +1,7 @@
 """Run one target under coverage-guided mutation: ``python -m fuzz TARGET --seconds N --found FOLDER``.
 
-New inputs go to a folder beside ``--found``; one that breaks the target is kept in ``--found``, and ends the run with another
-status than 0. Needs atheris (Linux), which is libFuzzer; ``ci/fuzz`` installs it.
+New inputs go to a folder beside ``--found``; one that breaks the target is kept in ``--found``, and ends the
+run with another status than 0. Needs atheris (Linux), which is libFuzzer; ``ci/fuzz`` installs it.
 """
 
 from __future__ import annotations

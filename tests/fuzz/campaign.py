@@ -1,6 +1,8 @@
-"""Fuzz all targets, as many at a time as there are processors: ``python -m fuzz.campaign [TARGET...] --seconds N``.
+"""Fuzz all targets, as many at a time as there are processors: ``python -m fuzz.campaign [TARGET...]
+--seconds N``.
 
-Prints a row for each target, and exits with 1 if one was broken; the input that broke it is then kept under ``--found``.
+Prints a row for each target, and exits with 1 if one was broken; the input that broke it is then kept under
+``--found``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Changes of a JSON document that a fuzzer of bytes would hardly find: one value for another, somewhere in it."""
+"""Changes of a JSON document that a fuzzer of bytes would hardly find: one value for another, somewhere in
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _VALUES: Final[tuple[Any, ...]] = (
 
 
 def mutate(data: bytes, seed: int) -> bytes | None:
-    """Return the document with one or a few values changed, or None if the bytes are no JSON document of a fitting size."""
+    """Return the document with one or a few values changed, or None if the bytes are no JSON document of a
+    fitting size.
+    """
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):

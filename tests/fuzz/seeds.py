@@ -1,4 +1,6 @@
-"""Write the first inputs of every target to ``tests/data/fuzz``: ``python -m fuzz.seeds``. Small and valid, for fuzzing to begin from."""
+"""Write the first inputs of every target to ``tests/data/fuzz``: ``python -m fuzz.seeds``. Small and valid,
+for fuzzing to begin from.
+"""
 
 from __future__ import annotations
 
@@ -110,12 +112,17 @@ def seeds(scratch: Path) -> Iterator[tuple[str, str, bytes]]:
 
 
 EXPRESSIONS = (
-    "{% set ns = namespace(n=0) %}{% macro line(m) %}{{ m.role|upper }}: {{ m.content is string and m.content|trim }}{% endmacro %}"
-    "{% for m in messages if m.role != 'tool' %}{% set ns.n = ns.n + 1 %}{{ line(m) }}{{ '%s-%5d' % (m.role, ns.n) }}"
-    "{{ '{:>10}'.format(m.role) }}{{ loop.index0 }}{{ xs[1:] == xs[:-1] }}{{ xs|sort|join(', ') }}{% endfor %}"
+    "{% set ns = namespace(n=0) %}{% macro line(m) %}{{ m.role|upper }}: {{ m.content is string and "
+    "m.content|trim }}{% endmacro %}"
+    "{% for m in messages if m.role != 'tool' %}{% set ns.n = ns.n + 1 %}{{ line(m) }}{{ '%s-%5d' % "
+    "(m.role, ns.n) }}"
+    "{{ '{:>10}'.format(m.role) }}{{ loop.index0 }}{{ xs[1:] == xs[:-1] }}{{ xs|sort|join(', ') }}{% endfor "
+    "%}"
     "{% if tools %}{{ tools|tojson(indent=2) }}{{ tools[0].function.parameters.items()|list }}{% endif %}"
-    "{{ 'a' * 10 ~ text.replace('a', 'bb').split('b')|length }}{{ deep.a|map(attribute='b')|first }}{{ range(5)|batch(2)|list }}"
-    "{{ (messages|selectattr('role', 'equalto', 'user')|list|last).content }}{{ strftime_now('%d %b %Y') }}{{ raise_exception('no') if n < 0 }}"
+    "{{ 'a' * 10 ~ text.replace('a', 'bb').split('b')|length }}{{ deep.a|map(attribute='b')|first }}{{ "
+    "range(5)|batch(2)|list }}"
+    "{{ (messages|selectattr('role', 'equalto', 'user')|list|last).content }}{{ strftime_now('%d %b %Y') "
+    "}}{{ raise_exception('no') if n < 0 }}"
 )
 BODIES = {
     "chat": {
@@ -130,7 +137,8 @@ BODIES = {
     "cancel": {"job_id": "j"},
 }  # fmt: skip
 ANSWERS = {
-    "tagged": '<think>so</think>Sure.<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+    "tagged": '<think>so</think>Sure.<tool_call>\n{"name": "weather", "arguments": {"city": '
+    '"Paris"}}\n</tool_call>',
     "json": '{"name": "weather", "parameters": {"city": "Par\\"is"}}; {"name": "x", "arguments": "{}"}',
     "list": '[TOOL_CALLS] [{"name": "weather", "arguments": {}}]<|tool_call|>[{"name": "weather"}]',
     "granite": "<think>a</think><response>b</response> <function=weather>{}</function>",

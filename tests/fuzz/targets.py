@@ -1,7 +1,8 @@
-"""The parsers that are fuzzed, a row each: input is bytes, and what may come out is a result or an error of ours.
+"""The parsers that are fuzzed, a row each: input is bytes, and what may come out is a result or an error of
+ours.
 
-Whatever else is raised is a finding; so is a process that dies, and an input that takes long or much memory, which
-``fuzz/limits.py`` judges.
+Whatever else is raised is a finding; so is a process that dies, and an input that takes long or much memory,
+which ``fuzz/limits.py`` judges.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ TOOL = '{"type": "function", "function": {"name": "weather", "parameters": {"typ
 
 @dataclass(frozen=True)
 class Target:
-    """One parser. make: returns what is called with each input, once a process. json: inputs are mutated as JSON, too."""
+    """One parser. make: returns what is called with each input, once a process. json: inputs are mutated as
+    JSON, too.
+    """
 
     make: Callable[[], Callable[[bytes], object]]
     json: bool = False
@@ -372,7 +375,9 @@ TARGETS: Mapping[str, Target] = {
 
 
 def runner(name: str) -> Callable[[bytes], None]:
-    """Return what runs one input of a target: it returns where the parser returned or refused, and raises anything else."""
+    """Return what runs one input of a target: it returns where the parser returned or refused, and raises
+    anything else.
+    """
     run = TARGETS[name].make()
 
     def one(data: bytes) -> None:

@@ -1,4 +1,6 @@
-"""Every family and rotary scaling, as a folder and as a GGUF file, computes what transformers computes in fp32."""
+"""Every family and rotary scaling, as a folder and as a GGUF file, computes what transformers computes in
+fp32.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_a_folder_computes_what_transformers_computes(tmp_path: Path, name: str)
 @pytest.mark.reference
 @pytest.mark.parametrize("name", GGUF)
 def test_a_gguf_file_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
-    """The folder is only there for transformers; the file holds the same weights in llama.cpp's names and order."""
+    """The folder is only there for transformers; the file holds the same weights in llama.cpp's names and
+    order.
+    """
     metadata = {"llama.rope.scaling.yarn_beta_fast": 6.0, "llama.rope.scaling.yarn_beta_slow": 0.5}
     source = write_gguf(tmp_path / "m.gguf", HF[name], metadata=metadata if "betas" in name else None)
     ids = random_ids(TOKENS)

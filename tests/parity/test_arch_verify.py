@@ -1,4 +1,6 @@
-"""``verify`` knows every family: its reference is right by itself, and it accepts what was exported from the file."""
+"""``verify`` knows every family: its reference is right by itself, and it accepts what was exported from the
+file.
+"""
 
 from __future__ import annotations
 

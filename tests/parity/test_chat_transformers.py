@@ -1,7 +1,8 @@
 """Rendered and encoded chats are those of transformers, character by character and id by id, or both refuse.
 
-Templates: Llama 2 and 3 from their published formats, SmolLM2's, and all that ship in ``vendor/llama.cpp/models/templates``
-of the llama-cpp-python 0.3.16 source package; ``LLORCH_LLAMA_CPP_MODELS`` names that folder's parent.
+Templates: Llama 2 and 3 from their published formats, SmolLM2's, and all that ship in
+``vendor/llama.cpp/models/templates`` of the llama-cpp-python 0.3.16 source package;
+``LLORCH_LLAMA_CPP_MODELS`` names that folder's parent.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 def as_dicts(messages: Sequence[ChatMessage], *, text_arguments: bool) -> list[dict[str, Any]]:
-    """The messages as a caller of transformers writes them; it takes calls' arguments as objects or as text."""
+    """The messages as a caller of transformers writes them; it takes calls' arguments as objects or as
+    text.
+    """
     made = []
     for m in messages:
         content: Any = m.content

@@ -112,7 +112,9 @@ def worker(artifact: Artifact, row: Row) -> Iterator[Worker]:
 
 
 Bits = tuple[list[int], list[list[tuple[int, float]]]]
-"""Ids, and at each place the chosen and the twenty likeliest tokens with their log-probabilities, each a sum over all logits."""
+"""Ids, and at each place the chosen and the twenty likeliest tokens with their log-probabilities, each a sum
+over all logits.
+"""
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 SEEDED: dict[str, Any] = {"temperature": 1.3, "seed": 11, "top_k": 50}
@@ -209,7 +211,8 @@ def test_cached_and_cold_agree_where_only_prefilled_tokens_are_reused(artifact: 
     assert again.completion.cached_tokens == len(PROMPT) - 2
     if row.options.get("kv_dtype") != "int8":
         assert bits(again) == cold
-    else:  # what was read from the cache was rounded, so that only distributions agree, within the recipe's limit
+    # what was read from the cache was rounded, so that only distributions agree, within the recipe's limit
+    else:
         found, expected = dict(bits(again)[1][0]), dict(cold[1][0])
         common = found.keys() & expected.keys()
         distance = sum(np.exp(expected[token]) * abs(expected[token] - found[token]) for token in common)

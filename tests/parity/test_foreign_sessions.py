@@ -1,4 +1,6 @@
-"""Other tools' graphs compute what numpy computes from the definition: whole, in parts, in batches, and side by side."""
+"""Other tools' graphs compute what numpy computes from the definition: whole, in parts, in batches, and side
+by side.
+"""
 
 from __future__ import annotations
 

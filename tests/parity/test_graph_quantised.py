@@ -1,4 +1,6 @@
-"""int8 and int4 graphs compute the fp32 model on dequantised weights; every option has its effect and no other."""
+"""int8 and int4 graphs compute the fp32 model on dequantised weights; every option has its effect and no
+other.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The fp32 graph computes what transformers and a numpy forward compute, for every shape that Llamas come in."""
+"""The fp32 graph computes what transformers and a numpy forward compute, for every shape that Llamas come
+in.
+"""
 
 from __future__ import annotations
 

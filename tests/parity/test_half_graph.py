@@ -127,7 +127,9 @@ def test_blocks_in_a_float16_graph_diverge_as_in_a_float32_one(tmp_path: Path, p
 def test_a_bf16_graph_with_its_types_widened_is_the_forward_on_rounded_weights(
     tmp_path: Path, precision: str, overrides: dict[str, Any]
 ) -> None:
-    """The CPU has no bfloat16, so the graph runs as its float32 twin: the same nodes over the weights that are stored."""
+    """The CPU has no bfloat16, so the graph runs as its float32 twin: the same nodes over the weights that
+    are stored.
+    """
     source, ids = write_hf_folder(tmp_path / "source", overrides), random_ids(40)
     artifact = export_tiny(source, tmp_path / "out", precision=precision)
     assert artifact.manifest.kv.dtype == "bfloat16"

@@ -1,4 +1,6 @@
-"""Activations beyond float16: export refuses them, and what its prompt does not reach never becomes a token."""
+"""Activations beyond float16: export refuses them, and what its prompt does not reach never becomes a
+token.
+"""
 
 from __future__ import annotations
 

@@ -213,7 +213,9 @@ def test_the_cost_of_rounding_is_small_in_every_family(row: str, tmp_path: Path)
 
 
 def cost_of_rounding(artifact: Artifact) -> float:
-    """Return the divergence of answers over int8 from those over float32, on tokens of a seed of their own."""
+    """Return the divergence of answers over int8 from those over float32, on tokens of a seed of their
+    own.
+    """
     session, plain = opened(artifact), opened(artifact, kv_dtype="float32")
     count = min(120, artifact.manifest.context_length)
     ids = random_ids(count, seed=21)

@@ -1,7 +1,8 @@
-"""The graph for onnxruntime-genai gives the logits of llorch's own: prompts, steps, further turns and batches.
+"""The graph for onnxruntime-genai gives the logits of llorch's own: prompts, steps, further turns and
+batches.
 
-The oracle is the artifact's own session, which other tests hold against transformers; the runtime is onnxruntime,
-fed as onnxruntime-genai feeds it. ``ci/test-genai`` runs onnxruntime-genai itself.
+The oracle is the artifact's own session, which other tests hold against transformers; the runtime is
+onnxruntime, fed as onnxruntime-genai feeds it. ``ci/test-genai`` runs onnxruntime-genai itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""``verify --layers`` follows the graph of every family: each passes at every stage that the graph and it share."""
+"""``verify --layers`` follows the graph of every family: each passes at every stage that the graph and it
+share.
+"""
 
 from __future__ import annotations
 

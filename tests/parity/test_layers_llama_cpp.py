@@ -1,4 +1,6 @@
-"""``verify --layers --llama-cpp``: llama.cpp on the same F32, F16 and Q8_0 file, in an environment that ci/test-llamacpp makes."""
+"""``verify --layers --llama-cpp``: llama.cpp on the same F32, F16 and Q8_0 file, in an environment that
+ci/test-llamacpp makes.
+"""
 
 from __future__ import annotations
 

@@ -187,7 +187,9 @@ def test_a_missing_file_is_told(artifact: Artifact, tmp_path: Path) -> None:
 def test_a_runtime_that_goes_wrong_on_no_rows_is_asked_for_one(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a chunk that is not a prompt's last no logits are wanted, and onnxruntime before 1.32 fails on none."""
+    """Of a chunk that is not a prompt's last no logits are wanted, and onnxruntime before 1.32 fails on
+    none.
+    """
     asked: dict[bool, list[int]] = {}
     found = {}
     for able in (True, False):

@@ -1,4 +1,6 @@
-"""A cache on a device, played by the CPU: a slot's own buffers, bound anew in each call, give the logits of shared ones."""
+"""A cache on a device, played by the CPU: a slot's own buffers, bound anew in each call, give the logits of
+shared ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A cache that all slots share on a device, played by the CPU: one call for many sequences gives the logits of host memory's."""
+"""A cache that all slots share on a device, played by the CPU: one call for many sequences gives the logits
+of host memory's.
+"""
 
 from __future__ import annotations
 

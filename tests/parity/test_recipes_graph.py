@@ -79,7 +79,9 @@ def test_every_matrix_is_stored_in_its_own_format(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", ["plain", "qwen3"])
 def test_projections_apart_are_the_packed_ones(tmp_path: Path, name: str) -> None:
-    """In fp32 a rule that changes only how layer 1's value projection is stored moves logits by that alone."""
+    """In fp32 a rule that changes only how layer 1's value projection is stored moves logits by that
+    alone.
+    """
     source = write_hf_folder(tmp_path / "model", HF.get(name, {}))
     plain = export_tiny(source, tmp_path / "plain")
     rule = Rule(("model.layers.1.self_attn.v_proj",), precision="int8", block_size=16)

@@ -1,4 +1,6 @@
-"""Second moments are those of transformers' own modules, and gptq on them beats affine on the model's outputs."""
+"""Second moments are those of transformers' own modules, and gptq on them beats affine on the model's
+outputs.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def kl(reference: npt.NDArray[np.float32], model: npt.NDArray[np.float32]) -> fl
 @pytest.mark.parametrize("name", MODELS)
 def test_the_decoder_computes_what_numpy_computes_in_whole_numbers(tmp_path: Path, name: str) -> None:
     found = all_logits(export_rows(tmp_path, name), IDS)
-    # float32 norms may move a value over the edge between two codes, so not all logits agree to the last bits.
+    # float32 norms may move a value over the edge between two codes, so not all logits agree to the last
+    # bits.
     assert kl(expected_logits(MODELS[name], rounded=True), found) < KL_ROW_CODES
     unrounded = kl(expected_logits(MODELS[name], rounded=False), found)
     assert 10 * KL_ROW_CODES < unrounded < KL_ROW_TINY

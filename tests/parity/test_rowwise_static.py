@@ -1,4 +1,6 @@
-"""Static scales and rules for activations: which layers get which form, with which scale, and what they compute."""
+"""Static scales and rules for activations: which layers get which form, with which scale, and what they
+compute.
+"""
 
 from __future__ import annotations
 

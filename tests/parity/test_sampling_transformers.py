@@ -76,7 +76,9 @@ NEUTRAL: dict[str, Any] = {
 def reference(
     logits: np.ndarray, params: dict[str, Any], prompt: Sequence[int] = PROMPT, answer: Sequence[int] = ANSWER
 ) -> np.ndarray:
-    """Return transformers' probabilities; presence and frequency penalty, which it lacks, from their definition."""
+    """Return transformers' probabilities; presence and frequency penalty, which it lacks, from their
+    definition.
+    """
     # float64, so that only the rules are compared and not the rounding of a sum over the vocabulary.
     scores = torch.tensor(logits[None].astype(np.float64))
     ids = torch.tensor([[*prompt, *answer]])
@@ -168,7 +170,9 @@ def test_distribution_equals_transformers(case: dict[str, Any], vocab: int) -> N
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-    """The same tokens with the same probabilities; less than float32's smallest normal number may be none at all."""
+    """The same tokens with the same probabilities; less than float32's smallest normal number may be none at
+    all.
+    """
     np.testing.assert_array_equal(found > 1e-37, expected > 1e-37)
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=1e-37)
 

@@ -1,4 +1,6 @@
-"""Log-probabilities of prompts, continuations and answers, held against transformers' log_softmax on the same weights."""
+"""Log-probabilities of prompts, continuations and answers, held against transformers' log_softmax on the same
+weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The real session on a tiny exported model: cutting, batching, moving and neighbours never change a sequence's logits."""
+"""The real session on a tiny exported model: cutting, batching, moving and neighbours never change a
+sequence's logits.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def session(artifact: Artifact) -> DecoderSession:
 
 
 def generate(session: DecoderSession, prompt: Sequence[int], count: int) -> list[Logits]:
-    """Return the logits of ``count`` greedy steps of one sequence that has the session to itself, in slot 0."""
+    """Return the logits of ``count`` greedy steps of one sequence that has the session to itself, in slot
+    0.
+    """
     rows = [session.prefill(0, prompt, 0)[0].copy()]
     for step in range(1, count):
         rows.append(session.decode([int(rows[-1].argmax())], [len(prompt) + step])[0].copy())

@@ -1,4 +1,6 @@
-"""Graphs that lie: external data outside the folder, garbage, and other inputs than the manifest's are refused."""
+"""Graphs that lie: external data outside the folder, garbage, and other inputs than the manifest's are
+refused.
+"""
 
 from __future__ import annotations
 

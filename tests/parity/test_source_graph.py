@@ -1,4 +1,6 @@
-"""``--precision source``: every matrix of a GGUF file in the graph in its own type, equal to its dequantised weights."""
+"""``--precision source``: every matrix of a GGUF file in the graph in its own type, equal to its dequantised
+weights.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ Choice = Callable[[str], str | None]
 
 
 def write_source(path: Path, choose: Choice, overrides: dict[str, Any] = SHAPE) -> Path:
-    """Write a GGUF file whose matrix ``name`` consists of random blocks of ``choose(name)``; None leaves it F32."""
+    """Write a GGUF file whose matrix ``name`` consists of random blocks of ``choose(name)``; None leaves it
+    F32.
+    """
 
     def blocks(name: str, rows: int, columns: int) -> tuple[str, npt.NDArray[np.uint8]] | None:
         kind = choose(name)

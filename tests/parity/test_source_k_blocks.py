@@ -1,4 +1,6 @@
-"""Weights in K blocks through ``--precision source``: the artifact stays within the recipe's limit of those very blocks."""
+"""Weights in K blocks through ``--precision source``: the artifact stays within the recipe's limit of those
+very blocks.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Graphs of other targets compute what transformers computes, for every family: in one piece, in chunks, step by step.
+"""Graphs of other targets compute what transformers computes, for every family: in one piece, in chunks, step
+by step.
 
-They run on the CPU's provider, which has kernels for all of them; that their own providers compute the same is not shown.
+They run on the CPU's provider, which has kernels for all of them; that their own providers compute the same
+is not shown.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def test_every_family_computes_what_transformers_computes(tmp_path: Path, name: 
 
 
 def check_fixed(session: FixedSession, ids: list[int], expected: Logits, tolerance: float) -> None:
-    """A prefill and a chunk after it, each padded to the size of their graph, then token by token to the last position."""
+    """A prefill and a chunk after it, each padded to the size of their graph, then token by token to the last
+    position.
+    """
     for start, stop, wanted in ((0, 20, (4, 19)), (20, 50, (0, 29))):
         found = session.prefill(1, ids[start:stop], start, wanted)
         np.testing.assert_allclose(found, expected[[start + row for row in wanted]], atol=tolerance, rtol=0)

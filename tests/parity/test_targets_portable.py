@@ -1,4 +1,6 @@
-"""The portable graph: codes mean what they say, half precision is near, and slots of a batch do not disturb each other."""
+"""The portable graph: codes mean what they say, half precision is near, and slots of a batch do not disturb
+each other.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ IDS = random_ids(60)
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied, biases": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
-    # 72 and 88 are no multiples of 32 or 64: the last block of a column is short; 9 blocks of zero points is odd
+    # 72 and 88 are no multiples of 32 or 64: the last block of a column is short; 9 blocks of zero points is
+    # odd
     "short last blocks": {"hidden_size": 72, "intermediate_size": 88, "head_dim": 16},
 }
 RECIPES: dict[str, dict[str, Any]] = {
@@ -70,7 +73,9 @@ def as_written(artifact: Artifact, token_ids: list[int]) -> Logits:
 
 
 def quantised_weights(overrides: dict[str, Any], recipe: Recipe) -> Weights:
-    """Return the weights as the recipe leaves them, from the quantiser's own blocks, dequantised by definition."""
+    """Return the weights as the recipe leaves them, from the quantiser's own blocks, dequantised by
+    definition.
+    """
     weights = tiny_weights(tiny_llama_config(**overrides))
     for name, value in weights.items():
         form = Formats(recipe).of(name.removesuffix(".weight"))
@@ -128,7 +133,8 @@ def test_the_runtime_multiplies_the_blocks_as_blocks(tmp_path: Path, precision: 
     onnxruntime.InferenceSession(str(artifact.graph_path), options, providers=["CPUExecutionProvider"])
     graph = onnx.load(tmp_path / "optimised.onnx", load_external_data=False).graph
     kinds = [node.op_type for node in graph.node]
-    # All but the last layer's two products that are added to the residual: of two dimensions, they become Gemm first.
+    # All but the last layer's two products that are added to the residual: of two dimensions, they become
+    # Gemm first.
     assert kinds.count("MatMulNBits") == 2 * 5 + 1 - 2
     assert kinds.count("Gemm") == 2
     assert "MatMul" not in kinds
@@ -183,7 +189,9 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 def test_fixed_shapes_slots_hold_sequences_of_their_own(fixed: Artifact) -> None:
-    """Prompts longer than a call takes, one after a longer one in the same slot, copied, swapped and advanced together."""
+    """Prompts longer than a call takes, one after a longer one in the same slot, copied, swapped and advanced
+    together.
+    """
     expected = numpy_llama.forward(tiny_config(), tiny_weights(tiny_llama_config()), IDS[:48])
     session = open_fixed_tiny(fixed, slots=3)
     assert fixed.manifest.fixed_shapes is not None

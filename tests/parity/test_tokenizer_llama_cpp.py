@@ -1,7 +1,8 @@
 """Rebuilt tokenizers give the ids that llama.cpp ships as test vectors.
 
 The vectors come with vocabulary files of several megabytes, which are not part of this project. They lie in
-``vendor/llama.cpp/models`` of the llama-cpp-python 0.3.16 source package; ``LLORCH_LLAMA_CPP_MODELS`` names that folder.
+``vendor/llama.cpp/models`` of the llama-cpp-python 0.3.16 source package; ``LLORCH_LLAMA_CPP_MODELS`` names
+that folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Transforms leave the model as it was: fp32 logits of a transformed artifact against transformers on the checkpoint."""
+"""Transforms leave the model as it was: fp32 logits of a transformed artifact against transformers on the
+checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -211,7 +211,9 @@ def test_gguf_files_of_every_kind_pass(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["biases", "tied", "wide heads", "theta", "linear", "llama3 as rope_freqs"])
 def test_the_oracle_of_a_gguf_is_right_by_definition(tmp_path: Path, name: str) -> None:
-    """transformers' loader leaves parts of a GGUF out; the oracle must not agree with an exporter that does too."""
+    """transformers' loader leaves parts of a GGUF out; the oracle must not agree with an exporter that does
+    too.
+    """
     overrides = GGUFS[name]["config_overrides"]
     reference = Reference(open_checkpoint(str(write_gguf(tmp_path / "model.gguf", overrides))))
     ids = random_ids(128)

@@ -1,4 +1,6 @@
-"""Hidden states that half precision cannot hold are no reason for NaN: every precision computes sums in float32."""
+"""Hidden states that half precision cannot hold are no reason for NaN: every precision computes sums in
+float32.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def test_phi3_states_no_head_size_and_only_what_is_rotated() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "tensors", "found"),
     [
-        ("llama", {"general.architecture": "mistral"}, None, r"general.architecture is 'mistral'; supported architectures are llama, qwen2"),
+        ("llama", {"general.architecture": "mistral"}, None, r"general.architecture is 'mistral'; supported "
+            r"architectures are llama, "
+            r"qwen2"),
         ("qwen2", {"qwen2.attention.sliding_window": 9}, None, r"sliding_window is 9"),
         ("qwen2", {"qwen2.rope.dimension_count": 8}, None, r"rope.dimension_count is 8, expected 16"),
         ("qwen3", {"qwen3.expert_count": 8}, None, r"expert_count is 8"),

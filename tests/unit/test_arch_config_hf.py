@@ -16,7 +16,8 @@ from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
 
-# transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the latter.
+# transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the
+# latter.
 CONTRADICTORY_AS_WRITTEN = {"yarn, original beside"}
 SHORT, LONG = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], [2.0] * 8
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -205,14 +206,18 @@ def test_published_phi3_settings_are_accepted() -> None:
         ("llama", {"logits_scaling": 8.0}, r"not understood.*logits_scaling"),
         ("llama", {"no_rope_layers": [1, 0]}, r"not understood.*no_rope_layers"),
         ("llama", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5, expected 1"),
-        ("llama", {"architectures": ["MistralForCausalLM"]}, r"expected \['LlamaForCausalLM'\] for model_type llama"),
-        ("mistral", {"attention_bias": True}, r"attention_bias is True, expected False \(mistral has no such biases"),
+        ("llama", {"architectures": ["MistralForCausalLM"]}, r"expected \['LlamaForCausalLM'\] for "
+            r"model_type "
+            r"llama"),
+        ("mistral", {"attention_bias": True}, r"attention_bias is True, expected False \(mistral has no such "
+            r"biases"),
         ("mistral", {"sliding_window": 9, "use_sliding_window": False}, r"use_sliding_window is False"),
         ("mistral", {"sliding_window": 0}, r"sliding_window is 0"),
         ("mistral", {"layer_types": ["full_attention"] * 2}, r"not understood.*layer_types"),
         ("qwen2", {"mlp_bias": True}, r"mlp_bias is True"),
         ("qwen2", {"layer_types": ["full_attention"]}, r"layer_types has 1 items, expected 2"),
-        ("qwen2", {"layer_types": ["chunked_attention"] * 2}, r"expected full_attention or sliding_attention"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 2}, r"expected full_attention or "
+            r"sliding_attention"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 2}, r"use_sliding_window is off"),
         ("qwen3", {"mlp_bias": True}, r"mlp_bias is True"),
         ("qwen3", {"num_experts": 8}, r"not understood.*num_experts"),
@@ -228,7 +233,8 @@ def test_published_phi3_settings_are_accepted() -> None:
         ("phi3", {"partial_rotary_factor": 1.5}, r"partial_rotary_factor is 1.5"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT}}, r"lacks long_factor"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG[1:]}}, r"expected a list of 8 numbers"),
-        ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": [0.0] * 8}}, r"long_factor.*expected numbers above 0"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": [0.0] * 8}}, r"long_factor.*expected numbers above "
+            r"0"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": ["2"] * 8}}, r"long_factor.*expected numbers"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG, "long_mscale": 1.2}}, r"long_mscale \(rope\)"),
         ("llama", {"rope_scaling": {**YARN, "beta_fast": 0}}, r"beta_fast is 0"),
@@ -237,7 +243,8 @@ def test_published_phi3_settings_are_accepted() -> None:
         ("llama", {"rope_theta": 1.0, "rope_scaling": YARN}, r"expected a number above 1"),
         ("llama", {"rope_scaling": {"type": "dynamic"}}, r"lacks factor"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}}, r"original_max_position_embeddings is 64, expected 128"),
-        ("llama", {"original_max_position_embeddings": 64, "rope_scaling": YARN}, r"original_max_position_embeddings differs"),
+        ("llama", {"original_max_position_embeddings": 64, "rope_scaling": YARN}, r"original_max_position_embeddings "
+            r"differs"),
         ("llama", {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}, r"lacks original_max_position_embeddings"),
     ],
 )  # fmt: skip

@@ -46,7 +46,9 @@ def test_an_artifact_and_a_preview_have_the_exact_context(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("weight_type", ["F32", "F16", "Q8_0", "Q4_0", "Q4_1"])
 def test_parts_of_a_fused_tensor_are_its_rows(tmp_path: Path, weight_type: str) -> None:
-    """Quantisation works along the rows, so it is the same whether a matrix is stored alone or in a fused one."""
+    """Quantisation works along the rows, so it is the same whether a matrix is stored alone or in a fused
+    one.
+    """
     overrides = of_family("phi3")
     source = write_gguf(tmp_path / "m.gguf", overrides, weight_type=weight_type)
     tensors = open_checkpoint(str(source)).tensors
@@ -72,8 +74,10 @@ def test_fused_tensors_of_a_folder_are_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda w: w.pop("model.layers.1.self_attn.qkv_proj.weight"), r"lacks 1 of .*layers.1.self_attn.qkv_proj.weight"),
-        (lambda w: w.update({"model.layers.0.mlp.gate_up_proj.weight": np.zeros((191, 64), np.float32)}), r"gate_up_proj.weight is \[191, 64\], expected \[192, 64\]"),
+        (lambda w: w.pop("model.layers.1.self_attn.qkv_proj.weight"), r"lacks 1 of "
+            r".*layers.1.self_attn.qkv_proj.weight"),
+        (lambda w: w.update({"model.layers.0.mlp.gate_up_proj.weight": np.zeros((191, 64), np.float32)}), r"gate_up_proj.weight is \[191, 64\], expected \[192, "
+            r"64\]"),
         (lambda w: w.update({"model.layers.0.self_attn.q_proj.weight": np.zeros((64, 64), np.float32)}), r"no use for: model.layers.0.self_attn.q_proj.weight"),
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The artifact folder is believed only after it was checked: schema, sense, and every file inside and whole."""
+"""The artifact folder is believed only after it was checked: schema, sense, and every file inside and
+whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The process of an entry from inside: each question's answer, and failures as answers, around the fake session."""
+"""The process of an entry from inside: each question's answer, and failures as answers, around the fake
+session.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``llorch bench compare``: what is joined with what, which ratio results, what passes and what is refused."""
+"""``llorch bench compare``: what is joined with what, which ratio results, what passes and what is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Energy counters: which are found, what they give over their own limit, and what is said where there are none."""
+"""Energy counters: which are found, what they give over their own limit, and what is said where there are
+none.
+"""
 
 from __future__ import annotations
 

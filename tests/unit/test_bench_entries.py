@@ -1,4 +1,6 @@
-"""``--provider NAME[@PYTHON][=DIR]`` and what goes with it: read, matched with each other, refused before anything runs."""
+"""``--provider NAME[@PYTHON][=DIR]`` and what goes with it: read, matched with each other, refused before
+anything runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Figures of a benchmark, from arrival times that were chosen so that every number can be worked out by hand."""
+"""Figures of a benchmark, from arrival times that were chosen so that every number can be worked out by
+hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Offline tests: which are run, what a run of each does, and figures against a stopwatch on the same model calls."""
+"""Offline tests: which are run, what a run of each does, and figures against a stopwatch on the same model
+calls.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_what_the_engine_cannot_measure_is_refused(prompt: int, depth: int, says
 
 
 class Played:
-    """A backend that plays back arrivals, each request having had ``cached`` tokens, and keeps what is asked."""
+    """A backend that plays back arrivals, each request having had ``cached`` tokens, and keeps what is
+    asked.
+    """
 
     def __init__(self, arrivals: list[list[float]], cached: int = 0) -> None:
         self.asked: list[list[GenerationRequest]] = []
@@ -139,7 +143,9 @@ def test_figures_are_summarised_with_their_spread() -> None:
 
 
 class Stopwatch:
-    """A clock that stands still but for model calls, and its own record of them. offset: what it shows at first."""
+    """A clock that stands still but for model calls, and its own record of them. offset: what it shows at
+    first.
+    """
 
     def __init__(self) -> None:
         self.now = 50.0

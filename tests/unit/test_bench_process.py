@@ -1,4 +1,6 @@
-"""The process of an entry from outside: small scripts stand for interpreters that lack llorch, crash, or talk nonsense."""
+"""The process of an entry from outside: small scripts stand for interpreters that lack llorch, crash, or talk
+nonsense.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A report's forms: JSON by its schema, terminal, Markdown, CSV, and the page, with the answer that they give."""
+"""A report's forms: JSON by its schema, terminal, Markdown, CSV, and the page, with the answer that they
+give.
+"""
 
 from __future__ import annotations
 

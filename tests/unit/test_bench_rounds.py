@@ -1,4 +1,6 @@
-"""Rounds over entries whose processes are scripts: whose turn it is, what a failure leaves, what is asked when."""
+"""Rounds over entries whose processes are scripts: whose turn it is, what a failure leaves, what is asked
+when.
+"""
 
 from __future__ import annotations
 

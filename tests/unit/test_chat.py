@@ -1,4 +1,6 @@
-"""Chat templates render as they should, cannot reach or spend more than allowed, and users cannot write control tokens."""
+"""Chat templates render as they should, cannot reach or spend more than allowed, and users cannot write
+control tokens.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def test_smollm2_renders_as_published() -> None:
 def test_llama3_renders_the_date_of_the_clock_and_no_tools() -> None:
     text = rendered(template_of(LLAMA3, bos="<|begin_of_text|>"), conversation("hello", system=" world "))
     assert text == (
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Jul 2024\nworld<|eot_id|>"
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Jul "
+        "2024\nworld<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nhello<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
     )
@@ -114,7 +117,8 @@ def test_a_template_that_walks_to_pythons_internals_is_refused(source: str) -> N
     "source",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) recursive %}{% if loop.depth < 9 %}{{ loop(range(99999)) }}{% endif %}{% endfor %}",
+        "{% for a in range(99999) recursive %}{% if loop.depth < 9 %}{{ loop(range(99999)) }}{% endif %}{% "
+        "endfor %}",
         "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
@@ -122,7 +126,8 @@ def test_a_template_that_walks_to_pythons_internals_is_refused(source: str) -> N
         "{% set ns = namespace(x='ab') %}{% for a in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='ab') %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set ns = namespace(x=[1]) %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='ab') %}{% for a in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for a in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% "
+        "endset %}{% endfor %}",
         "{{ 'a' * 10 ** 12 }}",
         "{{ [0] * 10 ** 12 }}",
         "{{ 9 ** (9 ** 9) }}",

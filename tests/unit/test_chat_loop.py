@@ -1,4 +1,6 @@
-"""The loop of ``llorch chat``: what is asked, what stays in the conversation, and what a screen may be sent."""
+"""The loop of ``llorch chat``: what is asked, what stays in the conversation, and what a screen may be
+sent.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,14 @@ def test_questions_can_be_answered_again_taken_back_and_forgotten(capsys: pytest
 
 
 def test_settings_are_those_of_sampling_and_are_checked_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["/set temperature 0.5", "/set stop 'a b' c", "/set stop_token_ids 1 2", "/set ignore_eos true", "/set seed 7", "/set seed none"]  # fmt: skip
+    lines = [
+        "/set temperature 0.5",
+        "/set stop 'a b' c",
+        "/set stop_token_ids 1 2",
+        "/set ignore_eos true",
+        "/set seed 7",
+        "/set seed none",
+    ]
     bad = [
         "/set temperature 3",
         "/set top_k x",
@@ -141,7 +150,14 @@ def test_settings_are_those_of_sampling_and_are_checked_at_once(capsys: pytest.C
     expected = SamplingParams(temperature=0.5, stop=("a b", "c"), stop_token_ids=(1, 2), ignore_eos=True)
     assert model.asked[0].sampling == expected == loop.conversation.sampling
     words = capsys.readouterr().err
-    for part in ("found 3.0", "top_k: found 'x'", "no setting 'nothing'", "stop_token_ids", "expected a value", "stop: found"):  # fmt: skip
+    for part in (
+        "found 3.0",
+        "top_k: found 'x'",
+        "no setting 'nothing'",
+        "stop_token_ids",
+        "expected a value",
+        "stop: found",
+    ):
         assert part in words
 
 

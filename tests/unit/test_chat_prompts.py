@@ -1,4 +1,6 @@
-"""Tools, documents, arguments and whole messages reach the template, every bad field is named, and none of it makes control tokens."""
+"""Tools, documents, arguments and whole messages reach the template, every bad field is named, and none of it
+makes control tokens.
+"""
 
 from __future__ import annotations
 
@@ -213,7 +215,8 @@ EVERYWHERE: dict[str, dict[str, Any]] = {
     "bos": {"template_arguments": json.dumps({"bos_token": ATTACK})},
 }
 SEES_ALL = (
-    "<|im_start|>{{ bos_token }}{{ messages | tojson }}{{ messages[0] }}{{ messages[0].content }}{{ tools | tojson }}{{ tools }}"
+    "<|im_start|>{{ bos_token }}{{ messages | tojson }}{{ messages[0] }}{{ messages[0].content }}{{ tools | "
+    "tojson }}{{ tools }}"
     "{{ documents | tojson(ensure_ascii=true) }}{{ extra }}<|im_end|>"
 )
 

@@ -1,4 +1,6 @@
-"""GGUF tensors arrive under Hugging Face's names, in its order, as float32; everything else is refused by name."""
+"""GGUF tensors arrive under Hugging Face's names, in its order, as float32; everything else is refused by
+name.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ HOSTILE = {
     "2^60 tensors": (_file(tensor_count=2**60), "number of tensors is 1152921504606846976"),
     "2^60 keys": (_file(key_count=2**60), "number of metadata keys is"),
     "more tensors than bytes": (_file(tensor_count=60000), "ends inside a tensor name"),
-    "a million dimensions": (_file(_tensor(rank=10**6), tensor_count=1), "number of dimensions of tensor 't' is 1000000"),
+    "a million dimensions": (_file(_tensor(rank=10**6), tensor_count=1), "number of dimensions of tensor "
+        "'t' is "
+        "1000000"),
     "no dimensions": (_file(_tensor(dims=()), tensor_count=1), r"has dimensions \[\]"),
     "dimension zero": (_file(_tensor(dims=(0,)), tensor_count=1), r"has dimensions \[0\]"),
     "wrapping dimensions": (_file(_tensor(dims=(2**33, 2**33)), tensor_count=1), "has dimensions"),

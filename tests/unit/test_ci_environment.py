@@ -1,4 +1,6 @@
-"""``ci/environment`` with interpreters that fail: nothing is called installed which is not, however its functions are called."""
+"""``ci/environment`` with interpreters that fail: nothing is called installed which is not, however its
+functions are called.
+"""
 
 from __future__ import annotations
 

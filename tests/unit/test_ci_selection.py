@@ -1,4 +1,6 @@
-"""Every test is run by a script: what ``ci/test`` leaves out by its marker, another script of ci/ asks for."""
+"""Every test is run by a script: what ``ci/test`` leaves out by its marker, another script of ci/ asks
+for.
+"""
 
 from __future__ import annotations
 

@@ -173,8 +173,8 @@ def test_the_section_holds_every_engine_and_what_it_was_asked():
     assert f"| **{DEFAULT}** | 0.004 | 90.0% | 1000.0 | 120.0 | 960.0 | 3840.0 | 3200 |" in text
     assert f"| {GENAI} | 0.33 | 90.0% | 1000.0 | 100.0 |  |  | 100 |" in text
     assert (
-        f"| **{DEFAULT}**: decode, 1 stream | 1.50 (1.50 to 1.50) | 1.20 (1.20 to 1.20) | 1.33 (1.33 to 1.33) |"
-        in text
+        f"| **{DEFAULT}**: decode, 1 stream | 1.50 (1.50 to 1.50) | 1.20 (1.20 to 1.20) | 1.33 (1.33 to "
+        f"1.33) |" in text
     )
     assert text.count("| yes |") + text.count("| **no** |") == len(verdicts(run()))
     assert BEGIN not in text
@@ -239,7 +239,10 @@ def test_logits_of_a_peer_are_compared_by_definition(tmp_path):
 
 
 def test_the_first_processor_describes_the_machine():
-    text = "processor\t: 0\nmodel name\t: Some CPU: fast\nflags\t\t: avx2 amx_int8\n\nprocessor\t: 1\nmodel name\t: Other\n"
+    text = (
+        "processor\t: 0\nmodel name\t: Some CPU: fast\nflags\t\t: avx2 amx_int8\n\nprocessor\t: 1\nmodel "
+        "name\t: Other\n"
+    )
     fields = cpu_fields(text)
     assert fields["model name"] == "Some CPU: fast"
     assert fields["flags"].split() == ["avx2", "amx_int8"]

@@ -103,7 +103,10 @@ def test_linear_scaling_follows_llama_cpp(changes: dict[str, object], factor: fl
     "name", ["gemma2", "gemma3", "qwen2moe", "qwen3moe", "deepseek2", "phi2", "gpt2", "mamba", "t5"]
 )
 def test_other_architectures_are_refused_by_name_with_the_list_of_what_is_supported(name: str) -> None:
-    wanted = f"general.architecture is '{name}'; supported architectures are llama, qwen2, qwen3, smollm3, granite, phi3$"
+    wanted = (
+        f"general.architecture is '{name}'; supported architectures are llama, qwen2, qwen3, smollm3, "
+        f"granite, phi3$"
+    )
     with pytest.raises(ArtifactError, match=wanted):
         _parse(tiny_llama_config(), {"general.architecture": name})
 
@@ -111,16 +114,21 @@ def test_other_architectures_are_refused_by_name_with_the_list_of_what_is_suppor
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"general.architecture": "gemma"}, r"general.architecture is 'gemma'; supported architectures are llama, qwen2, qwen3, smollm3, granite, phi3"),
+        ({"general.architecture": "gemma"}, r"general.architecture is 'gemma'; supported architectures are "
+            r"llama, qwen2, qwen3, smollm3, "
+            r"granite, phi3"),
         ({"general.type": "adapter"}, r"general.type is 'adapter'"),
-        ({"llama.expert_count": 8}, r"llama.expert_count is 8, expected 0 \(mixtures of experts are not supported; supported architectures are llama"),
+        ({"llama.expert_count": 8}, r"llama.expert_count is 8, expected 0 \(mixtures of experts are not "
+            r"supported; supported "
+            r"architectures are llama"),
         ({"llama.rope.scaling.type": "ntk"}, r"'ntk'; supported are none, linear, yarn and longrope"),
         ({"llama.rope.scaling.attn_factor": 0.0}, r"attn_factor is 0.0"),
         ({"llama.rope.dimension_count": 8}, r"rope.dimension_count is 8, expected 16"),
         ({"llama.attention.value_length": 8}, r"value_length is 8, expected 16"),
         ({"llama.attention.sliding_window": 128}, r"sliding_window is 128"),
         ({"llama.attention.causal": False}, r"attention.causal is False"),
-        ({"llama.attention.scale": 0.1, "llama.logit_scale": 2.0}, r"not understood.*llama.attention.scale, llama.logit_scale"),
+        ({"llama.attention.scale": 0.1, "llama.logit_scale": 2.0}, r"not understood.*llama.attention.scale, "
+            r"llama.logit_scale"),
         ({"llama.attention.head_count": [4, 2]}, r"head_count is \[4, 2\]"),
         ({"llama.block_count": 2**31}, r"llama.block_count is 2147483648"),
         ({"llama.block_count": None}, r"lacks llama.block_count"),

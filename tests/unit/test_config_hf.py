@@ -148,7 +148,10 @@ def test_other_rope_types_are_refused_by_name(kind: str, name_key: str, place: s
 def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
     model_type: str, architecture: str
 ) -> None:
-    wanted = f"model_type is '{model_type}'; supported model types are llama, mistral, qwen2, qwen3, smollm3, granite, phi3$"
+    wanted = (
+        f"model_type is '{model_type}'; supported model types are llama, mistral, qwen2, qwen3, smollm3, "
+        f"granite, phi3$"
+    )
     with pytest.raises(ArtifactError, match=wanted):
         config_from_hf(tiny_config(model_type=model_type, architectures=[architecture]))
 
@@ -156,9 +159,12 @@ def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
 @pytest.mark.parametrize(
     ("overrides", "found"),
     [
-        ({"model_type": "gemma"}, r"model_type is 'gemma'; supported model types are llama, mistral, qwen2, qwen3, smollm3, granite, phi3"),
+        ({"model_type": "gemma"}, r"model_type is 'gemma'; supported model types are llama, mistral, qwen2, "
+            r"qwen3, smollm3, "
+            r"granite, phi3"),
         ({"model_type": None}, r"model_type is None"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, r"LlamaForSequenceClassification.*expected \['LlamaForCausalLM'\]"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, r"LlamaForSequenceClassification.*expected "
+            r"\['LlamaForCausalLM'\]"),
         ({"hidden_act": "gelu"}, r"hidden_act is 'gelu', expected 'silu'"),
         ({"sliding_window": 4096}, r"sliding_window is 4096"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config"),
@@ -170,7 +176,8 @@ def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, r"beta \(rope\)"),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling lacks factor"),
         ({"rope_scaling": {"factor": 2.0}}, r"factor is 2.0, expected 1"),
-        ({"rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2.0}}, r"'linear' by type and 'llama3' by rope_type"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "llama3", "factor": 2.0}}, r"'linear' by type and 'llama3' by "
+            r"rope_type"),
         ({"rope_scaling": {"type": "llama3", **LLAMA3_SCALING, "high_freq_factor": 0.5}}, r"high_freq_factor is 0.5"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}, r"contradict"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, r"rope_theta differs"),

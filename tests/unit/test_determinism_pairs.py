@@ -1,4 +1,6 @@
-"""Padding to an even number of rows: what the graph is given, what comes back, and what the cache holds afterwards."""
+"""Padding to an even number of rows: what the graph is given, what comes back, and what the cache holds
+afterwards.
+"""
 
 from __future__ import annotations
 

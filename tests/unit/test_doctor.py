@@ -1,4 +1,6 @@
-"""What ``llorch doctor`` finds: the machine, wheels that overwrite each other, and operators that compute wrongly."""
+"""What ``llorch doctor`` finds: the machine, wheels that overwrite each other, and operators that compute
+wrongly.
+"""
 
 from __future__ import annotations
 

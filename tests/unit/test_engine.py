@@ -1,4 +1,6 @@
-"""The engine: one step's failure stays in that step, one row's stays in that row, and every stamp is taken once."""
+"""The engine: one step's failure stays in that step, one row's stays in that row, and every stamp is taken
+once.
+"""
 
 from __future__ import annotations
 
@@ -279,7 +281,9 @@ def test_a_step_with_nothing_to_do_runs_no_model() -> None:
 
 
 def repeat(tokens: tuple[int, ...]) -> int | None:
-    """A model that likes to repeat what it said eight tokens ago, and every seventh time leaves it to chance."""
+    """A model that likes to repeat what it said eight tokens ago, and every seventh time leaves it to
+    chance.
+    """
     return None if len(tokens) % 7 == 0 or len(tokens) < 8 else tokens[-8]
 
 

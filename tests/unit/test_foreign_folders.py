@@ -1,4 +1,6 @@
-"""Other tools' folders are told apart, described from their own files, and refused by name where they cannot be run."""
+"""Other tools' folders are told apart, described from their own files, and refused by name where they cannot
+be run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A worker plans within what its session can do: prompts that are not cut. How sessions step is theirs to know."""
+"""A worker plans within what its session can do: prompts that are not cut. How sessions step is theirs to
+know.
+"""
 
 from __future__ import annotations
 

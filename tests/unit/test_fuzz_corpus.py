@@ -1,4 +1,6 @@
-"""Every fuzz target on the inputs that are kept for it: those it starts from, and those that once broke it."""
+"""Every fuzz target on the inputs that are kept for it: those it starts from, and those that once broke
+it.
+"""
 
 from __future__ import annotations
 

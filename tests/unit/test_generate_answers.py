@@ -1,4 +1,6 @@
-"""What ``llorch generate`` prints of an answer: its text as it comes, and beside it thoughts, calls and limits."""
+"""What ``llorch generate`` prints of an answer: its text as it comes, and beside it thoughts, calls and
+limits.
+"""
 
 from __future__ import annotations
 

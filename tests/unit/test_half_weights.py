@@ -1,4 +1,6 @@
-"""Weights in half precision: rounded as IEEE says, counted where they vanish, refused where they do not fit."""
+"""Weights in half precision: rounded as IEEE says, counted where they vanish, refused where they do not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def test_scales_of_blocks_are_stored_in_the_type_they_are_used_in(tmp_path: Path
     scales = np.frombuffer(data, "<f2").astype(np.float32).reshape(len(weight), -1, 1)
     codes = unpack(np.frombuffer(stored(folder, f"{name}.weight")[1], np.uint8), 8) - 128
     error = np.abs(codes.reshape(*scales.shape[:2], 32) * scales - weight.reshape(*scales.shape[:2], 32))
-    # Half a step, and at the ends of the range what rounding the scale takes away: 127 times 2**-11 of a step.
+    # Half a step, and at the ends of the range what rounding the scale takes away: 127 times 2**-11 of a
+    # step.
     assert (error <= np.abs(scales) * (0.5 + 128 * 2**-11) + 1e-7).all()
     ops = [node.op_type for node in onnx.load(folder / "model.onnx", load_external_data=False).graph.node]
     assert ops.count("Cast") == 1  # of the logits

@@ -1,4 +1,6 @@
-"""What a JSON body may hold is counted before it is decoded: strings and escapes are no values, wherever the body is cut."""
+"""What a JSON body may hold is counted before it is decoded: strings and escapes are no values, wherever the
+body is cut.
+"""
 
 from __future__ import annotations
 

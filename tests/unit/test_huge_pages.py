@@ -1,4 +1,6 @@
-"""Weights are gathered into huge pages where the system can, hold what they held, and the flag is refused where it does nothing."""
+"""Weights are gathered into huge pages where the system can, hold what they held, and the flag is refused
+where it does nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from llorch_serve.runtime import huge_pages
 from processes import llorch_here
 
 PAGE = 2**21
-# Only a kernel can show that memory moves, and old ones, macOS and Windows cannot. That this skips nothing where it can is the first
-# test's to see.
+# Only a kernel can show that memory moves, and old ones, macOS and Windows cannot. That this skips nothing
+# where it can is the first test's to see.
 HERE = pytest.mark.skipif(
     huge_pages.lacking() is not None, reason=f"huge pages: {huge_pages.lacking()}, so nothing can be gathered"
 )

@@ -1,4 +1,6 @@
-"""``ci/compare-llamacpp`` exits with an error as soon as int4 loses to Q4_K_M on any seed, by divergence or by size."""
+"""``ci/compare-llamacpp`` exits with an error as soon as int4 loses to Q4_K_M on any seed, by divergence or
+by size.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ pytestmark = pytest.mark.reference  # the comparison trains models, so it import
 
 
 def measured(**changed: tuple[float, float]) -> list[Point]:
-    """Return bits and divergence of what is compared, by series or label; ours below both others unless changed."""
+    """Return bits and divergence of what is compared, by series or label; ours below both others unless
+    changed.
+    """
     figures = {
         "llama.cpp": (4.9, 5e-4),
         WIDENED: (4.9, 4.5e-4),

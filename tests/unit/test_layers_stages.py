@@ -1,4 +1,6 @@
-"""Comparing stages: distances by definition, tolerances by recipe, and which reference value a name stands for."""
+"""Comparing stages: distances by definition, tolerances by recipe, and which reference value a name stands
+for.
+"""
 
 from __future__ import annotations
 

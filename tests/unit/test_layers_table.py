@@ -1,4 +1,6 @@
-"""The table of a proof: the worst of each kind of stage, NaN before all numbers, and names only as far as they help."""
+"""The table of a proof: the worst of each kind of stage, NaN before all numbers, and names only as far as
+they help.
+"""
 
 from __future__ import annotations
 

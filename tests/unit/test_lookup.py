@@ -44,7 +44,9 @@ class WatchedBytes(bytearray):
 
 
 def test_tokens_that_look_alike_at_the_wrong_place_do_not_prolong_a_search() -> None:
-    """256 and 1 are the same bytes, shifted by one: the tokens sought are found between the tokens, 16,000 times."""
+    """256 and 1 are the same bytes, shifted by one: the tokens sought are found between the tokens, 16,000
+    times.
+    """
     lookup = PromptLookup([256] * 16_000 + [1, 1, 1, 1], max_draft=4)
     watched = lookup._data = WatchedBytes(lookup._data)
     lookup.draft(4)

@@ -1,4 +1,6 @@
-"""The engine's thread: every sequence ends exactly once, whatever is aborted, stopped or broken, and idling is waiting."""
+"""The engine's thread: every sequence ends exactly once, whatever is aborted, stopped or broken, and idling
+is waiting.
+"""
 
 from __future__ import annotations
 

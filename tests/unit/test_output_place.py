@@ -1,4 +1,6 @@
-"""The place of an artifact: nothing that an export has not seen is lost there, and killed exports leave nothing for long."""
+"""The place of an artifact: nothing that an export has not seen is lost there, and killed exports leave
+nothing for long.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def someone_elses(folder: Path) -> None:
     (folder / "thesis.tex").write_bytes(b"precious")
 
 
-# -- what appears or changes during an export --------------------------------------------------------------------------
+# -- what appears or changes during an export
+# --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -155,7 +158,8 @@ def test_a_second_interrupt_costs_the_old_artifact_nothing_either(
     assert contents(tmp_path) == {f"out/{MANIFEST_NAME}": b"old"}
 
 
-# -- what is known before anything is read -----------------------------------------------------------------------------
+# -- what is known before anything is read
+# -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [".", "..", "{cwd}", "{cwd}/..", "link"])
@@ -215,7 +219,8 @@ def test_a_link_to_an_artifact_stays_a_link(tmp_path: Path, model: Path) -> None
     assert [path.name for path in (tmp_path / "real").iterdir()] == ["v1"]
 
 
-# -- killed exports, and two at once -----------------------------------------------------------------------------------
+# -- killed exports, and two at once
+# -----------------------------------------------------------------------------------
 
 CHILD = """
 import os, signal, sys
@@ -328,7 +333,9 @@ def test_what_is_no_lock_of_an_export_is_left_alone(tmp_path: Path, kind: str) -
 def test_a_lock_that_was_given_back_while_another_waited_for_it_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its file is gone by then: who holds that one, and who makes the next, would both believe to be alone."""
+    """Its file is gone by then: who holds that one, and who makes the next, would both believe to be
+    alone.
+    """
     output, real, taken = tmp_path / "out", os.fstat, []
 
     def fstat(handle: int) -> os.stat_result:
@@ -345,7 +352,8 @@ def test_a_lock_that_was_given_back_while_another_waited_for_it_is_not_taken(
     assert not list(tmp_path.iterdir())
 
 
-# -- power cuts --------------------------------------------------------------------------------------------------------
+# -- power cuts
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_everything_is_on_the_disk_before_the_artifact_has_its_name(

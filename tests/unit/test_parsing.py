@@ -1,4 +1,6 @@
-"""Calls and thoughts are read out of answers: what is told in pieces joins to what the whole text gives, and nothing is lost."""
+"""Calls and thoughts are read out of answers: what is told in pieces joins to what the whole text gives, and
+nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,17 @@ CLOCK = ("get_time", "{}")
 
 SOUND: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", "", [WEATHER]),
-    ("hermes", f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>\n{TIME}\n</tool_call>\n", "Let me see.\n", [WEATHER, CLOCK]),
+    ("hermes", f"Let me "
+        f"see.\n<tool_call>{CALL}</tool_call>\n<tool_call>\n{TIME}\n</tool_call>\n", "Let me see.\n", [WEATHER, CLOCK]),
     ("hermes", f"<tool_call>[{CALL}, {TIME}]</tool_call> Done.", "Done.", [WEATHER, CLOCK]),
     ("hermes", f"<tool_call>{CALL}", "", [WEATHER]),
     ("hermes", f"<tool_call>{CALL}\n</tool", "</tool", [WEATHER]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "</tool_call>"}}</tool_call>x', "x", [("f", '{"s": "</tool_call>"}')]),
-    ("hermes", '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"n": 1.0}}}</tool_call>', "", [("f", '{"n": 1.0}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": '
+        '"</tool_call>"}}</tool_call>x', "x", [("f", '{"s": "</tool_call>"}')]),
+    ("hermes", '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"n": '
+        '1.0}}}</tool_call>', "", [("f", '{"n": 1.0}')]),
     ("llama3", TIME, "", [CLOCK]),
     ("llama3", f" \n{CALL}; {TIME}\n", "", [WEATHER, CLOCK]),
     ("llama3", f"<|python_tag|>{CALL}", "", [WEATHER]),
@@ -75,7 +80,8 @@ SOUND: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("llama3", f"{CALL} and more; {TIME}", f"and more; {TIME}", [WEATHER]),
     ("llama3", f"{CALL}; so", "; so", [WEATHER]),
     ("mistral", f"[TOOL_CALLS][{CALL}, {TIME}]", "", [WEATHER, CLOCK]),
-    ("mistral", '[TOOL_CALLS]get_time[ARGS]{}[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{"a": "}"}', "", [CLOCK, ("f", '{"a": "}"}')]),
+    ("mistral", '[TOOL_CALLS]get_time[ARGS]{}[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{"a": '
+        '"}"}', "", [CLOCK, ("f", '{"a": "}"}')]),
     ("mistral", 'So: [TOOL_CALLS] get_time {"a": [1]}', "So: ", [("get_time", '{"a": [1]}')]),
     ("granite", f"<|tool_call|>[{CALL}]", "", [WEATHER]),
 ]  # fmt: skip

@@ -227,7 +227,8 @@ def test_progress_tells_all_of_every_phase(tmp_path: Path, model: Path) -> None:
         assert totals[phase] == {sum(parts)}
 
 
-# -- refusals and failures ---------------------------------------------------------------------------------------
+# -- refusals and failures
+# ---------------------------------------------------------------------------------------
 
 
 def damaged(error: BaseException) -> Callable[..., Any]:
@@ -305,7 +306,8 @@ def test_an_artifact_is_refused_without_force(tmp_path: Path, model: Path) -> No
     assert contents(tmp_path / "out") == before
 
 
-# -- --if-changed ------------------------------------------------------------------------------------------------
+# -- --if-changed
+# ------------------------------------------------------------------------------------------------
 
 
 def test_if_changed_does_nothing_where_nothing_changed(tmp_path: Path, model: Path) -> None:
@@ -371,7 +373,9 @@ def test_if_changed_repairs_a_damaged_artifact(tmp_path: Path, model: Path, dama
 
 
 def test_if_changed_leaves_a_newer_artifact_alone(tmp_path: Path, model: Path) -> None:
-    """It is not damaged: an older llorch would throw away what a newer one made, and no worker of today's would start."""
+    """It is not damaged: an older llorch would throw away what a newer one made, and no worker of today's
+    would start.
+    """
     run(model, tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "llorch.json").read_text())
     (tmp_path / "out" / "llorch.json").write_text(
@@ -396,18 +400,22 @@ def test_if_changed_exports_anew_for_other_terms(tmp_path: Path, model: Path) ->
     assert result.artifact.manifest.fingerprint == before.fingerprint
 
 
-# -- in a process of its own -------------------------------------------------------------------------------------
+# -- in a process of its own
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_the_environment_does_not_reach_the_bytes(tmp_path: Path, model: Path, precision: str) -> None:
-    """Other processes, hash seeds, locales, masks, times, umasks and working directories: the same artifact."""
+    """Other processes, hash seeds, locales, masks, times, umasks and working directories: the same
+    artifact.
+    """
     export_tiny(model, tmp_path / "here", precision=precision)
     expected = contents(tmp_path / "here")
     code = (
         "import os, sys; os.umask(int(sys.argv[2], 8)); from pathlib import Path; "
         "from llorch_export.options import ExportOptions; from llorch_export.pipeline import export; "
-        "export(ExportOptions(source=sys.argv[3], output=Path(sys.argv[4]), precision=sys.argv[1]), lambda *a: None)"
+        "export(ExportOptions(source=sys.argv[3], output=Path(sys.argv[4]), precision=sys.argv[1]), lambda "
+        "*a: None)"
     )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

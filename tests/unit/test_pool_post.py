@@ -23,7 +23,9 @@ def threads():
 
 @contextlib.contextmanager
 def manager(pieces, tls=None, pause_s=0.01):
-    """A manager that sends ``pieces`` one by one to everyone who connects, for as long as the connection lasts."""
+    """A manager that sends ``pieces`` one by one to everyone who connects, for as long as the connection
+    lasts.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 

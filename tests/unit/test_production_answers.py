@@ -1,4 +1,6 @@
-"""Failures and ends of requests of several answers, of scores and of forms: each request's own, and all of it."""
+"""Failures and ends of requests of several answers, of scores and of forms: each request's own, and all of
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every flag of ``llorch serve`` is also a variable; a flag wins. The command itself is replaced by one that tells what it got."""
+"""Every flag of ``llorch serve`` is also a variable; a flag wins. The command itself is replaced by one that
+tells what it got.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where a graph's nodes and weights run, as the runtime recorded it; and the refusal of what runs elsewhere."""
+"""Where a graph's nodes and weights run, as the runtime recorded it; and the refusal of what runs
+elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The table of providers: every row is whole, every one that is absent says what brings it, every slip is named."""
+"""The table of providers: every row is whole, every one that is absent says what brings it, every slip is
+named.
+"""
 
 from __future__ import annotations
 

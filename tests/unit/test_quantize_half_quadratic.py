@@ -17,7 +17,9 @@ def random_blocks(rows: int, blocks: int, size: int, seed: int = 0) -> Block:
 
 
 def one_zero_point(block: npt.NDArray[np.float64], scale: float, top: int) -> int:
-    """Alternate, in float64: shrink each error by |e|^(p-1) / beta, then take the mean of what makes the rest vanish."""
+    """Alternate, in float64: shrink each error by |e|^(p-1) / beta, then take the mean of what makes the rest
+    vanish.
+    """
     zero, beta = -min(block.min(), 0) / scale, 10.0
     for _ in range(20):
         codes = [min(max(round(float(w / scale + zero)), 0), top) for w in block]

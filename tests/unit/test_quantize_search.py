@@ -1,4 +1,6 @@
-"""Scale search keeps its promises: the layout, an error never above round-to-nearest's, scales as they are stored."""
+"""Scale search keeps its promises: the layout, an error never above round-to-nearest's, scales as they are
+stored.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_codes_are_the_nearest_for_the_scale_and_zero_point(bits: int) -> None:
 
 
 def test_an_affine_grid_is_found_again() -> None:
-    """Weights that lie on a 4-bit grid off the middle, as dequantised Q4_1 does, come back nearly as they were."""
+    """Weights that lie on a 4-bit grid off the middle, as dequantised Q4_1 does, come back nearly as they
+    were.
+    """
     rng = np.random.default_rng(3)
     codes = rng.integers(0, 16, (20, 4, 32))
     codes[..., 0], codes[..., 1] = 0, 15

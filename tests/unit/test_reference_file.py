@@ -1,4 +1,6 @@
-"""A reference file: what is written is read back, divergence is right, and nothing but a whole file is believed."""
+"""A reference file: what is written is read back, divergence is right, and nothing but a whole file is
+believed.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,8 @@ def test_an_unwritable_place_leaves_nothing(tmp_path: Path, artifact: Artifact) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["artifact", "folder"]
 
 
-# -- files that are not to be believed ---------------------------------------------------------------------------
+# -- files that are not to be believed
+# ---------------------------------------------------------------------------
 
 
 def refused(path: Path, pattern: str) -> None:

@@ -1,4 +1,6 @@
-"""A layer in whole bytes, alone: bit for bit what its definition says, whatever its shape and its neighbours."""
+"""A layer in whole bytes, alone: bit for bit what its definition says, whatever its shape and its
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def run(layer: onnxruntime.InferenceSession, x: Matrix) -> Matrix:
 
 
 def rows(count: int, width: int) -> Matrix:
-    """Return [1, count, width] with what rows can be: zero, tiny, of one outlier, huge, constant, and random."""
+    """Return [1, count, width] with what rows can be: zero, tiny, of one outlier, huge, constant, and
+    random.
+    """
     x = np.random.default_rng(3).standard_normal((1, count, width)).astype(np.float32)
     for index, row in enumerate((0.0, 1e-36, 1e30, 1.0)):
         x[0, index] = x[0, index] * np.float32(row) if row != 1 else 1

@@ -1,4 +1,6 @@
-"""The setting that keeps products of bytes exact: asked for on CPUs that need it, by artifacts that multiply bytes."""
+"""The setting that keeps products of bytes exact: asked for on CPUs that need it, by artifacts that multiply
+bytes.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ class WatchedUpdate(GenerationUpdate):
 def test_an_update_is_looked_at_when_it_comes_and_not_again(
     whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop serves everybody, so the end of a long answer that nobody has taken is a moment like any other."""
+    """The loop serves everybody, so the end of a long answer that nobody has taken is a moment like any
+    other.
+    """
     count = 1000
     monkeypatch.setattr(WatchedUpdate, "looks", 0)
 

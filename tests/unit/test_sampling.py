@@ -1,4 +1,6 @@
-"""Every sampling parameter has its effect, refuses what is out of range, and is blind to the rest of the batch."""
+"""Every sampling parameter has its effect, refuses what is out of range, and is blind to the rest of the
+batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Log-probabilities equal the definition, stay finite whatever the logits, and name tokens by their exact bytes."""
+"""Log-probabilities equal the definition, stay finite whatever the logits, and name tokens by their exact
+bytes.
+"""
 
 from __future__ import annotations
 

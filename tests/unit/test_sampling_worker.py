@@ -1,4 +1,6 @@
-"""Every sampling field through a whole worker: what it does, what it refuses, and that neighbours never notice."""
+"""Every sampling field through a whole worker: what it does, what it refuses, and that neighbours never
+notice.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,8 @@ def test_every_stop_token_of_the_model_counts_unless_ignored(model: Model, stop:
     assert model.ask(**wish, ignore_eos=False).ids == []
     assert model.ask(**wish, ignore_eos=False, min_tokens=4).ids == [LIKED] * 4
     assert model.ask(**wish, ignore_eos=True).ids == [stop] * 12
-    # Ignored as the model's, it is still one if the request names it itself; min_tokens then holds off that one alone.
+    # Ignored as the model's, it is still one if the request names it itself; min_tokens then holds off that
+    # one alone.
     assert model.ask(**wish, ignore_eos=True, stop_token_ids=(stop,), min_tokens=3).ids == [LIKED] * 3
     other = EOS_ID + TURN_END_ID - stop
     both = {stop: 90.0, other: 100.0}

@@ -1,4 +1,5 @@
-"""The scheduler under random arrivals, aborts and ends: whatever it plans, every sequence gets exactly its own answer.
+"""The scheduler under random arrivals, aborts and ends: whatever it plans, every sequence gets exactly its
+own answer.
 
 Plans are carried out on the fake session, whose answers change with any wrong position, slot or move.
 """

@@ -1,4 +1,6 @@
-"""What the slot table decides about prefixes, room and eviction; that answers stay right is shown by the random tests."""
+"""What the slot table decides about prefixes, room and eviction; that answers stay right is shown by the
+random tests.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +145,9 @@ def test_a_shared_prompt_is_not_taken_from_another_cache_salt(kept: bool) -> Non
 
 
 def test_moved_slots_keep_their_cache_salt() -> None:
-    """A decoding sequence changes places with an idle slot below it, which goes on serving its own salt alone."""
+    """A decoding sequence changes places with an idle slot below it, which goes on serving its own salt
+    alone.
+    """
     bench = Bench(slots=2)
     short = bench.start(LONG, 2, salt="a")
     long = bench.start(list(range(60, 20, -1)), 30, salt="b")
@@ -161,7 +165,9 @@ def test_moved_slots_keep_their_cache_salt() -> None:
 
 @given(st.data())
 def test_what_strangers_send_never_shows_in_what_was_cached(data: st.DataObject) -> None:
-    """The same requests with and without a stranger's prompts between them, where no slot has to be emptied."""
+    """The same requests with and without a stranger's prompts between them, where no slot has to be
+    emptied.
+    """
     prompts = st.lists(st.integers(0, 1), min_size=20, max_size=60)
     own = data.draw(st.lists(prompts, min_size=1, max_size=4))
     strange = data.draw(st.lists(prompts, min_size=len(own), max_size=len(own)))

@@ -1,4 +1,6 @@
-"""Log-probabilities of a prompt's own tokens, and scores of continuations, held against the model without a cache."""
+"""Log-probabilities of a prompt's own tokens, and scores of continuations, held against the model without a
+cache.
+"""
 
 from __future__ import annotations
 
@@ -201,8 +203,8 @@ def test_the_context_is_computed_once_for_all(tmp_path: Path) -> None:
     found = ask_scores(worker, CONTEXT_IDS, [(7, 8, 9), (10, 11, 12), (13,)])
     load = worker.load()
     worker.close()
-    # One token of the context is computed again: what follows it is the continuation's first. The last one has no other
-    # token, and a row never runs alone.
+    # One token of the context is computed again: what follows it is the continuation's first. The last one
+    # has no other token, and a row never runs alone.
     assert [len(call.token_ids) for call in session.calls] == [22, 3, 2]
     assert [result.cached_tokens for result in found] == [0, 19, 18]
     assert load.generated_tokens == 0
@@ -270,7 +272,8 @@ def test_texts_are_split_where_the_context_ends(tmp_path: Path) -> None:
         ("hel", "lo there"),
     ):
         [found] = ask_scores(worker, TextPrompt(context), [TextPrompt(text)], logprobs=0)
-        # The definition: white space moves over, both are encoded, and the context's number of tokens is cut off.
+        # The definition: white space moves over, both are encoded, and the context's number of tokens is cut
+        # off.
         before = TOKENIZER.encode(context.rstrip(), add_special_tokens=True)
         whole = TOKENIZER.encode(context + text, add_special_tokens=True)
         after = whole[len(before) :]

@@ -35,7 +35,9 @@ def whole(status: int, body: bytes) -> bytes:
 
 
 def answered(*parts: bytes, do: Callable[[HttpAddress], object], tls: ssl.SSLContext | None = None):
-    """Return what ``do(address)`` gives with a server that writes ``parts`` to whoever asks, and the request's bytes."""
+    """Return what ``do(address)`` gives with a server that writes ``parts`` to whoever asks, and the
+    request's bytes.
+    """
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,6 @@
-"""Load on a fake worker that sends at known moments of a virtual clock: when requests go out, and what is noted of each."""
+"""Load on a fake worker that sends at known moments of a virtual clock: when requests go out, and what is
+noted of each.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ Message = tuple[float, int]  # seconds after the one before, tokens
 class FakeWorker:
     """Answers each request with its script: waits, then sends so many tokens; ``(wait, -1)`` fails there.
 
-    slots: requests that are answered at once; the others wait. stall: (from, until): nothing is sent or taken between these moments.
+    slots: requests that are answered at once; the others wait. stall: (from, until): nothing is sent or taken
+        between these moments.
     """
 
     scripts: Sequence[Sequence[Message]]
@@ -113,7 +116,9 @@ def test_an_open_loop_by_duration_sends_what_is_due_before():
 
 
 def test_waiting_for_a_stalled_client_counts_in_an_open_loop():
-    """What is due while the client cannot send is late by as much, and its wait counts from when it was due."""
+    """What is due while the client cannot send is late by as much, and its wait counts from when it was
+    due.
+    """
     stalls = iter([5.0])
 
     async def call(job: Job) -> AsyncGenerator[Piece]:

@@ -186,7 +186,8 @@ def test_what_a_person_sees():
         "  ITL              100.00     100.00     100.00     100.00     100.00",
         "  gap              400.00     400.00     400.00     400.00     400.00",
         "  E2E              600.00     600.00     600.00     600.00     600.00",
-        "  failed    4 INTERNAL, 4 of them after their first token (16 tokens, counted nowhere else): out of luck",
+        "  failed    4 INTERNAL, 4 of them after their first token (16 tokens, counted nowhere else): out "
+        "of luck",
     ]
 
 
@@ -218,7 +219,8 @@ def test_what_a_person_sees():
                 seed=0,
                 requests=10,
             ),
-            "open loop, 2 requests/s (burstiness 0.5), 10 requests, prompts of prompts.jsonl 0123456789ab with up to 64 tokens "
+            "open loop, 2 requests/s (burstiness 0.5), 10 requests, prompts of prompts.jsonl 0123456789ab "
+            "with up to 64 tokens "
             "unless they say otherwise, seed 0",
         ),
     ],

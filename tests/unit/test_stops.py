@@ -12,7 +12,9 @@ STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
 
 
 def oracle(stops: list[str], text: str) -> tuple[str, str | None]:
-    """From the definition: the first prefix of the text that ends with a stop string, and the longest such string."""
+    """From the definition: the first prefix of the text that ends with a stop string, and the longest such
+    string.
+    """
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

@@ -305,7 +305,9 @@ def test_forms_of_requests_are_bounded_by_their_bytes(compiler, monkeypatch):
 
 
 def test_a_compiler_without_a_thread_promises_nothing(compiler, monkeypatch):
-    """The machine has no thread left: the request is told, and the next one of its form does not wait for nothing."""
+    """The machine has no thread left: the request is told, and the next one of its form does not wait for
+    nothing.
+    """
     submit = compiler._pool.submit
 
     def failing(_work):

@@ -189,7 +189,9 @@ def test_a_failed_grammar_is_compiled_anew(compiler):
     ids=["one is very slow", "some are slow", "all are rather slow", "all are within what each may take"],
 )
 def test_tokens_that_take_too_long_together_end_the_answer(compiler, monkeypatch, call_s, tokens):
-    """Neighbours wait for the sum. Each token takes two calls of the library, on a clock of the test's own."""
+    """Neighbours wait for the sum. Each token takes two calls of the library, on a clock of the test's
+    own.
+    """
     ticks = itertools.count()
     clock = SimpleNamespace(thread_time=lambda: (next(ticks) + 1) // 2 * call_s)
     monkeypatch.setattr(constraint_module, "time", clock)

@@ -1,4 +1,6 @@
-"""Forms of answers through a whole worker on a fake session: with every other parameter, and beside other requests."""
+"""Forms of answers through a whole worker on a fake session: with every other parameter, and beside other
+requests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The table of targets: every graph keeps to its row, every choice beyond a row is refused with what the row takes."""
+"""The table of targets: every graph keeps to its row, every choice beyond a row is refused with what the row
+takes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def operators(model: onnx.ModelProto) -> set[str]:
 
 
 def recipes(target: Target) -> list[dict[str, Any]]:
-    """Return every pair of precisions that go together on a target, but for those that need a GGUF file, and layers in bytes."""
+    """Return every pair of precisions that go together on a target, but for those that need a GGUF file, and
+    layers in bytes.
+    """
     row = TARGETS[target]
     plain = target_precisions(row, ())
     found: list[dict[str, Any]] = (
@@ -94,7 +98,8 @@ def test_every_recipe_of_a_target_gives_a_graph_of_its_row(
         seen |= operators(load(folder))
         if interop is not None:
             seen |= operators(load(folder, GENAI_GRAPH))
-    # An operator that no graph holds is a claim that nothing has checked; some appear only where rows are padded.
+    # An operator that no graph holds is a claim that nothing has checked; some appear only where rows are
+    # padded.
     assert row.operators - seen <= {"Slice", "RotaryEmbedding"}
 
 
@@ -225,7 +230,8 @@ def test_what_a_target_cannot_have_is_refused_with_what_it_can(
         (
             "directml",
             Rule(("*.down_proj",), precision="int8"),
-            "a rule stores model.layers.0.mlp.down_proj at int8; --target directml takes fp16, fp32, int4 there",
+            "a rule stores model.layers.0.mlp.down_proj at int8; --target directml takes fp16, fp32, int4 "
+            "there",
         ),
     ],
 )
@@ -239,7 +245,9 @@ def test_a_rule_beyond_the_target_is_refused_with_the_module_it_means(
 
 
 def test_inspect_says_how_matrices_in_dequantised_form_are_stored(tmp_path: Path, model: Path) -> None:
-    """The table by rows and the head beside it; 8 bits with a float32 scale for 32 weights are 9 bits a weight."""
+    """The table by rows and the head beside it; 8 bits with a float32 scale for 32 weights are 9 bits a
+    weight.
+    """
     rules = (Rule(("*.down_proj",), precision="int4", block_size=64, scale_type="bfloat16"),)
     folder = export_tiny(model, tmp_path / "out", target="portable", precision="int8", rules=rules).folder
     found = {module.name: module for module in stored_modules(load(folder))}
@@ -265,7 +273,8 @@ def test_defaults_follow_the_target() -> None:
 def test_what_a_provider_does_not_run_is_refused_with_what_does() -> None:
     with pytest.raises(
         ProviderError,
-        match=r"is for target coreml, and OpenVINOExecutionProvider runs openvino; .* with --provider cpu or coreml$",
+        match=r"is for target coreml, and OpenVINOExecutionProvider runs openvino; .* with --provider cpu or "
+        r"coreml$",
     ):
         check_target("coreml", "OpenVINOExecutionProvider")
     for target in TARGETS:

@@ -1,4 +1,6 @@
-"""No operation of a chat template starts before it is known to be small, and what real templates use still works."""
+"""No operation of a chat template starts before it is known to be small, and what real templates use still
+works.
+"""
 
 from __future__ import annotations
 
@@ -147,9 +149,11 @@ def test_all_work_of_a_render_comes_out_of_one_budget(monkeypatch: pytest.Monkey
         ("{{ '{a[b]}'.format_map({'a': {'b': 1}}) }}{{ '%d' | format(7) }}", "17"),
         ("{{ '<' | e ~ '<' | safe }}{{ ('<b>' | safe) + '<' }}", "&lt;<<b>&lt;"),
         ("{{ {'b': 1, 'a': 2} | dictsort }}{{ {'a': 1}.items() | list }}", "[('a', 2), ('b', 1)][('a', 1)]"),
-        ("{{ [1, [2, {'a': 'é'}]] | tojson }}{{ {'a': [1]} | tojson(indent=1) }}", '[1, [2, {"a": "é"}]]{\n "a": [\n  1\n ]\n}'),
+        ("{{ [1, [2, {'a': 'é'}]] | tojson }}{{ {'a': [1]} | tojson(indent=1) "
+            "}}", '[1, [2, {"a": "é"}]]{\n "a": [\n  1\n ]\n}'),
         ("{{ 'a\nb' | indent(2) }}{{ 7 // 2 }}{{ -7 % 3 }}{{ 2 ** 10 }}{{ 1 / 2 }}", "a\n  b3210240.5"),
-        ("{% for a in [1, 1, 2] %}{{ loop.changed(a) }}{{ loop.cycle('x', 'y') }}{% endfor %}", "TruexFalseyTruex"),
+        ("{% for a in [1, 1, 2] %}{{ loop.changed(a) }}{{ loop.cycle('x', 'y') }}{% endfor "
+            "%}", "TruexFalseyTruex"),
         ("{% macro f(a) %}<{{ a }}>{% endmacro %}{{ f(1) ~ f(2) }}{{ none }}{{ nothing }}", "<1><2>None"),
         ("{{ dict(a=1) }}{{ dict([('b', 2)]) }}{{ range(3) | list }}", "{'a': 1}{'b': 2}[0, 1, 2]"),
     ],

@@ -1,4 +1,6 @@
-"""Tokenizer and TextStream: pieces always join to the whole decode, and nothing breaks on bad bytes or bad files."""
+"""Tokenizer and TextStream: pieces always join to the whole decode, and nothing breaks on bad bytes or bad
+files.
+"""
 
 from __future__ import annotations
 

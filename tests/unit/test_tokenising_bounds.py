@@ -1,4 +1,6 @@
-"""No input keeps other threads from running: texts are encoded without the interpreter's lock, and oversize ones not at all."""
+"""No input keeps other threads from running: texts are encoded without the interpreter's lock, and oversize
+ones not at all.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ MIB = 2**20
 
 
 class Counting:
-    """A tokenizer that notes what it is given; its call that holds the lock is for texts of one letter alone."""
+    """A tokenizer that notes what it is given; its call that holds the lock is for texts of one letter
+    alone.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner

@@ -209,19 +209,28 @@ def _assign(index: int, value: object) -> Any:
     [
         ({}, r"tokenizer.ggml.model is None; supported are gpt2 and llama"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.model": "t5"}, r"tokenizer.ggml.model is 't5'"),
-        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "tekken"}, r"pre-tokenizer 'tekken' is not supported; supported are"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "tekken"}, r"pre-tokenizer 'tekken' is not "
+            r"supported; supported "
+            r"are"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": []}, r"has 0 tokens"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [str(i) for i in range(600)]}, r"has 600 tokens, expected 1 to 512"),
-        (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [1, 2]}, r"tokens is \[1, 2\], expected a list of str"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [1, 2]}, r"tokens is \[1, 2\], expected a "
+            r"list of "
+            r"str"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.token_type": [1]}, r"token_type has 1 items, expected 512"),
-        (gguf_tokenizer_metadata() | {"tokenizer.ggml.eos_token_id": 512}, r"eos_token_id is 512, expected an integer from 0 to 511"),
-        (gguf_tokenizer_metadata() | {"tokenizer.ggml.bos_token_id": None}, r"asks for a bos token around text but names none"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.eos_token_id": 512}, r"eos_token_id is 512, expected "
+            r"an integer from 0 to "
+            r"511"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.bos_token_id": None}, r"asks for a bos token around "
+            r"text but names "
+            r"none"),
         (gguf_tokenizer_metadata() | {"tokenizer.chat_template": 5}, r"chat_template is int"),
         (_changed("tokens", _assign(300, "a")), r"tokens \d+ and 300 are both 'a'"),
         (_changed("tokens", _assign(0, "b os:1")), r"bos token is 'b os:1'"),
         (_changed("token_type", _assign(5, 99)), r"token_type holds 99"),
         (_changed("merges", _assign(0, "nospace")), r"merge 0 is 'nospace'"),
-        (_changed("merges", _assign(0, "zzzz y")), r"merge \('zzzz', 'y'\) uses a token that the vocabulary lacks"),
+        (_changed("merges", _assign(0, "zzzz y")), r"merge \('zzzz', 'y'\) uses a token that the vocabulary "
+            r"lacks"),
         (_spm(scores=[1.0]), r"scores has 1 items, expected 268"),
         (_spm(scores=None), r"lacks scores"),
         (_spm(scores=[float("nan")] * 268), r"score of token 0 is nan"),

@@ -1,4 +1,6 @@
-"""What the tokenizers library is given has been checked, and a panic of its Rust code is an error of one request."""
+"""What the tokenizers library is given has been checked, and a panic of its Rust code is an error of one
+request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A calibration text is read within bounds, named in the recipe, and refused where nothing is measured on it."""
+"""A calibration text is read within bounds, named in the recipe, and refused where nothing is measured on
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Transforms as options: their names, their order, what they need, and what they leave in manifest and graph."""
+"""Transforms as options: their names, their order, what they need, and what they leave in manifest and
+graph.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bases are orthogonal and flat at any size; lazy tensors compute what matrices in numpy do, in any chunks."""
+"""Bases are orthogonal and flat at any size; lazy tensors compute what matrices in numpy do, in any
+chunks.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ def changed(source: Path, output: Path, **options: Any) -> bool:
     return export(ExportOptions(str(source), output, if_changed=True, **options), silent).changed
 
 
-# -- the artifact itself -----------------------------------------------------------------------------------------------
+# -- the artifact itself
+# -----------------------------------------------------------------------------------------------
 
 
 def flip(path: Path) -> None:
@@ -83,7 +84,8 @@ def test_reading_the_artifact_is_told_as_progress(tmp_path: Path, model: Path) -
     assert {total for _, total in told["checking the artifact"]} == {size}
 
 
-# -- where the source's names go ---------------------------------------------------------------------------------------
+# -- where the source's names go
+# ---------------------------------------------------------------------------------------
 
 
 def test_a_renamed_source_gives_another_id(tmp_path: Path) -> None:
@@ -114,7 +116,8 @@ def test_a_renamed_adapter_is_named(tmp_path: Path, model: Path) -> None:
     assert json.loads((tmp_path / "out" / MANIFEST_NAME).read_text())["source"]["adapter"] == "two"
 
 
-# -- every option ------------------------------------------------------------------------------------------------------
+# -- every option
+# ------------------------------------------------------------------------------------------------------
 
 INT4: dict[str, Any] = {"precision": "int4", "quantizer": "affine"}
 NO_PART = {

@@ -1,4 +1,5 @@
-"""``--via optimum`` without Optimum: a script stands in for its interpreter, and writes a graph that is built by hand.
+"""``--via optimum`` without Optimum: a script stands in for its interpreter, and writes a graph that is built
+by hand.
 
 ``ci/test-optimum`` runs the real one.
 """
@@ -49,12 +50,15 @@ def traced() -> onnx.ModelProto:
 
 @pytest.fixture
 def stand(tmp_path: Path, traced: onnx.ModelProto) -> Stand:
-    """Return a function that makes an interpreter: it tells its versions, and runs ``script`` for Optimum's module."""
+    """Return a function that makes an interpreter: it tells its versions, and runs ``script`` for Optimum's
+    module.
+    """
 
     def make(script: str = WRITES, versions: dict[str, str] = VERSIONS, model: Any = traced) -> str:
         onnx.save(model, tmp_path / "traced.onnx")
         path = tmp_path / "python"
-        # It is asked with -c and code alone; the code that runs Optimum is followed by its module and what that is told.
+        # It is asked with -c and code alone; the code that runs Optimum is followed by its module and what
+        # that is told.
         probe = f"shift 2; if [ $# = 0 ]; then echo '{json.dumps(versions)}'; exit 0; fi"
         path.write_text(f"#!/bin/sh\nhere='{tmp_path}'\n{probe}\n{script}\n")
         path.chmod(0o755)

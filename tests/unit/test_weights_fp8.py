@@ -1,4 +1,6 @@
-"""fp8 weights come out as what their bits and scales say, or are refused; a lost scale would leave a model of noise."""
+"""fp8 weights come out as what their bits and scales say, or are refused; a lost scale would leave a model of
+noise.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def fp8_folder(
     settings: Mapping[str, object] | None = None,
     kind: str = "F8_E4M3",
 ) -> tuple[Path, dict[str, Array]]:
-    """Pack the projections of a tiny model; return the folder and the weights by the definition, in float64."""
+    """Pack the projections of a tiny model; return the folder and the weights by the definition, in
+    float64.
+    """
     write_hf_folder(path, SHAPES, seed=3)
     stored: dict[str, Array] = {}
     meant: dict[str, Array] = {}

@@ -1,4 +1,6 @@
-"""An adapter is merged as its definition says, or refused by the name of what cannot be; half a merge answers fluently."""
+"""An adapter is merged as its definition says, or refused by the name of what cannot be; half a merge answers
+fluently.
+"""
 
 from __future__ import annotations
 
@@ -142,8 +144,10 @@ def add(key: str, *shape: int) -> Callable[[Factors], None]:
         (add("base_model.model.lm_head.weight", 512, 64), "base_model.model.lm_head.weight"),
         (add("base_model.model.model.embed_tokens.lora_embedding_A", 4, 512), "lora_embedding_A"),
         (add(f"{UP}.lora_magnitude_vector", 96), "lora_magnitude_vector"),
-        (add(f"{UP}.lora_A.weight", 4, 64), "against the config, adapters for 1 modules: model.layers.0.mlp.up_proj"),
-        (add("base_model.model.layers.0.q_proj.lora_A.weight", 4, 64), "adapters for 1 modules: layers.0.q_proj"),
+        (add(f"{UP}.lora_A.weight", 4, 64), "against the config, adapters for 1 modules: "
+            "model.layers.0.mlp.up_proj"),
+        (add("base_model.model.layers.0.q_proj.lora_A.weight", 4, 64), "adapters for 1 modules: "
+            "layers.0.q_proj"),
         (lambda factors: factors.clear(), "holds no tensors"),
         (drop("base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"), "lora_B []"),
         (

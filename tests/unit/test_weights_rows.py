@@ -1,4 +1,6 @@
-"""Rows of a tensor, read apart, are the rows of the whole: for every storage type, order and chunk boundary."""
+"""Rows of a tensor, read apart, are the rows of the whole: for every storage type, order and chunk
+boundary.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The worker on a fake session: requests are checked as a whole, answers are the model's, and every one ends once."""
+"""The worker on a fake session: requests are checked as a whole, answers are the model's, and every one ends
+once.
+"""
 
 from __future__ import annotations
 

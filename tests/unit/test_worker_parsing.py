@@ -1,4 +1,6 @@
-"""Answers to chats come with calls and thoughts apart; other answers, and those of a worker told not to, are their text."""
+"""Answers to chats come with calls and thoughts apart; other answers, and those of a worker told not to, are
+their text.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ def test_a_stop_string_across_tokens_ends_exactly(model: Scripted) -> None:
 
 
 def earliest(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
-    """Return how many characters must be read until a stop string is complete, and which: the longest of them."""
+    """Return how many characters must be read until a stop string is complete, and which: the longest of
+    them.
+    """
     for length in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:length].endswith(stop)]
         if complete:

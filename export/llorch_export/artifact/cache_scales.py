@@ -1,8 +1,9 @@
-"""The scales of a KV cache in int8: how far each channel of keys and values reaches, as the written graph computes it.
+"""The scales of a KV cache in int8: how far each channel of keys and values reaches, as the written graph
+computes it.
 
-Runs the artifact's own graph, whose cache is in float, on a text and on random tokens, and reads its cache. A rotated
-pair of a key's channels gets one range, the largest norm of the pair: rotation keeps it, while a single channel's
-range grows with positions that the text is too short for.
+Runs the artifact's own graph, whose cache is in float, on a text and on random tokens, and reads its cache. A
+rotated pair of a key's channels gets one range, the largest norm of the pair: rotation keeps it, while a
+single channel's range grows with positions that the text is too short for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from llorch_serve.text.tokenizer import Tokenizer
 Scales = npt.NDArray[np.float32]
 
 _MARGIN: Final = 1.25
-"""Room over what was seen: values beyond the range are cut off, which costs far more than coarser steps do."""
+"""Room over what was seen: values beyond the range are cut off, which costs far more than coarser steps
+do.
+"""
 
 _WINDOW: Final = 1024
 _RANDOM_TOKENS: Final = 512
@@ -35,7 +38,9 @@ _SMALLEST: Final = 1e-6  # of a scale: a channel that was never used
 
 
 MOST_PARAMETERS: Final = 4 * 10**9
-"""Of a model that is run to be measured without being asked: that takes the memory of its quantised weights."""
+"""Of a model that is run to be measured without being asked: that takes the memory of its quantised
+weights.
+"""
 
 
 def with_cache(recipe: Recipe, asked: KvDtype | None, config: LlamaConfig) -> Recipe:
@@ -48,7 +53,8 @@ def with_cache(recipe: Recipe, asked: KvDtype | None, config: LlamaConfig) -> Re
 def left_out(config: LlamaConfig) -> str:
     """Say that :func:`with_cache` has left the cache out."""
     return (
-        f"no graph for a KV cache in int8 was added, since measuring a model of {parameters(config) / 1e9:.1f} billion parameters "
+        f"no graph for a KV cache in int8 was added, since measuring a model of "
+        f"{parameters(config) / 1e9:.1f} billion parameters "
         "takes the memory of all its weights; ask for it with --kv-dtype int8"
     )
 
@@ -75,9 +81,11 @@ def calibration_texts(artifact: Artifact, ids: Sequence[int] | None) -> list[lis
 def measure_scales(
     artifact: Artifact, texts: Sequence[Sequence[int]], progress: Callable[[int], None]
 ) -> Scales:
-    """Return what a step of int8 is worth, [layers, 2 (keys, values), kv_heads, head_dim]; 127 steps reach the range.
+    """Return what a step of int8 is worth, [layers, 2 (keys, values), kv_heads, head_dim]; 127 steps reach
+    the range.
 
-    progress: told how many tokens were run since the last call. Raises as :func:`llorch_serve.runtime.session.open_session`.
+    progress: told how many tokens were run since the last call. Raises as
+        :func:`llorch_serve.runtime.session.open_session`.
     """
     manifest = artifact.manifest
     kv = manifest.kv

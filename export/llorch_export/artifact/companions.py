@@ -1,7 +1,7 @@
 """Graphs beside an artifact's first one: over a KV cache in int8, and with weights of their own for prompts.
 
-:func:`prompt_recipe` says what the graph for prompts is. Once the pipeline has written the first graph with its weights
-and made a manifest, the others add files and return the manifest that lists them.
+:func:`prompt_recipe` says what the graph for prompts is. Once the pipeline has written the first graph with
+its weights and made a manifest, the others add files and return the manifest that lists them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ PROMPTS_DATA: Final = "prompts.onnx.data"
 def prompt_recipe(
     options: ExportOptions, recipe: Recipe, config: LlamaConfig, peaks: Peaks | None = None
 ) -> Recipe | None:
-    """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if there is none.
+    """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if
+    there is none.
 
     peaks: see :func:`with_rules`; None: not measured yet.
     Raises UsageError if the recipe cannot be.
@@ -57,7 +58,8 @@ def prompt_recipe(
     check_static(found, options.calibration)
     if found.compute_type != recipe.compute_type:
         raise UsageError(
-            f"--prefill-recipe computes in {found.compute_type} and the other graph in {recipe.compute_type}; they share a cache"
+            f"--prefill-recipe computes in {found.compute_type} and the other graph in "
+            f"{recipe.compute_type}; they share a cache"
         )
     return msgspec.structs.replace(found, calibration=recipe.calibration)
 
@@ -65,7 +67,9 @@ def prompt_recipe(
 def with_prompt_graph(
     writer: ArtifactWriter, manifest: Manifest, recipe: Recipe, graph: DecoderGraph, progress: Progress
 ) -> Manifest:
-    """Add the graph for prompts, built over :func:`prompt_plan`, with those of its weights that the first graph has not."""
+    """Add the graph for prompts, built over :func:`prompt_plan`, with those of its weights that the first
+    graph has not.
+    """
     assert (graph.inputs, graph.outputs) == (manifest.inputs, manifest.outputs), "one cache serves both"
     writer.add_weights(
         PROMPTS_DATA, graph.jobs, lambda n: progress("writing weights for prompts", n, graph.data_bytes)
@@ -83,7 +87,9 @@ def planned(
     context_length: int,
     target: Target,
 ) -> tuple[DecoderGraph, int | None]:
-    """Return the first graph as it is before anything is measured, and the bytes that a graph for prompts adds. Reads no weights."""
+    """Return the first graph as it is before anything is measured, and the bytes that a graph for prompts
+    adds. Reads no weights.
+    """
     graph = build_decoder(config, recipe, tensors, context_length=context_length, target=target)
     if prompts is None:
         return graph, None

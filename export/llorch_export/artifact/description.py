@@ -1,7 +1,7 @@
 """What an artifact says of itself, and the files beside its graph, whoever made the graph.
 
-Takes a checkpoint and a graph's signature; gives the manifest's common part, the fingerprint of an export, whether an
-artifact is still the one that it would give, and tokenizer, template and licence files.
+Takes a checkpoint and a graph's signature; gives the manifest's common part, the fingerprint of an export,
+whether an artifact is still the one that it would give, and tokenizer, template and licence files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def export_fingerprint(
     prompts_choose: Choices = (),
     chooses: Choices = (),
 ) -> str:
-    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph revision, same value.
+    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph
+    revision, same value.
 
     chooses, prompts_choose: what the rules of either recipe may come to, where that is yet to be measured.
     """
@@ -87,11 +88,14 @@ def export_fingerprint(
 
 
 def up_to_date(output: Path, says: Mapping[str, Any], progress: Progress) -> Artifact | None:
-    """Return the artifact at ``output`` if an export would leave the very same one; None if not, or if there is none.
+    """Return the artifact at ``output`` if an export would leave the very same one; None if not, or if there
+    is none.
 
-    says: what its manifest would say, from :func:`checkpoint_fields`. Every byte is read and compared with its hash; the folder may hold
+    says: what its manifest would say, from :func:`checkpoint_fields`. Every byte is read and compared with
+        its hash; the folder may hold
     nothing else. Versions of what made it may differ: they say what did, and do not ask to be renewed.
-    Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge it.
+    Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge
+    it.
     """
     try:
         manifest = load_artifact(output).manifest

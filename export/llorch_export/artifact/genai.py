@@ -1,6 +1,7 @@
 """An artifact that onnxruntime-genai also loads: its settings, and what it needs beside ``tokenizer.json``.
 
-Input is the checkpoint; its second graph (:mod:`llorch_export.graph.front`) reads the same data file as llorch's own.
+Input is the checkpoint; its second graph (:mod:`llorch_export.graph.front`) reads the same data file as
+llorch's own.
 Output are the files that the pipeline adds to the artifact. Written for onnxruntime-genai 0.18, which
 knows every family that llorch exports by the same name and leaves windows and rotation to the graph.
 """
@@ -36,7 +37,8 @@ def guest_files(
     *,
     in_bytes: bool,
 ) -> dict[str, bytes]:
-    """Return the files for another runtime by name: a graph over ``graph``'s data file, and settings; none for None.
+    """Return the files for another runtime by name: a graph over ``graph``'s data file, and settings; none
+    for None.
 
     build: makes the same decoder with another front. in_bytes: it has layers in whole bytes.
     Raises UsageError if onnxruntime-genai cannot read the tokenizer.
@@ -109,7 +111,9 @@ def _settings(
 
 
 def _sampling(recommended: GenerationDefaults) -> dict[str, object]:
-    """Return the recommended sampling; greedy where there is none, as in llorch. There is no min-p to carry over."""
+    """Return the recommended sampling; greedy where there is none, as in llorch. There is no min-p to carry
+    over.
+    """
     sampled = bool(recommended.temperature)
     found: dict[str, object] = {"do_sample": sampled}
     if sampled:
@@ -122,12 +126,15 @@ def _sampling(recommended: GenerationDefaults) -> dict[str, object]:
 
 
 def _tokenizer_settings(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return the little that onnxruntime-genai reads beside tokenizer.json: the class, and the special tokens' texts."""
+    """Return the little that onnxruntime-genai reads beside tokenizer.json: the class, and the special
+    tokens' texts.
+    """
     text = checkpoint.tokenizer
     kind = json.loads(text.tokenizer_json)["model"]["type"]
     if kind != "BPE":
         raise UsageError(
-            f"--interop genai: the tokenizer of {checkpoint.path} is of type {kind}; onnxruntime-genai is known to read BPE "
+            f"--interop genai: the tokenizer of {checkpoint.path} is of type {kind}; onnxruntime-genai is "
+            f"known to read BPE "
             "as llorch does. Leave the option out"
         )
     tokenizer = read_tokenizer(text.tokenizer_json, origin=str(checkpoint.path))

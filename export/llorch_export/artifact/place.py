@@ -1,7 +1,8 @@
 """The place that an artifact takes: what may stand there, one export at a time, and moving into it.
 
-``write.py`` asks before, during and after writing. A lock file beside the output is held from before the first byte to after the
-last rename, so temporary folders of that output that are found under it were left by exports that were killed.
+``write.py`` asks before, during and after writing. A lock file beside the output is held from before the
+first byte to after the last rename, so temporary folders of that output that are found under it were left by
+exports that were killed.
 """
 
 from __future__ import annotations
@@ -34,16 +35,21 @@ _HELD: Final = "artifact"  # its name in there
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
 Standing = Mapping[str, tuple[int, int, int]] | None
-"""What stands at a place: nothing, or a folder's entries by relative path, each with mode, bytes and time of its last change."""
+"""What stands at a place: nothing, or a folder's entries by relative path, each with mode, bytes and time of
+its last change.
+"""
 
 
 def real_place(output: Path) -> Path:
-    """Return where an artifact for ``output`` goes: links are followed, so that a link to an artifact stays one."""
+    """Return where an artifact for ``output`` goes: links are followed, so that a link to an artifact stays
+    one.
+    """
     return Path(os.path.realpath(output))
 
 
 def check_output(output: Path, *, force: bool) -> None:
-    """Raise UsageError if an artifact may not be written to ``output``, ArtifactError if it cannot or if that cannot be told.
+    """Raise UsageError if an artifact may not be written to ``output``, ArtifactError if it cannot or if that
+    cannot be told.
 
     force: whether it may replace an artifact.
     """
@@ -57,7 +63,8 @@ def check_output(output: Path, *, force: bool) -> None:
         here = real_place(Path())
         if place == here or place in here.parents:
             raise UsageError(
-                f"--output {output} is the current folder, or holds it; an artifact takes the place of a whole folder. "
+                f"--output {output} is the current folder, or holds it; an artifact takes the place of a "
+                f"whole folder. "
                 "Name a new folder, as in --output model"
             )
         if _is_mount(place):
@@ -71,7 +78,8 @@ def check_output(output: Path, *, force: bool) -> None:
                 )
         elif any(place.iterdir()):
             raise UsageError(
-                f"{output} is a folder that llorch did not make; choose a new --output, it would be replaced as a whole"
+                f"{output} is a folder that llorch did not make; choose a new --output, it would be "
+                f"replaced as a whole"
             )
 
 
@@ -81,7 +89,8 @@ def _check_parent(output: Path, place: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     if not os.access(above, os.W_OK | os.X_OK):
         raise ArtifactError(
-            f"{above} may not be written, and {output} is made in it; check its permissions, or choose another --output"
+            f"{above} may not be written, and {output} is made in it; check its permissions, or choose "
+            f"another --output"
         )
 
 
@@ -101,7 +110,8 @@ def _is_mount(place: Path) -> bool:
 def exclusive(place: Path) -> Iterator[None]:
     """Hold ``place`` for one export, on this machine and wherever the file system tells of locks.
 
-    Raises UsageError while another export has it, ArtifactError if something else has the lock's name, OSError if the file system knows no locks.
+    Raises UsageError while another export has it, ArtifactError if something else has the lock's name,
+    OSError if the file system knows no locks.
     """
     path = place.with_name(f".{place.name}.lock")
     handle = _locked(path, place)
@@ -153,7 +163,9 @@ def _no_lock(path: Path, place: Path) -> ArtifactError:
 
 
 def _lock(handle: int) -> None:
-    """Take the lock, which the system gives back when its process ends. Raises BlockingIOError if another has it."""
+    """Take the lock, which the system gives back when its process ends. Raises BlockingIOError if another has
+    it.
+    """
     if sys.platform == "win32":
         try:
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
@@ -164,7 +176,8 @@ def _lock(handle: int) -> None:
 
 
 def clear_leftovers(place: Path) -> None:
-    """Remove what killed exports to ``place`` left; an artifact that one had taken away comes back. Needs :func:`exclusive`.
+    """Remove what killed exports to ``place`` left; an artifact that one had taken away comes back. Needs
+    :func:`exclusive`.
 
     Raises ArtifactError if something cannot be removed.
     """
@@ -179,7 +192,8 @@ def clear_leftovers(place: Path) -> None:
             shutil.rmtree(path)
         except OSError as error:
             raise ArtifactError(
-                f"{path} was left by an export that was killed, and cannot be removed ({error.strerror}); remove it"
+                f"{path} was left by an export that was killed, and cannot be removed ({error.strerror}); "
+                f"remove it"
             ) from error
 
 
@@ -210,8 +224,10 @@ def temporary(place: Path, suffix: str) -> Path:
 def take_place(new: Path, place: Path, before: Standing) -> None:
     """Rename ``new`` to ``place``, where ``before`` stood when the export began.
 
-    Nothing else is ever removed: renames refuse what they find in their way, and what is taken away is looked at before it goes.
-    Raises ArtifactError if something else stands there by now; then all is as it was, or the message names where it is kept.
+    Nothing else is ever removed: renames refuse what they find in their way, and what is taken away is looked
+    at before it goes.
+    Raises ArtifactError if something else stands there by now; then all is as it was, or the message names
+    where it is kept.
     """
     if _now(place) != before:
         raise _changed(place)
@@ -265,13 +281,15 @@ def _put_back(aside: Path, place: Path, error: BaseException) -> None:
     kept = aside.with_suffix(".kept")
     aside.rename(kept)
     raise ArtifactError(
-        f"what stood at {place} could not be put back ({reason}) and was kept as {kept / _HELD}; move it where it belongs"
+        f"what stood at {place} could not be put back ({reason}) and was kept as {kept / _HELD}; move it "
+        f"where it belongs"
     ) from error
 
 
 def _changed(place: Path) -> ArtifactError:
     return ArtifactError(
-        f"what stands at {place} appeared or changed while the export ran; nothing was replaced. Move it away and export again"
+        f"what stands at {place} appeared or changed while the export ran; nothing was replaced. Move it "
+        f"away and export again"
     )
 
 

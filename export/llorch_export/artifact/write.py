@@ -1,7 +1,7 @@
 """Writing an artifact folder so that it is either whole or not there.
 
-Everything goes into a temporary folder beside the destination, which ``place.py`` moves there as the last step. Weights are
-streamed, a chunk of rows at a time.
+Everything goes into a temporary folder beside the destination, which ``place.py`` moves there as the last
+step. Weights are streamed, a chunk of rows at a time.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _PIECE = 2**22  # bytes hashed at once
 class ArtifactWriter:
     """Collects files in a temporary folder beside ``output`` and moves them into place at the end.
 
-    Use as a context manager, which holds the output from its start to its end: leaving it without :meth:`commit` removes everything
-    that was written. Raises UsageError if ``output`` is taken (by an artifact, unless ``force``; by anything else, always) or
-    another export has it.
+    Use as a context manager, which holds the output from its start to its end: leaving it without
+    :meth:`commit` removes everything that was written. Raises UsageError if ``output`` is taken (by an
+    artifact, unless ``force``; by anything else, always) or another export has it.
     """
 
     def __init__(self, output: Path, *, force: bool) -> None:
@@ -83,7 +83,8 @@ class ArtifactWriter:
         free = shutil.disk_usage(self.folder).free
         if free < nbytes:
             raise ResourceError(
-                f"{self.output.parent} has {free / 2**20:.0f} MiB free and the artifact needs {nbytes / 2**20:.0f} MiB; "
+                f"{self.output.parent} has {free / 2**20:.0f} MiB free and the artifact needs "
+                f"{nbytes / 2**20:.0f} MiB; "
                 "free some space or choose another --output"
             )
 
@@ -99,7 +100,9 @@ class ArtifactWriter:
             (self.folder / name).write_bytes(data)
 
     def add_written(self, name: str, progress: Callable[[int], None]) -> None:
-        """List a file that was written into the folder by other means; ``progress`` is told the bytes read."""
+        """List a file that was written into the folder by other means; ``progress`` is told the bytes
+        read.
+        """
         digest = hashlib.sha256()
         with disk_errors(self.output), (self.folder / name).open("rb") as file:
             while piece := file.read(_PIECE):
@@ -110,8 +113,8 @@ class ArtifactWriter:
     def add_weights(self, name: str, jobs: tuple[WeightJob, ...], progress: Callable[[int], None]) -> None:
         """Run the jobs and stream their arrays to their offsets; ``progress`` is told bytes as they are done.
 
-        The chunks of a job's tensors come in turns and land in different places, so each job is hashed once it is
-        written, while the system still has its pages at hand.
+        The chunks of a job's tensors come in turns and land in different places, so each job is hashed once
+        it is written, while the system still has its pages at hand.
         """
         digest = hashlib.sha256()
         hashed = 0
@@ -129,7 +132,8 @@ class ArtifactWriter:
         self.entries.append(_entry(name, hashed, digest.hexdigest()))
 
     def commit(self) -> None:
-        """Move the folder into place once the disk has all of it; an artifact that stood there is replaced, or put back if that fails.
+        """Move the folder into place once the disk has all of it; an artifact that stood there is replaced,
+        or put back if that fails.
 
         Raises ArtifactError if anything but what stood there at the beginning stands there now.
         """

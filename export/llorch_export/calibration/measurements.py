@@ -1,7 +1,7 @@
 """What a calibration text is, and what is measured on it.
 
-Input is the file that ``--calibration`` names, and the checkpoint's tokenizer; output are token ids with the hash that
-the manifest keeps. The measuring itself is in :mod:`.calibrate`.
+Input is the file that ``--calibration`` names, and the checkpoint's tokenizer; output are token ids with the
+hash that the manifest keeps. The measuring itself is in :mod:`.calibrate`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ BUNDLED_TEXT: Final = Path(__file__).parent / "calibration.txt"
 """Prose, code, tables and a few languages, about a thousand tokens."""
 
 MAX_TOKENS: Final = 8192
-"""Tokens of the text that are run, from its beginning; maxima of channels hardly move after a few thousand."""
+"""Tokens of the text that are run, from its beginning; maxima of channels hardly move after a few
+thousand.
+"""
 
 _MAX_BYTES: Final = 2**24
 _BYTES_A_TOKEN: Final = (
@@ -43,7 +45,9 @@ class CalibrationIds:
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """What went into one linear layer: for each input channel the mean of the squares, and the largest magnitude."""
+    """What went into one linear layer: for each input channel the mean of the squares, and the largest
+    magnitude.
+    """
 
     mean_square: npt.NDArray[np.float64]
     absmax: npt.NDArray[np.float32]
@@ -53,10 +57,12 @@ class ChannelStatistics:
 class Calibration:
     """Statistics of one run over a text in fp32.
 
-    inputs: by the name of the linear layer's weight (``model.layers.0.mlp.down_proj.weight``); layers that read the
-        same input share an entry. The head's is ``lm_head.weight``, or ``model.embed_tokens.weight`` where it is tied.
-    key_norm: [layers, kv heads, head_dim], for each element of a key the largest norm of its rotary pair, which both
-        elements of a pair have; of an element that is not rotated, its largest magnitude. Rotation leaves it as it is.
+    inputs: by the name of the linear layer's weight (``model.layers.0.mlp.down_proj.weight``); layers that
+        read the same input share an entry. The head's is ``lm_head.weight``, or ``model.embed_tokens.weight``
+        where it is tied.
+    key_norm: [layers, kv heads, head_dim], for each element of a key the largest norm of its rotary pair,
+        which both elements of a pair have; of an element that is not rotated, its largest magnitude. Rotation
+        leaves it as it is.
     value_absmax: [layers, kv heads], the largest magnitude of values.
     """
 
@@ -77,7 +83,8 @@ class Calibration:
 def read_calibration(path: Path, checkpoint: Checkpoint) -> CalibrationIds:
     """Read a UTF-8 text and tokenise its beginning with the checkpoint's tokenizer.
 
-    Raises ArtifactError if it cannot be read, is too long, is no text or has fewer than two tokens of the vocabulary.
+    Raises ArtifactError if it cannot be read, is too long, is no text or has fewer than two tokens of the
+    vocabulary.
     """
     try:
         with path.open("rb") as file:
@@ -88,7 +95,8 @@ def read_calibration(path: Path, checkpoint: Checkpoint) -> CalibrationIds:
         ) from error
     if len(data) > _MAX_BYTES:
         raise ArtifactError(
-            f"--calibration {path} has more than {_MAX_BYTES >> 20} MiB, and {MAX_TOKENS} tokens are used; cut it"
+            f"--calibration {path} has more than {_MAX_BYTES >> 20} MiB, and {MAX_TOKENS} tokens are used; "
+            f"cut it"
         )
     try:
         text = data.decode("utf-8")
@@ -115,11 +123,13 @@ def require_use(recipe: Recipe, path: Path | None, *, may_measure: bool = False)
     users = calibrated_parts(recipe)
     if path is not None and not users and not may_measure and not recipe.int8_cache:
         raise UsageError(
-            f"--calibration {path} has no effect on this export: nothing in its recipe is measured on a text; leave it out"
+            f"--calibration {path} has no effect on this export: nothing in its recipe is measured on a "
+            f"text; leave it out"
         )
     if path is None and users:
         raise UsageError(
-            f"{' and '.join(users)} need figures measured on a text; add --calibration FILE with a few pages of text"
+            f"{' and '.join(users)} need figures measured on a text; add --calibration FILE with a few "
+            f"pages of text"
         )
 
 
@@ -139,7 +149,9 @@ def measures(transforms: Iterable[TransformName]) -> bool:
 
 
 def measured_moments(recipe: Recipe) -> tuple[str, ...]:
-    """Return what asks for the second moments of the weights' inputs, on the weights that transforms have left."""
+    """Return what asks for the second moments of the weights' inputs, on the weights that transforms have
+    left.
+    """
     defaults = {recipe.precision, recipe.head_precision}
     quantizers = {rule.quantizer for rule in recipe.rules} | (
         {recipe.quantizer} if "int4" in defaults else set()

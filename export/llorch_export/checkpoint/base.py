@@ -1,7 +1,8 @@
 """The exporter's view of a checkpoint, whatever file format it came in.
 
-Tensors carry Hugging Face's names (``model.layers.0.self_attn.q_proj.weight``) and orientation (``[out, in]``),
-with GGUF's permutation of the query and key rows already undone; nothing is read before it is asked for.
+Tensors carry Hugging Face's names (``model.layers.0.self_attn.q_proj.weight``) and orientation (``[out,
+in]``), with GGUF's permutation of the query and key rows already undone; nothing is read before it is asked
+for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from llorch_serve.artifact.manifest import GenerationDefaults, LlamaConfig
 
-# 8 MiB as float32: work of this size hides the overhead of numpy and of system calls, and fits many times into memory.
+# 8 MiB as float32: work of this size hides the overhead of numpy and of system calls, and fits many times
+# into memory.
 CHUNK_ELEMENTS: Final = 2**21
 
 
@@ -26,12 +28,13 @@ class LazyTensor:
     """A tensor on disk.
 
     dtype: storage type as the source names it (``BF16``, ``Q4_1``).
-    load_rows: reads rows ``start`` to ``stop`` (excluded) and returns them as float32 of ``[stop - start, *shape[1:]]``;
-        each call reads anew, nothing is kept. Raises ArtifactError if they cannot be read or are not finite.
-    read_blocks: for a type that is stored in quantised blocks, reads rows ``start`` to ``stop`` (excluded) as stored
-        bytes [stop - start, bytes of a row], in the order of ``shape``'s rows.
-    load_whole: of a tensor whose every row depends on the whole of another: computes all of it at once, which costs as
-        much as some rows do.
+    load_rows: reads rows ``start`` to ``stop`` (excluded) and returns them as float32 of ``[stop - start,
+        *shape[1:]]``; each call reads anew, nothing is kept. Raises ArtifactError if they cannot be read or
+        are not finite.
+    read_blocks: for a type that is stored in quantised blocks, reads rows ``start`` to ``stop`` (excluded) as
+        stored bytes [stop - start, bytes of a row], in the order of ``shape``'s rows.
+    load_whole: of a tensor whose every row depends on the whole of another: computes all of it at once, which
+        costs as much as some rows do.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Safe access to the files of a model folder.
 
-Input is a folder that a stranger may have filled; output are paths and contents that are known to lie inside it
-and to be of bounded size. The one place where links may lead out of the folder is the Hugging Face hub's cache,
-whose snapshots are made of links into the ``blobs`` folder of the same repository.
+Input is a folder that a stranger may have filled; output are paths and contents that are known to lie inside
+it and to be of bounded size. The one place where links may lead out of the folder is the Hugging Face hub's
+cache, whose snapshots are made of links into the ``blobs`` folder of the same repository.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ class ModelFolder:
             return None
         if path.is_symlink() and not any(path.resolve().is_relative_to(root) for root in self._roots()):
             raise ArtifactError(
-                f"{path} is a link that leads out of its folder, to {path.resolve()}; copy the file into the folder"
+                f"{path} is a link that leads out of its folder, to {path.resolve()}; copy the file into "
+                f"the folder"
             )
         return path
 
     def files(self, matches: Callable[[str], object]) -> tuple[Path, ...]:
-        """Return the files directly inside the folder whose name ``matches``, sorted. Raises as :meth:`find` does."""
+        """Return the files directly inside the folder whose name ``matches``, sorted. Raises as :meth:`find`
+        does.
+        """
         try:
             names = sorted(entry.name for entry in self.path.iterdir() if matches(entry.name))
         except OSError as error:
@@ -82,13 +85,16 @@ class ModelFolder:
             raise ArtifactError(f"{self.path / name} is not UTF-8 text; fetch it again") from error
 
     def read_json(self, name: str) -> dict[str, object] | None:
-        """Return a JSON object, or None if there is no such file. Raises ArtifactError if it is anything else."""
+        """Return a JSON object, or None if there is no such file. Raises ArtifactError if it is anything
+        else.
+        """
         data = self.read_bytes(name, limit=MAX_JSON_BYTES)
         if data is None:
             return None
         try:
             value = json.loads(data)
-            # Half a surrogate pair, written as an escape, is JSON and yet no text: no tokenizer and no file takes it.
+            # Half a surrogate pair, written as an escape, is JSON and yet no text: no tokenizer and no file
+            # takes it.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise ArtifactError(f"{self.path / name} is not valid JSON: {error}; fetch it again") from error

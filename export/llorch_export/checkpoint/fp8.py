@@ -1,8 +1,8 @@
 """Weights stored in eight-bit floating point, plain or with scales, as exact float32.
 
-Input is the ``quantization_config`` of a ``config.json`` and the places of a weight and its scale; output are rows
-``weight * scale``, each product rounded to float32 once. Activations, which some of these models round too when
-they run on a GPU, stay in full precision.
+Input is the ``quantization_config`` of a ``config.json`` and the places of a weight and its scale; output are
+rows ``weight * scale``, each product rounded to float32 once. Activations, which some of these models round
+too when they run on a GPU, stay in full precision.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def scaled_rows(
     if not fits:
         raise ArtifactError(
             f"{scale.path}: tensor {scale.name} has shape {list(scale.shape)}, expected "
-            f"{'one number' if packing.block is None else list(grid)} for {weight.name} of {list(weight.shape)}; {_WAY_OUT}"
+            f"{'one number' if packing.block is None else list(grid)} for {weight.name} of "
+            f"{list(weight.shape)}; {_WAY_OUT}"
         )
     scales = dataclasses.replace(scale, shape=grid)  # a lone number may have any number of dimensions
 

@@ -1,7 +1,7 @@
 """GGUF files as checkpoints.
 
-Input is a checked :class:`GgufHeader`; output are a config, and lazy tensors under Hugging Face's names with the
-rows of the query and key projections back in Hugging Face's order. Dequantisation is gguf's own.
+Input is a checked :class:`GgufHeader`; output are a config, and lazy tensors under Hugging Face's names with
+the rows of the query and key projections back in Hugging Face's order. Dequantisation is gguf's own.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def _block_reader(
 def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
     """Return where each stored row of a tensor belongs, or None where rows are in place.
 
-    ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2), so
-    conversion to GGUF interleaves the two halves of each query and key head; in the families that ggml rotates half
-    a head apart it does not.
+    ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2),
+    so conversion to GGUF interleaves the two halves of each query and key head; in the families that ggml
+    rotates half a head apart it does not.
     """
     if not FAMILIES[config.architecture].permuted:
         return None
@@ -155,7 +155,8 @@ def _type_name(header: GgufHeader, tensor: GgufTensor) -> str:
         name = f"number {tensor.type_id}"
     if name not in SUPPORTED_TYPES:
         raise ArtifactError(
-            f"{header.path}: tensor {tensor.name} has storage type {name}; supported are {', '.join(SUPPORTED_TYPES)}. "
+            f"{header.path}: tensor {tensor.name} has storage type {name}; supported are "
+            f"{', '.join(SUPPORTED_TYPES)}. "
             "Use a file of one of these types"
         )
     return str(name)

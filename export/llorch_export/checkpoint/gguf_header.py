@@ -1,8 +1,8 @@
 """Read the header of a GGUF file: metadata, and where each tensor lies.
 
-Input is an untrusted file; output is a :class:`GgufHeader` whose every count, length and offset has been checked
-against the file's size before anything was allocated for it. Format: ggml's ``docs/gguf.md``, versions 2 and 3,
-little-endian.
+Input is an untrusted file; output is a :class:`GgufHeader` whose every count, length and offset has been
+checked against the file's size before anything was allocated for it. Format: ggml's ``docs/gguf.md``,
+versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class GgufTensor:
 
     shape: outermost dimension first (the file stores them innermost first).
     type_id: ggml's number of the storage type.
-    offset: bytes from the start of the file, not yet compared with its size, which needs the type's block size.
+    offset: bytes from the start of the file, not yet compared with its size, which needs the type's block
+        size.
     """
 
     name: str
@@ -69,8 +70,8 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Read and check the header of a GGUF file.
 
-    Raises ArtifactError if the file cannot be read, is no GGUF file, is truncated, or has counts or lengths that
-    no such file can have.
+    Raises ArtifactError if the file cannot be read, is no GGUF file, is truncated, or has counts or lengths
+    that no such file can have.
     """
     try:
         with path.open("rb", buffering=2**20) as file:
@@ -96,7 +97,8 @@ class _Parser:
         if version not in _VERSIONS:
             byte_order = " (a big-endian file)" if version & 0xFFFF == 0 else ""
             raise ArtifactError(
-                f"{self._path} has GGUF version {version}{byte_order}; supported are versions 2 and 3, little-endian. "
+                f"{self._path} has GGUF version {version}{byte_order}; supported are versions 2 and 3, "
+                f"little-endian. "
                 "Convert the model again with a current llama.cpp"
             )
         tensor_count = self._count(8, _MAX_TENSORS, "the number of tensors")
@@ -136,7 +138,8 @@ class _Parser:
         name = self._string(_MAX_NAME_BYTES, "a tensor name")
         rank = self._count(4, _MAX_DIMS, f"the number of dimensions of tensor {name!r}")
         dims = tuple(self._unsigned(8, f"the shape of tensor {name!r}") for _ in range(rank))
-        # Python's integers do not wrap, so a product that overflows 64 bits elsewhere is simply too large here.
+        # Python's integers do not wrap, so a product that overflows 64 bits elsewhere is simply too large
+        # here.
         if rank == 0 or min(dims) < 1 or math.prod(dims) > _MAX_DIM:
             raise self._damaged(
                 f"tensor {name!r} has dimensions {list(dims)}, expected 1 to {_MAX_DIMS} of sensible size"
@@ -145,7 +148,8 @@ class _Parser:
         offset = self._unsigned(8, f"the offset of tensor {name!r}")
         if offset % alignment or offset > self._size:
             raise self._damaged(
-                f"tensor {name!r} starts at data offset {offset}, expected a multiple of {alignment} inside the file"
+                f"tensor {name!r} starts at data offset {offset}, expected a multiple of {alignment} inside "
+                f"the file"
             )
         return GgufTensor(name, dims[::-1], type_id, offset)
 

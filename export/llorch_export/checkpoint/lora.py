@@ -1,8 +1,8 @@
 """LoRA adapters (Hu et al. 2021) in PEFT's format, merged into a checkpoint's weights as they are read.
 
-Input is an untrusted folder with ``adapter_config.json`` and ``adapter_model.safetensors``; output are lazy tensors
-``W + scaling * B A``, the sum taken in float64 and rounded to float32 once. Whatever an adapter can hold beyond
-that (saved modules, biases, magnitudes, other initialisations that change W) is refused by name.
+Input is an untrusted folder with ``adapter_config.json`` and ``adapter_model.safetensors``; output are lazy
+tensors ``W + scaling * B A``, the sum taken in float64 and rounded to float32 once. Whatever an adapter can
+hold beyond that (saved modules, biases, magnitudes, other initialisations that change W) is refused by name.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _MAX_RANK: Final = 2**10
 _MAX_ALPHA: Final = 1e6
 
-# Ways to start training that leave W alone; the others (PiSSA, OLoRA, CorDA, LoftQ) train against a changed W.
+# Ways to start training that leave W alone; the others (PiSSA, OLoRA, CorDA, LoftQ) train against a changed
+# W.
 _NEUTRAL_STARTS: Final = (None, True, False, "gaussian", "orthogonal", "eva")
-# Settings of training, of other variants that are refused where they are switched on, and of where it came from.
+# Settings of training, of other variants that are refused where they are switched on, and of where it came
+# from.
 _INERT: Final = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
@@ -69,7 +71,8 @@ class _Pair:
 def with_adapter(checkpoint: Checkpoint, path: Path) -> Checkpoint:
     """Return the checkpoint with the adapter in the folder ``path`` merged into its tensors.
 
-    Raises ArtifactError if it is no such adapter, does not fit the checkpoint, or holds more than can be merged.
+    Raises ArtifactError if it is no such adapter, does not fit the checkpoint, or holds more than can be
+    merged.
     """
     tensors = merged_tensors(checkpoint.tensors, path)
     folder = ModelFolder(path)
@@ -80,7 +83,9 @@ def with_adapter(checkpoint: Checkpoint, path: Path) -> Checkpoint:
 
 
 def merged_tensors(tensors: Mapping[str, LazyTensor], path: Path) -> Mapping[str, LazyTensor]:
-    """Return ``tensors`` with those that the adapter in ``path`` changes replaced. Raises as :func:`with_adapter` does."""
+    """Return ``tensors`` with those that the adapter in ``path`` changes replaced. Raises as
+    :func:`with_adapter` does.
+    """
     pairs = _read_adapter(path, tensors)
     return {
         name: _merged(tensor, pairs[module])
@@ -100,12 +105,15 @@ def _merged(tensor: LazyTensor, pair: _Pair) -> LazyTensor:
         require_finite(values, pair.b)
         return values
 
-    # A tensor of its own, not a copy with changes: nothing that reads the stored weights past load_rows may survive.
+    # A tensor of its own, not a copy with changes: nothing that reads the stored weights past load_rows may
+    # survive.
     return LazyTensor(name=tensor.name, shape=tensor.shape, dtype="F32", load_rows=load_rows)
 
 
 def _read_adapter(path: Path, tensors: Mapping[str, LazyTensor]) -> dict[str, _Pair]:
-    """Return the pairs by the name of their module, checked against the config of the adapter and against ``tensors``."""
+    """Return the pairs by the name of their module, checked against the config of the adapter and against
+    ``tensors``.
+    """
     if not path.is_dir():
         raise ArtifactError(
             f"{str(path)[:200]} is no folder; --lora takes a PEFT folder with {CONFIG} and {WEIGHTS}"
@@ -120,7 +128,8 @@ def _read_adapter(path: Path, tensors: Mapping[str, LazyTensor]) -> dict[str, _P
     weights = folder.find(WEIGHTS)
     if weights is None:
         raise ArtifactError(
-            f"{path} has no {WEIGHTS}; adapters in .bin files are never read, because loading them can run code. "
+            f"{path} has no {WEIGHTS}; adapters in .bin files are never read, because loading them can run "
+            f"code. "
             "Save the adapter with PEFT's save_pretrained"
         )
     scaling = _scaling(fields, origin)
@@ -210,7 +219,8 @@ def _check_targets(
 ) -> None:
     """Compare the modules that the file has with those that the config names.
 
-    A single string is an expression, which is not run for a stranger; then the file alone says what is adapted.
+    A single string is an expression, which is not run for a stranger; then the file alone says what is
+    adapted.
     """
     if isinstance(targets, str):
         return
@@ -229,7 +239,8 @@ def _check_targets(
         if difference:
             listed = sorted(difference)
             raise ArtifactError(
-                f"{weights} {what} adapters for {len(listed)} modules: {', '.join(listed[:8])}; target_modules of {CONFIG} "
+                f"{weights} {what} adapters for {len(listed)} modules: {', '.join(listed[:8])}; "
+                f"target_modules of {CONFIG} "
                 "and the base model must agree with it. Is it the adapter of another model?"
             )
 
@@ -255,7 +266,8 @@ def _pair(
     shapes = {side: source.shape for side, source in sides.items()}
     if shapes != {"A": (rank, in_features), "B": (out_features, rank)}:
         raise ArtifactError(
-            f"{weights}: {module} has lora_A {list(shapes.get('A', ()))} and lora_B {list(shapes.get('B', ()))}, expected "
+            f"{weights}: {module} has lora_A {list(shapes.get('A', ()))} and lora_B "
+            f"{list(shapes.get('B', ()))}, expected "
             f"{[rank, in_features]} and {[out_features, rank]}; it is the adapter of another model"
         )
     return _Pair(sides["A"], sides["B"], factor)

@@ -1,7 +1,7 @@
 """Which tensors a config calls for, and what they are called in GGUF files.
 
-Input is a :class:`LlamaConfig`; output are plain tables of names and shapes, which the readers compare with what
-a checkpoint really holds.
+Input is a :class:`LlamaConfig`; output are plain tables of names and shapes, which the readers compare with
+what a checkpoint really holds.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Where a checkpoint keeps a tensor: rows ``start`` to ``stop`` of the tensor ``name``; stop None: all of it."""
+    """Where a checkpoint keeps a tensor: rows ``start`` to ``stop`` of the tensor ``name``; stop None: all of
+    it.
+    """
 
     name: str
     start: int = 0
@@ -139,14 +141,16 @@ def check_tensors(
     missing = [name for name in expected if name not in found]
     if missing:
         raise ArtifactError(
-            f"{origin} lacks {len(missing)} of {len(expected)} tensors that its config calls for: {_listed(missing)}; "
+            f"{origin} lacks {len(missing)} of {len(expected)} tensors that its config calls for: "
+            f"{_listed(missing)}; "
             "the file is incomplete or its config belongs to another model"
         )
     unused = [name for name in found if name not in expected]
     if unused:
         raise ArtifactError(
             f"{origin} holds {len(unused)} tensors that its config has no use for: {_listed(unused)}; "
-            "leaving them out would change the model, so its config must be corrected (bias flags, layer count, tying)"
+            "leaving them out would change the model, so its config must be corrected (bias flags, layer "
+            "count, tying)"
         )
     wrong = [
         f"{name} is {list(found[name])}, expected {list(shape)}"

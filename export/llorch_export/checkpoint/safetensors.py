@@ -31,8 +31,10 @@ SINGLE: Final = "model.safetensors"
 _CODECS: Final = FLOAT_CODECS | FP8_CODECS
 INDEX: Final = "model.safetensors.index.json"
 CONVERT_PICKLE: Final = (
-    "weights in .bin, .pt or .pth files are never read, because loading them can run code; if you trust them, convert with "
-    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), then export NEW_FOLDER"
+    "weights in .bin, .pt or .pth files are never read, because loading them can run code; if you trust "
+    "them, convert with "
+    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), then export "
+    "NEW_FOLDER"
 )
 
 
@@ -46,7 +48,8 @@ class StoredTensor:
 
 
 def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
-    """Return the safetensors files that make up the model: those of the index if there is one, else the single file.
+    """Return the safetensors files that make up the model: those of the index if there is one, else the
+    single file.
 
     Raises ArtifactError if there are none, or if one that the index names is missing or outside the folder.
     """
@@ -60,7 +63,8 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
     missing = [name for name, path in shards.items() if path is None]
     if missing:
         raise ArtifactError(
-            f"{folder.path} lacks {', '.join(missing[:8])}, which {INDEX} names ({len(missing)} of {len(shards)} shards); "
+            f"{folder.path} lacks {', '.join(missing[:8])}, which {INDEX} names ({len(missing)} of "
+            f"{len(shards)} shards); "
             "fetch the model again"
         )
     return tuple(path for path in shards.values() if path is not None)
@@ -72,8 +76,8 @@ def folder_tensors(
     """Return exactly the tensors that ``config`` calls for.
 
     packing: how fp8 weights are scaled; None: they stand for themselves.
-    Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, doubly
-    stored, of a wrong shape or of an unsupported type.
+    Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused,
+    doubly stored, of a wrong shape or of an unsupported type.
     """
     index = _weight_map(folder)
     stored: dict[str, StoredTensor] = {}
@@ -81,7 +85,8 @@ def folder_tensors(
         for name, tensor in file_tensors(path).items():
             if name in stored:
                 raise ArtifactError(
-                    f"{path} and {stored[name].source.path.name} both hold tensor {name}; remove the file that is not part of the model"
+                    f"{path} and {stored[name].source.path.name} both hold tensor {name}; remove the file "
+                    f"that is not part of the model"
                 )
             stored[name] = tensor
     if index is not None:
@@ -90,7 +95,8 @@ def folder_tensors(
                 continue
             if name not in stored or stored[name].source.path.name != shard:
                 raise ArtifactError(
-                    f"{folder.path / shard} lacks tensor {name}, which {INDEX} says it holds; fetch the model again"
+                    f"{folder.path / shard} lacks tensor {name}, which {INDEX} says it holds; fetch the "
+                    f"model again"
                 )
     if packing is not None:
         _take_scales(stored)
@@ -111,7 +117,9 @@ def folder_tensors(
 
 
 def _take_scales(stored: dict[str, StoredTensor]) -> None:
-    """Move the scales of fp8 weights to their weights, and drop those of activations, which are not rounded here."""
+    """Move the scales of fp8 weights to their weights, and drop those of activations, which are not rounded
+    here.
+    """
     for name, tensor in list(stored.items()):
         if tensor.dtype not in FP8_CODECS:
             continue
@@ -120,7 +128,8 @@ def _take_scales(stored: dict[str, StoredTensor]) -> None:
         if len(scales) != 1 or len(tensor.source.shape) != 2:
             raise ArtifactError(
                 f"{tensor.source.path}: tensor {name} of type {tensor.dtype} has {len(scales)} scales and "
-                f"{len(tensor.source.shape)} dimensions, expected a matrix with one of {' or '.join(SCALES)}; "
+                f"{len(tensor.source.shape)} dimensions, expected a matrix with one of "
+                f"{' or '.join(SCALES)}; "
                 "fetch the model again"
             )
         stored[name] = dataclasses.replace(tensor, scale=scales[0].source)
@@ -149,7 +158,8 @@ def _drop_tied_head(stored: dict[str, StoredTensor], folder: ModelFolder) -> Non
         or not same_bytes(head.source, embedding.source)
     ):
         raise ArtifactError(
-            f"{folder.path}: config.json ties the head to the embedding, but {names.HEAD} differs from {names.EMBEDDING}; "
+            f"{folder.path}: config.json ties the head to the embedding, but {names.HEAD} differs from "
+            f"{names.EMBEDDING}; "
             "set tie_word_embeddings to false if the head is meant, or remove the tensor"
         )
     del stored[names.HEAD]
@@ -171,7 +181,8 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
     for name in set(weight_map.values()):
         if not name.endswith(".safetensors"):
             raise ArtifactError(
-                f"{folder.path / INDEX} names the file {name!r}, expected only .safetensors files; {CONVERT_PICKLE}"
+                f"{folder.path / INDEX} names the file {name!r}, expected only .safetensors files; "
+                f"{CONVERT_PICKLE}"
             )
     return weight_map
 

@@ -1,8 +1,8 @@
 """Read rows of one tensor out of a file, a piece at a time, as float32 or as they are stored.
 
-Input is a byte range, how its blocks decode and which rows are wanted; output is a float32 or byte array. Files are read,
-not mapped, so that
-what the page cache keeps never counts as this process's memory; beside the result only one piece is held.
+Input is a byte range, how its blocks decode and which rows are wanted; output is a float32 or byte array.
+Files are read, not mapped, so that what the page cache keeps never counts as this process's memory; beside
+the result only one piece is held.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ FLOAT_CODECS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TensorRange:
-    """Where a tensor lies: ``path`` from byte ``offset`` on, ``shape`` outermost dimension first, in ``codec``'s blocks.
+    """Where a tensor lies: ``path`` from byte ``offset`` on, ``shape`` outermost dimension first, in
+    ``codec``'s blocks.
 
     name: for error messages.
     """
@@ -69,7 +70,9 @@ class TensorRange:
     codec: BlockCodec
 
     def rows(self, start: int, stop: int | None) -> TensorRange:
-        """Return the part from row ``start`` to ``stop`` (None: to the end); rows must be made of whole blocks."""
+        """Return the part from row ``start`` to ``stop`` (None: to the end); rows must be made of whole
+        blocks.
+        """
         if start == 0 and stop is None:
             return self
         row_bytes = math.prod(self.shape[1:]) // self.codec.elements * self.codec.bytes
@@ -125,7 +128,8 @@ def _read_stored(source: TensorRange, first: int, last: int) -> npt.NDArray[np.f
 def read_blocks(
     source: TensorRange, start: int, stop: int, *, row_order: npt.NDArray[np.intp] | None = None
 ) -> npt.NDArray[np.uint8]:
-    """Read rows ``start`` to ``stop`` (excluded) of a matrix of whole blocks as they are stored, [rows, bytes of a row].
+    """Read rows ``start`` to ``stop`` (excluded) of a matrix of whole blocks as they are stored, [rows, bytes
+    of a row].
 
     row_order: as for :func:`read_rows`. Raises ArtifactError if the file cannot be read or ends early.
     """
@@ -148,7 +152,9 @@ def read_blocks(
 
 
 def same_bytes(left: TensorRange, right: TensorRange) -> bool:
-    """Tell whether two tensors of one storage type have equal shapes and bytes. Raises ArtifactError if unreadable."""
+    """Tell whether two tensors of one storage type have equal shapes and bytes. Raises ArtifactError if
+    unreadable.
+    """
     if left.shape != right.shape:
         return False
     remaining = math.prod(left.shape) // left.codec.elements * left.codec.bytes
@@ -192,5 +198,6 @@ def require_finite(values: npt.NDArray[np.float32], source: TensorRange) -> None
     # min and max both carry NaN through, and cost less than a mask of all elements.
     if not (np.isfinite(values.min()) and np.isfinite(values.max())):
         raise ArtifactError(
-            f"{source.path}: tensor {source.name} holds NaN or infinity; the weights are damaged, fetch them again"
+            f"{source.path}: tensor {source.name} holds NaN or infinity; the weights are damaged, fetch "
+            f"them again"
         )

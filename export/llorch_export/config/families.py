@@ -1,7 +1,8 @@
 """The decoder families that are a Llama with a twist: one row each.
 
-A row says how a family differs from Llama in its config's keys and defaults, in its tensors and in how GGUF stores
-them. Everything downstream (names, graph, reference) follows from the :class:`LlamaConfig` that comes out.
+A row says how a family differs from Llama in its config's keys and defaults, in its tensors and in how GGUF
+stores them. Everything downstream (names, graph, reference) follows from the :class:`LlamaConfig` that comes
+out.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ class Family:
     causal_lm: the only entry of ``architectures`` that is accepted.
     defaults: what transformers takes absent keys to mean, where Llama's config differs.
     biases: which of the keys ``attention_bias`` and ``mlp_bias`` the family honours.
-    windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types`` names.
+    windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types``
+        names.
     qkv_bias, qk_norm: biases on q, k and v only; RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
     no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
     partial_rotary: a leading part of each head may be rotated.
-    outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope settings.
+    outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope
+        settings.
     longrope_names: further names by which the family's config.json means longrope.
     fused: q, k, v are stored as one tensor, gate and up as another.
     in_gguf: llama.cpp knows the family under its own name.

@@ -15,7 +15,8 @@ _Item = TypeVar("_Item", int, float, str)
 
 
 class Fields:
-    """Hands out the values of ``data`` and remembers which keys were asked for. ``origin`` names it in errors.
+    """Hands out the values of ``data`` and remembers which keys were asked for. ``origin`` names it in
+    errors.
 
     A key whose value is null counts as absent.
     """
@@ -34,7 +35,9 @@ class Fields:
         return self._data.get(key)
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int) -> int:
-        """Return an integer within ``low..high``. Raises ArtifactError otherwise, or if absent without default."""
+        """Return an integer within ``low..high``. Raises ArtifactError otherwise, or if absent without
+        default.
+        """
         value = self._present(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -51,7 +54,9 @@ class Fields:
         at_least: float | None = None,
         high: float,
     ) -> float:
-        """Return a finite number up to ``high``, above one bound or at least another. Raises as :meth:`integer` does."""
+        """Return a finite number up to ``high``, above one bound or at least another. Raises as
+        :meth:`integer` does.
+        """
         value = self._present(key, default)
         low = above if above is not None else at_least
         assert low is not None
@@ -75,7 +80,9 @@ class Fields:
         return value
 
     def numbers(self, key: str, *, length: int, above: float, high: float) -> tuple[float, ...]:
-        """Return a list of ``length`` finite numbers, each above one bound and up to the other. Raises otherwise."""
+        """Return a list of ``length`` finite numbers, each above one bound and up to the other. Raises
+        otherwise.
+        """
         value = self._present(key, None)
         if not isinstance(value, (list, tuple)) or len(value) != length:
             raise self.wrong(key, f"a list of {length} numbers")
@@ -130,6 +137,7 @@ def refuse_unknown(keys: Sequence[str], origin: str) -> None:
     """Raise ArtifactError if there are ``keys`` that nobody understood; ``origin`` names where they stand."""
     if keys:
         raise ArtifactError(
-            f"{origin} has settings that are not understood and might change the model: {', '.join(keys[:8])}; "
+            f"{origin} has settings that are not understood and might change the model: "
+            f"{', '.join(keys[:8])}; "
             "remove them if they have no influence on inference, or upgrade with: pip install -U llorch"
         )

@@ -36,7 +36,8 @@ def fp8_format(config: object, *, origin: str) -> Fp8Format | None:
     method = fields.get("quant_method")
     if method != "fp8":
         raise ArtifactError(
-            f"{where}: quant_method is {method!r}, and packed weights of other tools than fp8 cannot be read; {_WAY_OUT}"
+            f"{where}: quant_method is {method!r}, and packed weights of other tools than fp8 cannot be "
+            f"read; {_WAY_OUT}"
         )
     if fields.get("activation_scheme") not in (None, "dynamic", "static"):
         raise fields.wrong("activation_scheme", "'dynamic' or 'static'")

@@ -37,7 +37,8 @@ class GgufRopeTensors:
 def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContext) -> RopeConfig:
     """Read ``ARCHITECTURE.rope.*`` and the tensors of rotary divisors.
 
-    Raises ArtifactError for types that are not supported, contradictions and settings that are not understood.
+    Raises ArtifactError for types that are not supported, contradictions and settings that are not
+    understood.
     """
     key = f"{context.family.architecture}.rope"
     kind = fields.get(f"{key}.scaling.type") or "linear"
@@ -116,6 +117,7 @@ def _divisors(
 ) -> tuple[float, ...]:
     if values is None or len(values) != pairs or not all(0 < f <= MAX_FACTOR for f in values):
         raise ArtifactError(
-            f"{context.origin}: {name} must hold {pairs} positive numbers, one a rotary pair; convert the model again"
+            f"{context.origin}: {name} must hold {pairs} positive numbers, one a rotary pair; convert the "
+            f"model again"
         )
     return tuple(values)

@@ -1,7 +1,7 @@
 """From a Hugging Face ``config.json`` to a :class:`LlamaConfig`.
 
-Every key is understood, or known to have no influence on inference, or refused by name: a setting that is silently
-dropped gives a model that works on short prompts and is wrong.
+Every key is understood, or known to have no influence on inference, or refused by name: a setting that is
+silently dropped gives a model that works on short prompts and is wrong.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def _family(fields: Fields, origin: str) -> Family:
         raise ArtifactError(f"{origin}: model_type is {model_type!r}; {SUPPORTED_HF}")
     if architectures is not None and architectures != [family.causal_lm]:
         raise ArtifactError(
-            f"{origin}: architectures is {architectures!r}, expected [{family.causal_lm!r}] for model_type {model_type}; "
+            f"{origin}: architectures is {architectures!r}, expected [{family.causal_lm!r}] for model_type "
+            f"{model_type}; "
             f"{SUPPORTED_HF}"
         )
     return family
@@ -224,7 +225,8 @@ def head_size(
         head_dim = hidden // heads
     else:
         raise ArtifactError(
-            f"{origin} lacks {key}, which does not follow from hidden size {hidden} and {heads} attention heads; add it"
+            f"{origin} lacks {key}, which does not follow from hidden size {hidden} and {heads} attention "
+            f"heads; add it"
         )
     if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
         raise ArtifactError(
@@ -238,7 +240,8 @@ def checked(config: LlamaConfig, origin: str) -> LlamaConfig:
     """Return the config. Raises ArtifactError if its heads do not fit together."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise ArtifactError(
-            f"{origin}: {config.num_attention_heads} attention heads cannot share {config.num_key_value_heads} "
+            f"{origin}: {config.num_attention_heads} attention heads cannot share "
+            f"{config.num_key_value_heads} "
             "key-value heads evenly"
         )
     return config

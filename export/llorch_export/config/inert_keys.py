@@ -99,7 +99,8 @@ _GENERATION: Final = (
 
 INERT_HF_KEYS: Final = frozenset((*_PROVENANCE, *_TRAINING, *_EXECUTION, *_TOKENS, *_TASKS, *_GENERATION))
 
-# Keys of a GGUF file, after the architecture's name, that have no influence on the logits or repeat what tensors say.
+# Keys of a GGUF file, after the architecture's name, that have no influence on the logits or repeat what
+# tensors say.
 INERT_GGUF_KEYS: Final = frozenset(
     {
         "vocab_size",

@@ -1,7 +1,7 @@
 """Rotary settings of a ``config.json``, to :class:`RopeConfig`.
 
-What a file leaves open is resolved here as transformers resolves it, so that the manifest says what the tables are
-made of.
+What a file leaves open is resolved here as transformers resolves it, so that the manifest says what the
+tables are made of.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class RopeContext:
 def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
     """Read ``rope_theta``, ``rope_scaling`` or ``rope_parameters``, and what stands beside them.
 
-    Raises ArtifactError for types that are not supported, contradictions and settings that are not understood.
+    Raises ArtifactError for types that are not supported, contradictions and settings that are not
+    understood.
     """
     origin = context.origin
     # transformers 4 has rope_theta beside rope_scaling; transformers 5 has both inside rope_parameters.
@@ -98,7 +99,8 @@ def _kind(rope: Fields, context: RopeContext) -> object:
     old_name, new_name = rope.get("type"), rope.get("rope_type")
     if old_name is not None and new_name is not None and old_name != new_name:
         raise ArtifactError(
-            f"{context.origin}: rope type is {old_name!r} by type and {new_name!r} by rope_type; remove the wrong one"
+            f"{context.origin}: rope type is {old_name!r} by type and {new_name!r} by rope_type; remove the "
+            f"wrong one"
         )
     kind = new_name or old_name or "default"
     return "longrope" if isinstance(kind, str) and kind in context.family.longrope_names else kind
@@ -122,7 +124,9 @@ def _rotary_dim(fields: Fields, context: RopeContext) -> int | None:
 
 
 def checked_rotary_dim(rotary_dim: int, context: RopeContext) -> int | None:
-    """Return the rotated part of a head, or None for all of it. Raises ArtifactError if it is not made of pairs."""
+    """Return the rotated part of a head, or None for all of it. Raises ArtifactError if it is not made of
+    pairs.
+    """
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > context.head_dim:
         raise ArtifactError(
             f"{context.origin}: {rotary_dim} of {context.head_dim} elements of a head are rotated, "

@@ -1,4 +1,6 @@
-"""How each matrix is stored: from a :class:`Recipe`, its defaults and its rules, to the format of one module."""
+"""How each matrix is stored: from a :class:`Recipe`, its defaults and its rules, to the format of one
+module.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class ModuleFormat:
     """The format of one matrix.
 
     block_size: None where the precision has no blocks, or the file's own. quantizer: None but for 4 bits.
-    activations: of int8 matrices that have one scale an output in place of blocks, how their input is rounded; None: of all
-        others.
+    activations: of int8 matrices that have one scale an output in place of blocks, how their input is
+        rounded; None: of all others.
     """
 
     precision: Precision
@@ -42,7 +44,9 @@ class ModuleFormat:
 
 
 def default_format(recipe: Recipe, module: str) -> ModuleFormat:
-    """Return the format of a module that no rule names; those whose errors weigh most may have blocks of their own size."""
+    """Return the format of a module that no rule names; those whose errors weigh most may have blocks of
+    their own size.
+    """
     if module in (EMBEDDING, HEAD):
         precision, fine = recipe.head_precision, None
     else:
@@ -59,7 +63,9 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
 
 
 def default_activations(recipe: Recipe, module: str) -> Whole | None:
-    """Return how the input of an int8 layer is rounded, if not by blocks; a static scale is for what norms give."""
+    """Return how the input of an int8 layer is rounded, if not by blocks; a static scale is for what norms
+    give.
+    """
     form = whole(recipe.activations)
     return None if form == "static" and not module.endswith(NORM_READERS) else form
 
@@ -88,5 +94,7 @@ class Formats:
         }
 
     def of(self, module: str) -> ModuleFormat:
-        """Return the format of ``module``, by the checkpoint's name; a tied table's is that of the embedding."""
+        """Return the format of ``module``, by the checkpoint's name; a tied table's is that of the
+        embedding.
+        """
         return self._ruled.get(module) or default_format(self._recipe, module)

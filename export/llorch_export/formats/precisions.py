@@ -26,7 +26,9 @@ def unquantised(compute_type: ComputeType) -> Precision:
 
 
 def refuse_beyond(target: Target, recipe: Recipe) -> None:
-    """Raise UsageError if the target cannot have the recipe and its rules; the message lists what it can have."""
+    """Raise UsageError if the target cannot have the recipe and its rules; the message lists what it can
+    have.
+    """
     row = TARGETS[target]
     for flag, precision, widths in (
         ("--precision", recipe.precision, row.linear_bits),
@@ -42,11 +44,13 @@ def refuse_beyond(target: Target, recipe: Recipe) -> None:
             )
             if rule.precision not in choices:
                 raise UsageError(
-                    f"a rule stores {module} at {rule.precision}; --target {target} takes {', '.join(choices)} there"
+                    f"a rule stores {module} at {rule.precision}; --target {target} takes "
+                    f"{', '.join(choices)} there"
                 )
     if recipe.compute_type not in row.compute_types:
         raise UsageError(
-            f"--compute-type is {recipe.compute_type}; --target {target} computes in {' or '.join(row.compute_types)}"
+            f"--compute-type is {recipe.compute_type}; --target {target} computes in "
+            f"{' or '.join(row.compute_types)}"
         )
 
 

@@ -1,7 +1,7 @@
 """What each target's runtime can do: the one table that decides the form of every part of a graph.
 
-A target is chosen with ``--target``. The graph modules ask for a capability, never for a target's name, so a new target
-is a new row. Where the facts come from is in docs/targets.md.
+A target is chosen with ``--target``. The graph modules ask for a capability, never for a target's name, so a
+new target is a new row. Where the facts come from is in docs/targets.md.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class Capabilities:
     linear_bits, table_bits: code widths of linear layers, and of the embedding with the output head.
     byte_layers: whether linear layers may multiply bytes with bytes, their inputs rounded row by row.
     carries_blocks: whether a GGUF file's own blocks can be kept.
-    compute_types: of activations and KV cache; the first is the default. precision: the default one of the weights.
-    fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise any number of
-        sequences and tokens.
+    compute_types: of activations and KV cache; the first is the default. precision: the default one of the
+        weights.
+    fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise
+        any number of sequences and tokens.
     chunked_prefill: whether several tokens may follow a past that is not empty.
     int8_cache: whether attention takes keys and values in int8 with a scale for each channel.
     checked_on: the execution providers on which graphs of this target have been compared with the reference.
@@ -182,7 +183,8 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
     ),
     "openvino": _group_query(
         provider="OpenVINOExecutionProvider",
-        # It leaves RMSNormalization to the CPU, and then cuts some graphs into parts that wait for each other.
+        # It leaves RMSNormalization to the CPU, and then cuts some graphs into parts that wait for each
+        # other.
         opset=21,
         ir_version=10,
         operators=_GROUP_QUERY | _PRIMITIVE_NORM | _BLOCK_LOOKUP | _contrib("RotaryEmbedding"),

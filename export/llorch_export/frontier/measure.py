@@ -1,8 +1,9 @@
 """What each precision costs: divergence against bits per weight, for several recipes of one checkpoint.
 
-Takes a checkpoint and makes an artifact for every recipe in turn, in a temporary folder; gives points for a table and
-a picture. GGUF files of the same model, quantised elsewhere, may stand beside them: their weights are widened to
-float32 and run by transformers, which flatters them, since an artifact also rounds its activations.
+Takes a checkpoint and makes an artifact for every recipe in turn, in a temporary folder; gives points for a
+table and a picture. GGUF files of the same model, quantised elsewhere, may stand beside them: their weights
+are widened to float32 and run by transformers, which flatters them, since an artifact also rounds its
+activations.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from llorch_serve.text.tokenizer import Tokenizer
 
 MAX_TOKENS: Final = 2048
 WINDOW: Final = 256
-"""Tokens that one context holds, unless the model holds fewer; chunks of this size are also what prefill is fastest in."""
+"""Tokens that one context holds, unless the model holds fewer; chunks of this size are also what prefill is
+fastest in.
+"""
 
 OURS: Final = "llorch"
 WIDENED: Final = "GGUF, weights in fp32"
@@ -86,7 +89,8 @@ def candidates(source: str) -> list[tuple[str, ExportOptions]]:
 def recipe_candidates(
     source: str, recipes: Sequence[str], calibration: Path | None
 ) -> list[tuple[str, ExportOptions]]:
-    """Return labels and options of recipes by name or file; ``calibration`` is for those that measure on a text.
+    """Return labels and options of recipes by name or file; ``calibration`` is for those that measure on a
+    text.
 
     Raises UsageError if one cannot be used.
     """
@@ -106,7 +110,8 @@ def frontier(
     text: str | None,
     step: Callable[[], None],
 ) -> list[Point]:
-    """Measure the ``chosen`` recipes and the peers on ``text`` (None: the English sample that comes with llorch).
+    """Measure the ``chosen`` recipes and the peers on ``text`` (None: the English sample that comes with
+    llorch).
 
     step is called after each point.
     Raises ArtifactError if the source, a peer or the text cannot be used.
@@ -162,7 +167,9 @@ def _peer_point(path: Path, checkpoint: Checkpoint, windows: list[tuple[list[int
 
 
 def gguf_bits_per_weight(path: Path, checkpoint: Checkpoint) -> float:
-    """Return the stored bits of all tensors of a GGUF file over the parameters of the model it was made from."""
+    """Return the stored bits of all tensors of a GGUF file over the parameters of the model it was made
+    from.
+    """
     bits = sum(_stored_bits(tensor) for tensor in read_header(path).tensors.values())
     return bits / parameters(checkpoint.config)
 
@@ -173,7 +180,9 @@ def _stored_bits(tensor: GgufTensor) -> float:
 
 
 def weight_bytes(artifact: Artifact) -> int:
-    """Return the bytes of an artifact's weights, each region of the data file once; rotary tables are not weights."""
+    """Return the bytes of an artifact's weights, each region of the data file once; rotary tables are not
+    weights.
+    """
     regions: dict[int, int] = {}
     for tensor in onnx.load(artifact.graph_path, load_external_data=False).graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
@@ -183,7 +192,9 @@ def weight_bytes(artifact: Artifact) -> int:
 
 
 def token_windows(checkpoint: Checkpoint, text: str) -> list[list[int]]:
-    """Return the first tokens of ``text`` in pieces of one context each. Raises ArtifactError if the model knows none."""
+    """Return the first tokens of ``text`` in pieces of one context each. Raises ArtifactError if the model
+    knows none.
+    """
     tokenizer = Tokenizer.from_json(checkpoint.tokenizer.tokenizer_json, origin=str(checkpoint.path))
     ids = [
         id_

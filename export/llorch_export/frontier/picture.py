@@ -1,4 +1,6 @@
-"""Points of :mod:`llorch_export.frontier.measure` as a PNG: bits per weight across, divergence upwards (extra: report)."""
+"""Points of :mod:`llorch_export.frontier.measure` as a PNG: bits per weight across, divergence upwards
+(extra: report).
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def draw(points: Sequence[Point], path: Path) -> None:
 
 
 def _part(axes: Axes, labels: Sequence[Annotation]) -> None:
-    """Move each label to the first place where it covers no point and no label before it; the first place if there is none."""
+    """Move each label to the first place where it covers no point and no label before it; the first place if
+    there is none.
+    """
     middles = [axes.transData.transform(label.xy) for label in labels]
     taken = [Bbox.from_extents(x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER) for x, y in middles]
     for label in labels:

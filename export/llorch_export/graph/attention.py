@@ -1,7 +1,7 @@
 """How a graph attends, in the form that its target can run: what it takes as inputs, and each layer's heads.
 
-:func:`attention_plan` chooses the form; :class:`GroupQuery` is the one most targets have: GroupQueryAttention over a
-cache that grows in place.
+:func:`attention_plan` chooses the form; :class:`GroupQuery` is the one most targets have: GroupQueryAttention
+over a cache that grows in place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class AttentionPlan(Protocol):
         """Past and present of each layer."""
 
     def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
-        """Append a layer's projection and attention; return its heads side by side, [*lead, heads * head_dim]."""
+        """Append a layer's projection and attention; return its heads side by side, [*lead, heads *
+        head_dim].
+        """
 
 
 def attention_plan(b: GraphBuilder, kv: KvLayout, front: Front, *, context_length: int) -> AttentionPlan:
@@ -54,7 +56,9 @@ def attention_plan(b: GraphBuilder, kv: KvLayout, front: Front, *, context_lengt
 
 
 class GroupQuery:
-    """GroupQueryAttention. Inputs: each row's total length minus one, and the largest total length, unless the front has them."""
+    """GroupQueryAttention. Inputs: each row's total length minus one, and the largest total length, unless
+    the front has them.
+    """
 
     def __init__(self, b: GraphBuilder, kv: KvLayout, front: Front, *, context_length: int) -> None:
         self._b = b
@@ -129,7 +133,8 @@ _INT8_CACHE: Final[dict[str, int | str]] = {
 
 
 def _cache_scales(b: GraphBuilder, kv: KvLayout, layer: int) -> tuple[ir.Value, ...]:
-    """Return the scales of a layer's keys and values over an int8 cache, [kv_heads * head_dim] each; none over another.
+    """Return the scales of a layer's keys and values over an int8 cache, [kv_heads * head_dim] each; none
+    over another.
 
     They lie in a file of their own, [layers, 2, kv_heads, head_dim], which the worker reads too.
     """

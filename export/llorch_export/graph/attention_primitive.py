@@ -1,8 +1,10 @@
-"""Attention in operators that every runtime has, at fixed sizes: for targets whose compiler must know every shape.
+"""Attention in operators that every runtime has, at fixed sizes: for targets whose compiler must know every
+shape.
 
-The past is always full, ``[1, kv_heads, context, head_dim]``, and the new tokens' keys and values stand beside it, so
-scores are ``[tokens, context + tokens]``. A bias made by the caller hides empty positions of the past, tokens
-to come, and padding. The graph's outputs are the new keys and values alone, which the caller writes into the past.
+The past is always full, ``[1, kv_heads, context, head_dim]``, and the new tokens' keys and values stand
+beside it, so scores are ``[tokens, context + tokens]``. A bias made by the caller hides empty positions of
+the past, tokens to come, and padding. The graph's outputs are the new keys and values alone, which the caller
+writes into the past.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ WINDOW_BIAS = "window_bias"
 
 
 class Primitive:
-    """MatMul and Softmax. Inputs: positions of the tokens, and the bias of the scores, another for layers with a window."""
+    """MatMul and Softmax. Inputs: positions of the tokens, and the bias of the scores, another for layers
+    with a window.
+    """
 
     def __init__(self, b: GraphBuilder, kv: KvLayout, front: Front, *, context_length: int) -> None:
         assert front.lengths is None, "positions and biases are inputs of this form"
@@ -144,7 +148,9 @@ class Primitive:
         )
 
     def _rotate(self, x: ir.Value, name: str, output: ir.Value | None) -> ir.Value:
-        """Append the rotation of the leading elements of ``x`` [1, heads, tokens, head_dim], to ``output`` if given."""
+        """Append the rotation of the leading elements of ``x`` [1, heads, tokens, head_dim], to ``output`` if
+        given.
+        """
         b, c = self._b, self._b.config
         assert x.shape is not None
         heads = int(x.shape[1])  # type: ignore[arg-type]  # shapes are fixed

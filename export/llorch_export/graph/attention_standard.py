@@ -1,7 +1,8 @@
-"""Attention in ONNX's own operators: TensorScatter writes new keys and values into the cache, Attention reads all of it.
+"""Attention in ONNX's own operators: TensorScatter writes new keys and values into the cache, Attention reads
+all of it.
 
-A mask hides what a token must not see: positions after its own, whatever lies there, and what its window has left
-behind. It is made in the graph from ``seqlens_k``, once for each window.
+A mask hides what a token must not see: positions after its own, whatever lies there, and what its window has
+left behind. It is made in the graph from ``seqlens_k``, once for each window.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class Standard:
         )
 
     def _mask(self, window: int | None) -> ir.Value:
-        """Return the mask [batch, 1, tokens, capacity] of layers with this window, appended at its first use."""
+        """Return the mask [batch, 1, tokens, capacity] of layers with this window, appended at its first
+        use.
+        """
         if window not in self._visible:
             b, shape = self._b, (self._b.dims.batch, 1, self._b.dims.tokens, self._b.dims.capacity)
             if window is None:

@@ -1,7 +1,7 @@
 """Weight matrices in blocks: quantised by the recipe, or carried over from a GGUF file.
 
-Input are the names of checkpoint tensors that are stacked along their rows; output are planned initialisers in
-MatMulNBits' layout, which GatherBlockQuantized shares.
+Input are the names of checkpoint tensors that are stacked along their rows; output are planned initialisers
+in MatMulNBits' layout, which GatherBlockQuantized shares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], scales [rows, blocks] in the compute type, zero points if any."""
+    """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], scales [rows, blocks] in the
+    compute type, zero points if any.
+    """
 
     packed: ir.Value
     scales: ir.Value
@@ -83,7 +85,9 @@ def _quantised_chunks(
 
 
 def input_error_factor(b: GraphBuilder, weights: Sequence[str], form: ModuleFormat) -> Matrix | None:
-    """Return the factor by which ``gptq`` spreads errors over the inputs that all ``weights`` read; None for other quantizers."""
+    """Return the factor by which ``gptq`` spreads errors over the inputs that all ``weights`` read; None for
+    other quantizers.
+    """
     if form.quantizer != "gptq":
         return None
     assert b.error_factors is not None, "a recipe with gptq comes with a calibration text"
@@ -149,7 +153,9 @@ def _plan(
 
 
 def _carried_over(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
-    """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked ``weights`` at a time."""
+    """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
+    ``weights`` at a time.
+    """
     for weight in weights:
         tensor = b.tensors[weight]
         assert tensor.read_blocks is not None, (weight, tensor.dtype)

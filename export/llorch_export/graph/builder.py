@@ -1,4 +1,6 @@
-"""The pen that all graph modules write with: operators with typed outputs, and weights from the checkpoint."""
+"""The pen that all graph modules write with: operators with typed outputs, and weights from the
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Dimensions:
 
 @dataclass(frozen=True, slots=True)
 class ActivationCodes:
-    """A value in bytes: codes like the value, uint8 around 128; scale [..., 1], or [] if all rows share it, float32."""
+    """A value in bytes: codes like the value, uint8 around 128; scale [..., 1], or [] if all rows share it,
+    float32.
+    """
 
     codes: ir.Value
     scale: ir.Value
@@ -58,10 +62,11 @@ class GraphBuilder:
     tensors: the checkpoint's, by Hugging Face name.
     calibration: what was measured on these tensors, where the recipe calls for it.
     error_factors: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
-    narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless said otherwise.
+    narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless
+        said otherwise.
     target: what the runtime can do. weights: the plan to add to; None: a new one.
-    activation_codes: of values that have been rounded to bytes in some form, in one part or several, so that layers which
-        read the same value share them.
+    activation_codes: of values that have been rounded to bytes in some form, in one part or several, so that
+        layers which read the same value share them.
     """
 
     def __init__(
@@ -165,7 +170,9 @@ class GraphBuilder:
         return self.shared_constant(name, np.array(value, np.float32).astype(self.compute.numpy()))
 
     def row_chunks(self, names: Sequence[str]) -> Callable[[], Iterator[npt.NDArray[np.float32]]]:
-        """Return a reader of several checkpoint tensors, stacked along their first axis, a chunk of rows at a time."""
+        """Return a reader of several checkpoint tensors, stacked along their first axis, a chunk of rows at a
+        time.
+        """
         return lambda: (chunk for name in names for chunk in self.tensors[name].row_chunks())
 
     def rows(self, names: Sequence[str]) -> int:

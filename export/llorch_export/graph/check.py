@@ -1,4 +1,6 @@
-"""The checks that a graph passes before anything is written: what ONNX says of it, and the target's table of operators."""
+"""The checks that a graph passes before anything is written: what ONNX says of it, and the target's table of
+operators.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from llorch_serve.errors import ArtifactError, LlorchError
 def checked_bytes(model: ir.Model, target: Target) -> bytes:
     """Return the model's bytes after the checks that need no weights.
 
-    Raises LlorchError, an internal error, if the graph holds what the target's row of the table has not, ArtifactError
-    if ONNX refuses it.
+    Raises LlorchError, an internal error, if the graph holds what the target's row of the table has not,
+    ArtifactError if ONNX refuses it.
     """
     proto = ir.to_proto(model)
     check_operators(proto, target)
@@ -38,18 +40,22 @@ def check_operators(proto: onnx.ModelProto, target: Target) -> None:
     found = {f"{node.domain}:{node.op_type}" if node.domain else node.op_type for node in proto.graph.node}
     if strange := sorted(found - row.operators):
         raise LlorchError(
-            f"internal error: the graph for target {target} holds {', '.join(strange)}, which its table of operators has not; "
+            f"internal error: the graph for target {target} holds {', '.join(strange)}, which its table of "
+            f"operators has not; "
             "please report this model and the flags"
         )
     opset = {entry.domain: entry.version for entry in proto.opset_import}[""]
     if opset != row.opset:
         raise LlorchError(
-            f"internal error: the graph for target {target} is of opset {opset}, not {row.opset}; please report it"
+            f"internal error: the graph for target {target} is of opset {opset}, not {row.opset}; please "
+            f"report it"
         )
 
 
 def _without_data(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose weights are inputs, because the checker looks for the data file, which is not written yet."""
+    """Return a copy whose weights are inputs, because the checker looks for the data file, which is not
+    written yet.
+    """
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     inside = [t for t in bare.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]

@@ -1,9 +1,9 @@
 """The whole decoder: from token ids and the KV cache to logits of the rows that are asked for.
 
-Inputs: ``input_ids`` [batch, tokens]; what the target's form of attention needs, ``seqlens_k`` [batch], each row's total
-length minus one, and ``total_sequence_length``, the largest total length, in most; ``logits_indices`` [rows], positions in
-the flattened [batch * tokens]; and past keys and values. Outputs: ``logits`` [rows, vocabulary] and present keys and values.
-Another runtime's inputs: :mod:`.front`.
+Inputs: ``input_ids`` [batch, tokens]; what the target's form of attention needs, ``seqlens_k`` [batch], each
+row's total length minus one, and ``total_sequence_length``, the largest total length, in most;
+``logits_indices`` [rows], positions in the flattened [batch * tokens]; and past keys and values. Outputs:
+``logits`` [rows, vocabulary] and present keys and values. Another runtime's inputs: :mod:`.front`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class DecoderGraph:
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
     narrowing: what rounding to half precision has cost, once the jobs have run.
-    prefill: where shapes are fixed, the graph that takes ``prefill_tokens`` tokens over the same data file; inputs and outputs
-        are those of ``model``, which takes one.
+    prefill: where shapes are fixed, the graph that takes ``prefill_tokens`` tokens over the same data file;
+        inputs and outputs are those of ``model``, which takes one.
     """
 
     model: ir.Model
@@ -69,12 +69,13 @@ def build_decoder(
     int8_cache: bool = False,
     weights: WeightPlan | None = None,
 ) -> DecoderGraph:
-    """Build the graph in the forms that the target can run; reads no weight. The data file is the same for every ``interface``.
+    """Build the graph in the forms that the target can run; reads no weight. The data file is the same for
+    every ``interface``.
 
     calibration: what was measured on ``tensors``, where the recipe calls for it.
     error_factors: of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
-    interface: another one than llorch's is for attention in the form of ``GroupQuery``, as is ``int8_cache``, a KV cache in
-        int8, whose scales are in a file of their own.
+    interface: another one than llorch's is for attention in the form of ``GroupQuery``, as is ``int8_cache``,
+        a KV cache in int8, whose scales are in a file of their own.
     weights: the plan of another data file than the usual one; for targets without fixed shapes.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
@@ -158,7 +159,8 @@ def _layers(
 ) -> ir.Value:
     """Append all layers and the final norm; returns [rows, hidden].
 
-    From the last layer's attention on, a position matters only if its logits are wanted: the rest is dropped there.
+    From the last layer's attention on, a position matters only if its logits are wanted: the rest is dropped
+    there.
     """
     size = b.config.hidden_size
     lead: tuple[int | str, ...] = b.dims.lead
@@ -224,7 +226,8 @@ def _uses_contrib(target: Capabilities) -> bool:
 def _check_shapes(config: LlamaConfig) -> None:
     if config.head_dim % 8:
         raise ArtifactError(
-            f"head_dim is {config.head_dim}; the runtime's attention takes heads whose size is a multiple of 8, "
+            f"head_dim is {config.head_dim}; the runtime's attention takes heads whose size is a multiple "
+            f"of 8, "
             "so this model cannot be exported"
         )
 

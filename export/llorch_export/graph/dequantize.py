@@ -1,8 +1,8 @@
 """Weights in blocks in ONNX's own form: DequantizeLinear before MatMul, and after Gather for the embedding.
 
-Codes lie as the product reads them, ``[inputs, outputs]`` with blocks along the inputs, because that is the one
-arrangement that onnxruntime itself recognises and runs as MatMulNBits. Where all zero points are the middle of the range,
-codes are stored signed, which needs none.
+Codes lie as the product reads them, ``[inputs, outputs]`` with blocks along the inputs, because that is the
+one arrangement that onnxruntime itself recognises and runs as MatMulNBits. Where all zero points are the
+middle of the range, codes are stored signed, which needs none.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def dequantized_matrix(b: GraphBuilder, name: str, weights: Sequence[str], form:
 def dequantized_rows(
     b: GraphBuilder, weight: str, indices: ir.Value, form: ModuleFormat, *, name: str
 ) -> ir.Value:
-    """Append the rows of an 8-bit table [rows, columns] that ``indices`` [batch, tokens] names, dequantised."""
+    """Append the rows of an 8-bit table [rows, columns] that ``indices`` [batch, tokens] names,
+    dequantised.
+    """
     rows, columns = b.tensors[weight].shape
     block_size = form.block_size
     assert block_size is not None, "a quantised format has a block size"
@@ -177,7 +179,8 @@ def _bands(
 def _quantised_band(
     chunk: Matrix, form: ModuleFormat, factor: Matrix | None, start: int, stop: int
 ) -> tuple[Bytes, npt.NDArray[np.generic], Bytes | None]:
-    """Return codes, scales and zero points, if any, of the columns ``start`` to ``stop``, whole blocks, one row for each of ``chunk``.
+    """Return codes, scales and zero points, if any, of the columns ``start`` to ``stop``, whole blocks, one
+    row for each of ``chunk``.
 
     With a factor a column's code depends on all columns before it, so the others are quantised too.
     """

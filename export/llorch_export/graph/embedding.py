@@ -22,7 +22,8 @@ Table = ir.Value | BlockWeight
 
 
 def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]:
-    """Append the embedding lookup; return hidden states [batch, tokens, hidden] and the table, for a tied head.
+    """Append the embedding lookup; return hidden states [batch, tokens, hidden] and the table, for a tied
+    head.
 
     The table is None where the target stores lookup and product in different arrangements.
     """

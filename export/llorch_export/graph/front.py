@@ -1,8 +1,8 @@
 """What stands before and behind the layers: the inputs that a runtime feeds, and the logits it wants.
 
-Two runtimes, two fronts over the same layers and the same weights. llorch's own feeds what attention takes, which the form
-of attention says (:func:`llorch_front`). onnxruntime-genai feeds an attention mask and wants the logits of each row's last token
-(:func:`genai_front`, :func:`genai_logits`); its graph computes the rest.
+Two runtimes, two fronts over the same layers and the same weights. llorch's own feeds what attention takes,
+which the form of attention says (:func:`llorch_front`). onnxruntime-genai feeds an attention mask and wants
+the logits of each row's last token (:func:`genai_front`, :func:`genai_logits`); its graph computes the rest.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class Interface(Enum):
 class Front:
     """What the layers take, and which of it are graph inputs.
 
-    leading, trailing: the graph's inputs before and behind those that attention itself asks for, without the KV cache.
+    leading, trailing: the graph's inputs before and behind those that attention itself asks for, without the
+        KV cache.
     input_ids: [batch, tokens]; logits_indices: [rows], positions in the flattened [batch * tokens].
-    lengths: where they are computed, each row's total length minus one [batch], and the largest total length; prompts may
-        then have padding behind them. None: attention takes what it needs as inputs.
+    lengths: where they are computed, each row's total length minus one [batch], and the largest total length;
+        prompts may then have padding behind them. None: attention takes what it needs as inputs.
     """
 
     leading: tuple[ir.Value, ...]
@@ -58,8 +59,8 @@ def llorch_front(b: GraphBuilder) -> Front:
 def genai_front(b: GraphBuilder) -> Front:
     """Append what turns ``input_ids`` and ``attention_mask`` [batch, total] into a :class:`Front`.
 
-    A row's length is the sum of its mask. A prompt of several rows is padded behind, so the last token of a row is
-    at its length minus one; in later calls all tokens are real, and it is the last of the call.
+    A row's length is the sum of its mask. A prompt of several rows is padded behind, so the last token of a
+    row is at its length minus one; in later calls all tokens are real, and it is the last of the call.
     """
     input_ids = b.input("input_ids", _INT64, "batch", "tokens")
     mask = b.input("attention_mask", _INT64, "batch", "total")

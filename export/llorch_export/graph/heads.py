@@ -1,4 +1,6 @@
-"""Queries, keys and values of one layer, ready for attention: projected, normalised and rotated; and token positions."""
+"""Queries, keys and values of one layer, ready for attention: projected, normalised and rotated; and token
+positions.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def rotary_initializers(b: GraphBuilder, context_length: int) -> list[ir.Value]:
 
 
 def rotates_inside(b: GraphBuilder) -> bool:
-    """Tell whether GroupQueryAttention itself can rotate heads of this size: in whole multiples of 16 elements."""
+    """Tell whether GroupQueryAttention itself can rotate heads of this size: in whole multiples of 16
+    elements.
+    """
     c = b.config
     return b.target.rotary_inside and c.head_dim % 16 == 0 and c.rotary_dim % 16 == 0
 
@@ -116,7 +120,8 @@ def separate_heads(
     lead: Sequence[int | str],
     rotate: bool,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Append the split of heads that are packed; return query, key and value [*lead, heads * head_dim], normalised as the model has it.
+    """Append the split of heads that are packed; return query, key and value [*lead, heads * head_dim],
+    normalised as the model has it.
 
     rotate: whether query and key are rotated here.
     """
@@ -185,7 +190,8 @@ def token_positions(
     """Append each token's position [batch, tokens], and each row's first one [batch].
 
     The last token's is ``seqlens_k``, the others' count up to it.
-    padded: prompts may have padding behind them; then the first token's is 0 where they would count from below.
+    padded: prompts may have padding behind them; then the first token's is 0 where they would count from
+        below.
     """
     one, zero, axis = (
         b.constant(f"positions.{n}", np.array(v, np.int64))

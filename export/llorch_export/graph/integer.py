@@ -1,9 +1,10 @@
-"""Linear layers in whole bytes: signed weights with a scale for each output, unsigned activations with one for each row.
+"""Linear layers in whole bytes: signed weights with a scale for each output, unsigned activations with one
+for each row.
 
-Input is a float32 value and the names of checkpoint tensors; output are nodes and planned initialisers. Every row of
-activations, or every quarter of one, is rounded by its own largest magnitude, or all by a constant, so that a row's result
-does not depend on its neighbours. The products are whole numbers, added up without rounding whatever the number of rows;
-those of a row's quarters are then added in float32, in a fixed order.
+Input is a float32 value and the names of checkpoint tensors; output are nodes and planned initialisers. Every
+row of activations, or every quarter of one, is rounded by its own largest magnitude, or all by a constant, so
+that a row's result does not depend on its neighbours. The products are whole numbers, added up without
+rounding whatever the number of rows; those of a row's quarters are then added in float32, in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from llorch_serve.errors import ArtifactError
 
 _ZERO_POINT: Final = 128
 _SMALLEST_MAGNITUDE: Final = 1e-30
-"""Rows below it count as it: an all-zero row then has a scale too, and no scale is so small that it rounds to 0."""
+"""Rows below it count as it: an all-zero row then has a scale too, and no scale is so small that it rounds to
+0.
+"""
 _MOST_INPUTS: Final = (2**31 - 1) // (_ZERO_POINT * LARGEST)
 """More products of two codes than this could exceed the 32 bits that they are added up in."""
 # Codes of a transposed matrix held at a time: 128 MiB, more than those of a 70B model take but for its head.
@@ -43,18 +46,21 @@ def integer_linear(
 ) -> ir.Value:
     """Append ``y = x W^T + b`` for the stacked ``modules``.
 
-    Raises ArtifactError if the layer has more inputs than its sums can hold, or inputs that quarters cannot share.
+    Raises ArtifactError if the layer has more inputs than its sums can hold, or inputs that quarters cannot
+    share.
     """
     weights = [f"{module}.weight" for module in modules]
     out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
     if in_features > _MOST_INPUTS:
         raise ArtifactError(
-            f"{weights[0]} has {in_features} inputs; the runtime adds up at most {_MOST_INPUTS} products of bytes. "
+            f"{weights[0]} has {in_features} inputs; the runtime adds up at most {_MOST_INPUTS} products of "
+            f"bytes. "
             "Leave out --activations"
         )
     if activations == "quarters" and in_features % QUARTERS:
         raise ArtifactError(
-            f"{weights[0]} has {in_features} inputs, which do not come in quarters of the same size; choose activations row"
+            f"{weights[0]} has {in_features} inputs, which do not come in quarters of the same size; choose "
+            f"activations row"
         )
     chunks = b.row_chunks(weights)
     codes, scales = b.weights.stream(
@@ -128,7 +134,9 @@ def _codes(
 
 
 def _quarter_codes(b: GraphBuilder, x: ir.Value, shape: tuple[int | str, ...]) -> tuple[ActivationCodes, ...]:
-    """Append the rounding of each quarter of a row of ``x`` by its own largest magnitude; codes are [..., 1, inputs / 4]."""
+    """Append the rounding of each quarter of a row of ``x`` by its own largest magnitude; codes are [..., 1,
+    inputs / 4].
+    """
     *lead, inputs = shape
     assert isinstance(inputs, int)
     width = inputs // QUARTERS

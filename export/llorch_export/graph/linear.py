@@ -1,4 +1,6 @@
-"""Linear layers ``y = x W^T + b``: with weights in the compute type, in blocks, or in whole bytes (``integer.py``)."""
+"""Linear layers ``y = x W^T + b``: with weights in the compute type, in blocks, or in whole bytes
+(``integer.py``).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _BAND_ELEMENTS: Final = 2**25
 def linear(
     b: GraphBuilder, x: ir.Value, modules: Sequence[str], *, name: str, lead: Sequence[int | str], bias: bool
 ) -> ir.Value:
-    """Append the linear layer of ``modules`` (packed along the outputs if several) in their format, which is one.
+    """Append the linear layer of ``modules`` (packed along the outputs if several) in their format, which is
+    one.
 
     lead: the leading dimensions of ``x`` and of the result.
     """
@@ -74,7 +77,9 @@ def matmul(
 def _transposed(
     chunks: Callable[[], Iterator[Matrix]], in_features: int, out_features: int
 ) -> Iterator[Matrix]:
-    """Give the transpose of a matrix in bands of rows; a matrix of more than one band is read once for each."""
+    """Give the transpose of a matrix in bands of rows; a matrix of more than one band is read once for
+    each.
+    """
     step = max(1, _BAND_ELEMENTS // out_features)
     for start in range(0, in_features, step):
         stop = min(start + step, in_features)

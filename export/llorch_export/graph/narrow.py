@@ -1,7 +1,8 @@
-"""Weights in the type that a graph computes in: the rounding, what it loses, and the refusal of what does not fit.
+"""Weights in the type that a graph computes in: the rounding, what it loses, and the refusal of what does not
+fit.
 
-Input are chunks of float32 weights on their way to the data file, output the same in half precision. float32 passes
-through untouched.
+Input are chunks of float32 weights on their way to the data file, output the same in half precision. float32
+passes through untouched.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Flushed:
 
 
 class Narrowing:
-    """Rounds weights to one type and keeps account of what became zero. Used by one export, from one thread."""
+    """Rounds weights to one type and keeps account of what became zero. Used by one export, from one
+    thread.
+    """
 
     def __init__(self, compute_type: ComputeType) -> None:
         self.compute_type = compute_type
@@ -47,7 +50,9 @@ class Narrowing:
         self.flushed: dict[str, Flushed] = {}
 
     def narrowed(self, name: str, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
-        """Return a chunk of the tensor ``name`` rounded to nearest even. Raises ArtifactError if a value does not fit."""
+        """Return a chunk of the tensor ``name`` rounded to nearest even. Raises ArtifactError if a value does
+        not fit.
+        """
         if self.compute_type == "float32":
             return weights
         with np.errstate(over="ignore"):  # counted below
@@ -57,7 +62,9 @@ class Narrowing:
         return rounded
 
     def check_range(self, name: str, weights: npt.NDArray[np.float32]) -> None:
-        """Raise ArtifactError if a weight that will be stored in blocks is beyond the type it is unpacked to."""
+        """Raise ArtifactError if a weight that will be stored in blocks is beyond the type it is unpacked
+        to.
+        """
         if self.compute_type != "float32":
             with np.errstate(over="ignore"):
                 self._check_range(name, weights, weights.astype(self.dtype.numpy()))
@@ -72,7 +79,8 @@ class Narrowing:
                 float(ml_dtypes.finfo(self.dtype.numpy()).max),
             )
             raise ArtifactError(
-                f"{name}: {int(beyond.sum())} or more values are beyond {self.compute_type}'s largest, {limit:g} "
+                f"{name}: {int(beyond.sum())} or more values are beyond {self.compute_type}'s largest, "
+                f"{limit:g} "
                 f"(found {largest:g}); export in another type: {OTHER_TYPES[self.compute_type]}"
             )
 
@@ -84,12 +92,15 @@ class Narrowing:
         entry.count += int(np.count_nonzero(weights)) - int(np.count_nonzero(rounded))
 
     def notice(self) -> str | None:
-        """Say what became zero, in one line; None if nothing did. To be asked after the weights are written."""
+        """Say what became zero, in one line; None if nothing did. To be asked after the weights are
+        written.
+        """
         count = sum(entry.count for entry in self.flushed.values())
         if not count:
             return None
         name, worst = max(self.flushed.items(), key=lambda item: item[1].count)
         return (
-            f"{count:,} weights are below {self.compute_type}'s smallest value and became zero, {worst.count:,} of them among "
+            f"{count:,} weights are below {self.compute_type}'s smallest value and became zero, "
+            f"{worst.count:,} of them among "
             f"the {worst.total:,} of {name}"
         )

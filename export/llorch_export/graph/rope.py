@@ -1,7 +1,8 @@
-"""Cosine and sine tables of rotary position embedding (Su et al. 2021), with the scalings that checkpoints use.
+"""Cosine and sine tables of rotary position embedding (Su et al. 2021), with the scalings that checkpoints
+use.
 
-The arithmetic follows transformers, the reference: inverse frequencies and angles in float32. Cosine and sine of
-the rounded angle are then taken in float64 and rounded once.
+The arithmetic follows transformers, the reference: inverse frequencies and angles in float32. Cosine and sine
+of the rounded angle are then taken in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy.typing as npt
 from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 
 MAX_TABLE_BYTES: Final = 2**30
-"""Of both tables together: four million positions of a head of 64, two of 128. A worker holds them beside the weights."""
+"""Of both tables together: four million positions of a head of 64, two of 128. A worker holds them beside the
+weights.
+"""
 
 _CHUNK_ANGLES: Final = 2**19  # their cosines and sines with all temporaries take 20 MiB
 
@@ -47,7 +50,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float
 
 
 def _yarn(rope: RopeConfig, periods: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """YaRN (Peng et al. 2023): pairs that turn often over the original context are kept, slow ones are stretched.
+    """YaRN (Peng et al. 2023): pairs that turn often over the original context are kept, slow ones are
+    stretched.
 
     periods: positions per radian of each pair, [rotary_dim / 2].
     """
@@ -74,7 +78,9 @@ def _yarn(rope: RopeConfig, periods: npt.NDArray[np.float32]) -> npt.NDArray[np.
 
 
 def _llama3(rope: RopeConfig, inverse: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between interpolated."""
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between
+    interpolated.
+    """
     assert rope.factor is not None
     assert rope.low_freq_factor is not None
     assert rope.high_freq_factor is not None
@@ -91,7 +97,9 @@ def _llama3(rope: RopeConfig, inverse: npt.NDArray[np.float32]) -> npt.NDArray[n
 def rotary_tables(
     rope: RopeConfig, head_dim: int, positions: int, *, start: int = 0
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return cosine and sine at ``start`` to ``positions`` (excluded), [rows, rotary_dim / 2] each, scaled by the attention factor."""
+    """Return cosine and sine at ``start`` to ``positions`` (excluded), [rows, rotary_dim / 2] each, scaled by
+    the attention factor.
+    """
     rows = np.arange(start, positions).astype(np.float32)
     angles = rows[:, None] * inverse_frequencies(rope, head_dim)[None, :]
     wide, scale = angles.astype(np.float64), rope.attention_factor

@@ -1,8 +1,8 @@
 """The plan of the external data file: every initialiser's place is known before a weight has been read.
 
-A :class:`WeightJob` reads some source tensors and gives one or more initialisers, which lie side by side in the
-file in the order of the jobs. A job gives its arrays in chunks of rows, and the writer runs the jobs one by one, so
-memory holds a chunk at a time, whatever the size of a matrix.
+A :class:`WeightJob` reads some source tensors and gives one or more initialisers, which lie side by side in
+the file in the order of the jobs. A job gives its arrays in chunks of rows, and the writer runs the jobs one
+by one, so memory holds a chunk at a time, whatever the size of a matrix.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class WeightJob:
-    """Produces the arrays of ``tensors``: chunks that hold some rows (first axis) of each, from the first row on."""
+    """Produces the arrays of ``tensors``: chunks that hold some rows (first axis) of each, from the first row
+    on.
+    """
 
     tensors: tuple[PlannedTensor, ...]
     produce: Callable[[], Iterator[Arrays]]
@@ -68,8 +70,8 @@ def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
 class WeightPlan:
     """Collects jobs and hands out graph values for their tensors.
 
-    file: the data file that the jobs fill. others: jobs of :data:`DATA_FILE` that give the same arrays for the same tensors, by
-        name, type and shape, and are not done twice.
+    file: the data file that the jobs fill. others: jobs of :data:`DATA_FILE` that give the same arrays for
+        the same tensors, by name, type and shape, and are not done twice.
     """
 
     def __init__(self, file: str = DATA_FILE, others: Sequence[WeightJob] = ()) -> None:
@@ -108,7 +110,9 @@ class WeightPlan:
         return [self._value(tensor) for tensor in tensors]
 
     def alias(self, value: ir.Value, name: str, shape: tuple[int, ...]) -> ir.Value:
-        """Return a value of another shape over the same bytes, so that tied weights are stored and mapped once."""
+        """Return a value of another shape over the same bytes, so that tied weights are stored and mapped
+        once.
+        """
         tensor = value.const_value
         assert isinstance(tensor, ir.ExternalTensor)
         assert np.prod(shape) == np.prod(tensor.shape.numpy())

@@ -1,7 +1,7 @@
 """What is in an artifact: ``llorch inspect``.
 
-Reads the manifest and the tokenizer, which a worker needs too, and the graph's structure, for which the onnx package
-is needed; without it that part is None. Weights are never read.
+Reads the manifest and the tokenizer, which a worker needs too, and the graph's structure, for which the onnx
+package is needed; without it that part is None. Weights are never read.
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ class GraphContents:
 class Contents:
     """What ``llorch inspect --json`` prints.
 
-    graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is used.
+    graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is
+        used.
     kv_dtypes: what the KV cache may hold, the default first, which the bytes are of.
     layout, interop, int8_cache, prompts: as in :class:`llorch_serve.artifact.manifest.Manifest`.
-    checked_on: providers on which graphs of this target have been compared with the reference; not_checked_on: its own
-        provider, if it is not among them.
+    checked_on: providers on which graphs of this target have been compared with the reference;
+        not_checked_on: its own provider, if it is not among them.
     """
 
     model_id: str

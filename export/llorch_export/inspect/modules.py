@@ -22,7 +22,8 @@ _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 class StoredModule:
     """One matrix, several packed ones, or a vocabulary table.
 
-    name: as in the graph; ``self_attn.qkv_proj`` is the packed projections. precision: of its codes or values.
+    name: as in the graph; ``self_attn.qkv_proj`` is the packed projections. precision: of its codes or
+        values.
     bits_per_weight: stored bytes, scales and zero points included, times 8, over its weights.
     """
 
@@ -34,7 +35,9 @@ class StoredModule:
 
 
 def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
-    """Return the matrices of a graph in the order of use; a table that lookup and head share is there twice."""
+    """Return the matrices of a graph in the order of use; a table that lookup and head share is there
+    twice.
+    """
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     # Scales that are stored narrower than they are used.
     narrow = {
@@ -101,7 +104,9 @@ def _dequantised(node: onnx.NodeProto, inputs: list[onnx.TensorProto]) -> Stored
 
 
 def _in_rows(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> StoredModule:
-    """Describe a layer in whole bytes, or a part of one: a scale for each output, which parts share, so no blocks."""
+    """Describe a layer in whole bytes, or a part of one: a scale for each output, which parts share, so no
+    blocks.
+    """
     codes, scales = inputs[1], inputs[3]
     assert codes is not None
     assert scales is not None

@@ -1,1 +1,3 @@
-"""Optimum's ONNX export as a second way from a checkpoint to an artifact, independent of llorch's own graph."""
+"""Optimum's ONNX export as a second way from a checkpoint to an artifact, independent of llorch's own
+graph.
+"""

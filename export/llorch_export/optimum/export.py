@@ -38,8 +38,8 @@ from llorch_serve.errors import UsageError
 def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progress) -> ExportResult:
     """Export ``options.source`` to ``options.output`` as the graph that Optimum traces, in fp32.
 
-    Raises ArtifactError, UsageError or ResourceError; then nothing is left behind and an artifact already at the
-    output is as it was.
+    Raises ArtifactError, UsageError or ResourceError; then nothing is left behind and an artifact already at
+    the output is as it was.
     """
     recipe = _recipe(options)
     replace = options.force or options.if_changed
@@ -82,7 +82,9 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
 
 
 def _recipe(options: ExportOptions) -> Recipe:
-    """Return the recipe of Optimum's graph: fp32 and nothing else. Raises UsageError for options that ask for more."""
+    """Return the recipe of Optimum's graph: fp32 and nothing else. Raises UsageError for options that ask for
+    more.
+    """
     for flag, value in (
         ("--lora", options.lora),
         ("--interop", options.interop),
@@ -95,12 +97,14 @@ def _recipe(options: ExportOptions) -> Recipe:
     ):
         if value is not None:
             raise UsageError(
-                f"{flag} {value} has no effect with --via optimum, whose graph is Optimum's; leave one of them out"
+                f"{flag} {value} has no effect with --via optimum, whose graph is Optimum's; leave one of "
+                f"them out"
             )
     recipe = options.recipe()
     if recipe.precision != "fp32":
         raise UsageError(
-            f"--precision {recipe.precision} cannot be had with --via optimum, which traces the model in fp32; leave one "
+            f"--precision {recipe.precision} cannot be had with --via optimum, which traces the model in "
+            f"fp32; leave one "
             "of them out"
         )
     return recipe

@@ -1,7 +1,9 @@
-"""Optimum's graph on its way into an artifact: its inputs and outputs checked, its weights moved to a data file.
+"""Optimum's graph on its way into an artifact: its inputs and outputs checked, its weights moved to a data
+file.
 
-Input is the model file that Optimum wrote; output is the same graph with its initialisers in ``model.onnx.data``, where
-the runtime maps them instead of copying them, and the description for the manifest.
+Input is the model file that Optimum wrote; output is the same graph with its initialisers in
+``model.onnx.data``, where the runtime maps them instead of copying them, and the description for the
+manifest.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def _check_sizes(graph: TracedGraph, config: LlamaConfig) -> None:
         wanted = heads if cached else (config.vocab_size,) if spec.name == "logits" else sizes
         if any(isinstance(size, int) and size != want for size, want in zip(sizes, wanted, strict=True)):
             raise ArtifactError(
-                f"Optimum's graph has {spec.name} of shape {list(spec.shape)}, expected {list(wanted)} in it as the "
+                f"Optimum's graph has {spec.name} of shape {list(spec.shape)}, expected {list(wanted)} in "
+                f"it as the "
                 "config says; export without --via"
             )
 

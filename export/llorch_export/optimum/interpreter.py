@@ -1,7 +1,8 @@
 """The interpreter that has Optimum: finding out what is installed there, and running the export in it.
 
-optimum-onnx takes another transformers than llorch is used with, so it runs in a process of its own, and usually in
-an environment of its own. Input is a folder that :mod:`.staging` made; output are the files that Optimum wrote.
+optimum-onnx takes another transformers than llorch is used with, so it runs in a process of its own, and
+usually in an environment of its own. Input is a folder that :mod:`.staging` made; output are the files that
+Optimum wrote.
 """
 
 from __future__ import annotations
@@ -60,12 +61,15 @@ def find_optimum(python: str | None) -> Optimum:
         versions = msgspec.json.decode(done.stdout, type=dict[str, str])
     except (OSError, subprocess.TimeoutExpired, *NOT_JSON) as error:
         raise UsageError(
-            f"--optimum-python {python} is not a Python interpreter that can be run ({error}); name one that has optimum-onnx"
+            f"--optimum-python {python} is not a Python interpreter that can be run ({error}); name one "
+            f"that has optimum-onnx"
         ) from error
     if "optimum-onnx" not in versions:
         raise ProviderError(
-            f"{python} has no optimum-onnx, which --via optimum needs. It takes an older transformers, so give it an "
-            f"environment of its own: {python} -m venv optimum && optimum/bin/pip install torch optimum-onnx; then say "
+            f"{python} has no optimum-onnx, which --via optimum needs. It takes an older transformers, so "
+            f"give it an "
+            f"environment of its own: {python} -m venv optimum && optimum/bin/pip install torch "
+            f"optimum-onnx; then say "
             "--optimum-python optimum/bin/python"
         )
     return Optimum(python, versions)
@@ -99,11 +103,13 @@ def run_optimum(optimum: Optimum, model: Path, output: Path) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise ArtifactError(
-                f"Optimum was not done after {_EXPORT_LIMIT_S} s and was ended; export without --via, or a smaller model"
+                f"Optimum was not done after {_EXPORT_LIMIT_S} s and was ended; export without --via, or a "
+                f"smaller model"
             ) from error
         if done.returncode != 0:
             raise ArtifactError(
-                f"Optimum failed with exit code {done.returncode}: {_last_words(log)}. Export without --via, or with "
+                f"Optimum failed with exit code {done.returncode}: {_last_words(log)}. Export without "
+                f"--via, or with "
                 "another optimum-onnx"
             )
 

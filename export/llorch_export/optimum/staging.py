@@ -1,7 +1,7 @@
 """The folder that Optimum reads: links to a checkpoint's weights, and its config in words that Optimum knows.
 
-Input is a checkpoint that llorch has read and checked; output a folder with nothing else in it, so that neither code
-nor pickles that lie in the checkpoint's own folder are within reach.
+Input is a checkpoint that llorch has read and checked; output a folder with nothing else in it, so that
+neither code nor pickles that lie in the checkpoint's own folder are within reach.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def check_exportable(checkpoint: Checkpoint) -> None:
     """Raise UsageError for a checkpoint that Optimum cannot read as llorch does."""
     if checkpoint.kind == "gguf":
         raise UsageError(
-            f"--via optimum traces a Hugging Face folder, and {checkpoint.path} is a GGUF file, whose weights transformers "
+            f"--via optimum traces a Hugging Face folder, and {checkpoint.path} is a GGUF file, whose "
+            f"weights transformers "
             "would dequantise first; give the folder it was converted from, or leave --via out"
         )
     if _config(checkpoint).get("quantization_config") is not None:
@@ -43,8 +44,8 @@ def stage(checkpoint: Checkpoint, folder: Path) -> None:
 def known_config(config: dict[str, object]) -> dict[str, object]:
     """Return a config as transformers 4 writes it.
 
-    transformers 5 puts the rotary settings under ``rope_parameters``, which 4 passes over without a word, and then
-    rotates by its default base. Names of code files are left out.
+    transformers 5 puts the rotary settings under ``rope_parameters``, which 4 passes over without a word, and
+    then rotates by its default base. Names of code files are left out.
     """
     found = {key: value for key, value in config.items() if key not in ("rope_parameters", "auto_map")}
     parameters = config.get("rope_parameters")

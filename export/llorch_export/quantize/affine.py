@@ -1,9 +1,10 @@
 """Affine blocks, ``step * code + offset``, on an 8-bit grid that has zero on it.
 
-MatMulNBits multiplies fast only with whole zero points, while GGUF's affine types add an offset that is no whole
-number of steps. So the grid is made finer: with ``k`` sub-steps to a step and the offset rounded to ``j`` sub-steps,
-``step / k * (k * code + j)`` has whole codes, and eight bits leave room to choose the ``k`` whose ``j / k`` is nearest
-to the offset. Every weight keeps its code and its step; an offset moves by at most half a sub-step.
+MatMulNBits multiplies fast only with whole zero points, while GGUF's affine types add an offset that is no
+whole number of steps. So the grid is made finer: with ``k`` sub-steps to a step and the offset rounded to
+``j`` sub-steps, ``step / k * (k * code + j)`` has whole codes, and eight bits leave room to choose the ``k``
+whose ``j / k`` is nearest to the offset. Every weight keeps its code and its step; an offset moves by at most
+half a sub-step.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ def widen(codes: Bytes, steps: Floats, offsets: Floats) -> tuple[Bytes, Floats, 
     """Return 8-bit codes [n, size], scales [n] and zero points [n] that stand for ``step * code + offset``.
 
     codes: [n, size]; steps, offsets: [n].
-    An offset moves by at most ``|step| / 2k``, where ``k`` is the largest up to 17 with ``k`` times the block's span
-    of steps, zero included, at most 255. Blocks wider than 255 steps, whose weights differ by less than 8 bits can
-    tell, are rounded to the nearest of 256 levels. A step or offset that is not finite gives a scale that is not.
+    An offset moves by at most ``|step| / 2k``, where ``k`` is the largest up to 17 with ``k`` times the
+    block's span of steps, zero included, at most 255. Blocks wider than 255 steps, whose weights differ by
+    less than 8 bits can tell, are rounded to the nearest of 256 levels. A step or offset that is not finite
+    gives a scale that is not.
     """
     low, high = codes.min(axis=1).astype(np.float32), codes.max(axis=1).astype(np.float32)
     scales, shifts, factors = _sub_steps(low, high, steps, offsets)
@@ -47,7 +49,9 @@ def widen(codes: Bytes, steps: Floats, offsets: Floats) -> tuple[Bytes, Floats, 
 
 
 def _sub_steps(low: Floats, high: Floats, steps: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return scales ``step / k``, shifts ``j`` and factors ``k`` [n]; ``k`` is 0 where none fits into 8 bits."""
+    """Return scales ``step / k``, shifts ``j`` and factors ``k`` [n]; ``k`` is 0 where none fits into 8
+    bits.
+    """
     ratios = np.divide(offsets, steps, out=np.zeros_like(steps), where=steps != 0)
     errors = np.full_like(steps, np.inf)
     shifts, factors = np.zeros_like(steps), np.zeros_like(steps)
@@ -63,7 +67,9 @@ def _sub_steps(low: Floats, high: Floats, steps: Floats, offsets: Floats) -> tup
 
 
 def _rounded(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return codes [n, size], scales [n] and zero points [n] of the nearest of 256 levels from zero to the extremes."""
+    """Return codes [n, size], scales [n] and zero points [n] of the nearest of 256 levels from zero to the
+    extremes.
+    """
     bottom, top = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
     scales = (top - bottom) / np.float32(_LARGEST)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)

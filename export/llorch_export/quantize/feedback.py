@@ -1,9 +1,9 @@
 """Error feedback: each column's rounding error is made up for by the columns that are still to be rounded.
 
-After GPTQ (Frantar et al. 2022). With ``H`` the mean of ``x x^T`` over inputs ``x`` of the layer, the error of a row's
-output is ``e H e^T``. Columns are rounded from the first to the last; the error of one is spread over those after it in the
-way that adds least to the output's, which a Cholesky factor of ``H``'s inverse says. Scales and zero points of a block are
-searched when its turn comes, on the weights as they have become.
+After GPTQ (Frantar et al. 2022). With ``H`` the mean of ``x x^T`` over inputs ``x`` of the layer, the error
+of a row's output is ``e H e^T``. Columns are rounded from the first to the last; the error of one is spread
+over those after it in the way that adds least to the output's, which a Cholesky factor of ``H``'s inverse
+says. Scales and zero points of a block are searched when its turn comes, on the weights as they have become.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ Doubles = npt.NDArray[np.float64]
 def error_factor(moments: Matrix) -> Matrix:
     """Return the upper Cholesky factor of the damped inverse of ``moments`` [K, K], the means of ``x_i x_j``.
 
-    With ``H = U U^T`` and ``U`` upper, which is Cholesky's factor from the last row to the first, it is ``U``'s inverse.
+    With ``H = U U^T`` and ``U`` upper, which is Cholesky's factor from the last row to the first, it is
+    ``U``'s inverse.
     """
     size = len(moments)
     damped = moments.astype(np.float64)
@@ -57,7 +58,9 @@ def error_factor(moments: Matrix) -> Matrix:
 
 
 def _upper_inverse(upper: Doubles) -> Doubles:
-    """Return the inverse of an upper triangle, by halves: products of matrices are what the machine is fast in."""
+    """Return the inverse of an upper triangle, by halves: products of matrices are what the machine is fast
+    in.
+    """
     size = len(upper)
     if size <= _SMALL:
         return np.triu(np.linalg.inv(upper))
@@ -104,7 +107,8 @@ def _round(
     zero: npt.NDArray[np.float32],
     bits: int,
 ) -> Matrix:
-    """Round the columns of one block, ``left`` [n, rows], in turn into ``codes``; return errors in units of the factor's diagonal.
+    """Round the columns of one block, ``left`` [n, rows], in turn into ``codes``; return errors in units of
+    the factor's diagonal.
 
     ``left`` is changed to what the columns were when their turn came.
     """

@@ -1,9 +1,11 @@
-"""Half-quadratic zero points: for each block, the one that leaves most weights a small error and a few a large one.
+"""Half-quadratic zero points: for each block, the one that leaves most weights a small error and a few a
+large one.
 
-After HQQ (Badri and Shaji 2023), which minimises ``sum |w - w'| ** p`` with ``p < 1``. The block's range gives the scale,
-which stays. Errors are split into those taken for outliers, by a proximal step of the p-norm, and the rest; the zero point
-that makes the rest zero on average is known, and the two take turns. Errors count in steps, so that a matrix times a
-constant is quantised alike. The runtime takes whole zero points alone, so the last one is rounded.
+After HQQ (Badri and Shaji 2023), which minimises ``sum |w - w'| ** p`` with ``p < 1``. The block's range
+gives the scale, which stays. Errors are split into those taken for outliers, by a proximal step of the
+p-norm, and the rest; the zero point that makes the rest zero on average is known, and the two take turns.
+Errors count in steps, so that a matrix times a constant is quantised alike. The runtime takes whole zero
+points alone, so the last one is rounded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The layout of ONNX Runtime's MatMulNBits and GatherBlockQuantized, and the way from codes to its bytes.
 
-A row of K inputs is cut into ``ceil(K / block)`` blocks, the last one padded; a block holds ``block * bits / 8`` bytes,
-at 4 bits with the lower nibble first. Codes are unsigned; a block's weights are ``(code - zero_point) * scale``. Without
-stored zero points, the zero point is ``2 ** (bits - 1)``; stored ones lie as codes do, a row padded to whole bytes.
+A row of K inputs is cut into ``ceil(K / block)`` blocks, the last one padded; a block holds ``block * bits /
+8`` bytes, at 4 bits with the lower nibble first. Codes are unsigned; a block's weights are ``(code -
+zero_point) * scale``. Without stored zero points, the zero point is ``2 ** (bits - 1)``; stored ones lie as
+codes do, a row padded to whole bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def zero_point_bytes(columns: int, block_size: int, bits: int) -> int:
 
 
 def row_chunks(rows: int, columns: int, elements: int) -> Iterator[slice]:
-    """Cut ``rows`` into runs of about ``elements`` values, so that temporaries stay small whatever the matrix."""
+    """Cut ``rows`` into runs of about ``elements`` values, so that temporaries stay small whatever the
+    matrix.
+    """
     step = max(1, elements // columns)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
@@ -78,7 +81,8 @@ def grouped(weight: Matrix, block_size: int) -> Matrix:
 def storable(scales: Matrix, scale_type: ScaleType) -> Matrix:
     """Return the scales as they will be read back.
 
-    Below the smallest normal number a scale has no finite reciprocal; such a block adds nothing to any sum and gets 0.
+    Below the smallest normal number a scale has no finite reciprocal; such a block adds nothing to any sum
+    and gets 0.
     """
     limit = float(ml_dtypes.finfo(SCALE_DTYPES[scale_type]).max)
     bounded = np.clip(scales, -limit, limit)
@@ -88,13 +92,17 @@ def storable(scales: Matrix, scale_type: ScaleType) -> Matrix:
 
 
 def reciprocal(scales: Matrix) -> Matrix:
-    """Return ``1 / scales``, and 0 for what is below the smallest normal number, whose reciprocal is not finite."""
+    """Return ``1 / scales``, and 0 for what is below the smallest normal number, whose reciprocal is not
+    finite.
+    """
     usable = np.abs(scales) >= _SMALLEST_SCALE
     return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=usable)
 
 
 def pack(codes: Matrix, bits: int) -> Bytes:
-    """Pack whole numbers 0 to ``2 ** bits - 1`` along the last axis; an odd last nibble is filled with zero."""
+    """Pack whole numbers 0 to ``2 ** bits - 1`` along the last axis; an odd last nibble is filled with
+    zero.
+    """
     whole = codes.astype(np.uint8)
     if bits == 8:
         return whole

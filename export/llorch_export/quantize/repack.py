@@ -1,8 +1,11 @@
 """GGUF's quantised blocks in the layout of ONNX Runtime's MatMulNBits, with their own codes and scales.
 
-Input is stored bytes, one row of blocks of one ggml type; output are codes, scales and zero points. Layouts of the
-blocks: ggml's ``ggml-common.h``. Types without an offset (Q4_0, Q5_0, Q8_0, Q6_K) come over exactly: a scale is a
-float16 times at most an 8-bit integer, which float32 holds. Types with one go through :mod:`llorch_export.quantize.affine`.
+Input is stored bytes, one row of blocks of one ggml type; output are codes, scales and zero points. Layouts
+of the
+blocks: ggml's ``ggml-common.h``. Types without an offset (Q4_0, Q5_0, Q8_0, Q6_K) come over exactly: a scale
+    is a
+float16 times at most an 8-bit integer, which float32 holds. Types with one go through
+:mod:`llorch_export.quantize.affine`.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ class BlockForm:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Weights ``scales * (codes - zero_points)``: codes [n, groups, size]; scales and zero points [n, groups]."""
+    """Weights ``scales * (codes - zero_points)``: codes [n, groups, size]; scales and zero points [n,
+    groups].
+    """
 
     codes: Bytes
     scales: Floats
@@ -80,7 +85,9 @@ def _q5_k(data: Bytes) -> Blocks:
 
 
 def _q6_k(data: Bytes) -> Blocks:
-    """128 bytes of nibbles, 64 bytes of upper bit pairs, 16 signed scales, float16 factor: codes 0 to 63 around 32."""
+    """128 bytes of nibbles, 64 bytes of upper bit pairs, 16 signed scales, float16 factor: codes 0 to 63
+    around 32.
+    """
     n = len(data)
     nibbles = data[:, :128].reshape(n, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None] & 15
     pairs = data[:, 128:192].reshape(n, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
@@ -126,7 +133,8 @@ def common_form(types: Iterable[str]) -> BlockForm:
 def repack(kind: str, data: Bytes, form: BlockForm) -> tuple[Bytes, Floats, Bytes]:
     """Return packed codes [rows, blocks, block_size * bits / 8], scales and zero points [rows, blocks].
 
-    kind: one of ``REPACKED_TYPES``; data: stored bytes [rows, bytes of a row]; form: from :func:`common_form`.
+    kind: one of ``REPACKED_TYPES``; data: stored bytes [rows, bytes of a row]; form: from
+        :func:`common_form`.
     A scale that is not finite in the file stays so.
     """
     rows, source = len(data), _TYPES[kind]
@@ -171,16 +179,19 @@ def _fifth_bits(data: Bytes) -> Bytes:
 
 
 def _super_nibbles(data: Bytes) -> Bytes:
-    """Codes [n, 8, 32] of 128 bytes [n, 128]: 32 bytes hold one sub-block in their lower halves, the next in the upper."""
+    """Codes [n, 8, 32] of 128 bytes [n, 128]: 32 bytes hold one sub-block in their lower halves, the next in
+    the upper.
+    """
     quarters = data.reshape(-1, 4, 1, 32)
     return np.concatenate([quarters & 15, quarters >> 4], axis=2).reshape(-1, 8, 32)
 
 
 def _super_scales(data: Bytes) -> tuple[Floats, Floats]:
-    """Steps and offsets [n, 8] of a Q4_K or Q5_K block: two float16, then twelve bytes with 8 + 8 six-bit integers.
+    """Steps and offsets [n, 8] of a Q4_K or Q5_K block: two float16, then twelve bytes with 8 + 8 six-bit
+    integers.
 
-    The first four of each kind lie in bytes 0-3 and 4-7; the upper two bits of these bytes, over the nibbles of bytes
-    8-11, make the last four. The offset is subtracted.
+    The first four of each kind lie in bytes 0-3 and 4-7; the upper two bits of these bytes, over the nibbles
+    of bytes 8-11, make the last four. The offset is subtracted.
     """
     first, second, nibbles = data[:, 4:8], data[:, 8:12], data[:, 12:16]
     steps = np.concatenate([first & 63, nibbles & 15 | (first >> 6) << 4], axis=1)

@@ -1,10 +1,11 @@
 """Scale search: for each block, the scale and zero point with the least squared error of the weights.
 
 For codes ``d`` (relative to the zero point) the best scale is known, ``s = sum(w d) / sum(d d)``, and leaves
-``sum(w w) - sum(w d) ** 2 / sum(d d)``. So a candidate, a scale and a zero point, is tried by rounding to it and is worth
-what its codes explain, ``sum(w d) ** 2 / sum(d d)``. Candidates are ranges of the block cut by some percent (clipping a
-few large weights lets all others round finer), each with zero points around the one that fits the range. The winner
-is then refined by rounding and fitting in turns, and gives way to round-to-nearest where that is still better.
+``sum(w w) - sum(w d) ** 2 / sum(d d)``. So a candidate, a scale and a zero point, is tried by rounding to it
+and is worth what its codes explain, ``sum(w d) ** 2 / sum(d d)``. Candidates are ranges of the block cut by
+some percent (clipping a few large weights lets all others round finer), each with zero points around the one
+that fits the range. The winner is then refined by rounding and fitting in turns, and gives way to
+round-to-nearest where that is still better.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def quantize_blocks(
     zero_points: bool,
     scale_type: ScaleType = "float32",
 ) -> Blocks:
-    """Quantise ``weight`` [rows, K] to the nearest codes of what ``search`` gives; it is called from several threads."""
+    """Quantise ``weight`` [rows, K] to the nearest codes of what ``search`` gives; it is called from several
+    threads.
+    """
     rows, columns = weight.shape
     blocks = block_count(columns, block_size)
     packed = np.empty((rows, blocks, block_size * bits // 8), np.uint8)

@@ -1,1 +1,3 @@
-"""Mixed recipes: ``file`` reads them, from TOML or by a name shipped here; ``resolve`` says which modules a rule means."""
+"""Mixed recipes: ``file`` reads them, from TOML or by a name shipped here; ``resolve`` says which modules a
+rule means.
+"""

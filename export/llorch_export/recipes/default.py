@@ -1,7 +1,7 @@
 """What a model gets where nobody says how its weights are stored, or by which quantizer 4-bit ones are found.
 
-Takes a model's config, and the options of an export; both defaults are the best that was measured (docs/precision.md) among
-what is affordable without being asked.
+Takes a model's config, and the options of an export; both defaults are the best that was measured
+(docs/precision.md) among what is affordable without being asked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from llorch_export.options import ExportOptions, Rule
 from llorch_serve.artifact.manifest import LlamaConfig
 
 MOST_MEASURED: Final = 500_000_000
-"""Parameters of models that are measured in fp32 without being asked; that takes four bytes of memory and disk for each."""
+"""Parameters of models that are measured in fp32 without being asked; that takes four bytes of memory and
+disk for each.
+"""
 
 
 def default_recipe(config: LlamaConfig) -> str:
@@ -24,9 +26,11 @@ def default_recipe(config: LlamaConfig) -> str:
 
 
 def with_quantizer(options: ExportOptions, config: LlamaConfig) -> ExportOptions:
-    """Return ``options`` with error feedback for 4-bit weights whose quantizer nobody chose, if the model is small enough.
+    """Return ``options`` with error feedback for 4-bit weights whose quantizer nobody chose, if the model is
+    small enough.
 
-    It measures on the text that the options have, or else on the bundled one. Larger models keep the search, which needs none.
+    It measures on the text that the options have, or else on the bundled one. Larger models keep the search,
+    which needs none.
     """
     if not options.quantizer_open or parameters(config) > MOST_MEASURED:
         return options

@@ -1,7 +1,7 @@
 """Reading a recipe: a TOML file of the user's, or one of those beside this module by name.
 
-Gives a :class:`RecipeFile`; what its rules mean for a model is found in ``resolve``. A file is hostile until checked: its
-size and the number of its rules and patterns are bounded, and every key and value is checked.
+Gives a :class:`RecipeFile`; what its rules mean for a model is found in ``resolve``. A file is hostile until
+checked: its size and the number of its rules and patterns are bounded, and every key and value is checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _MAX_PATTERNS: Final = 256
 class RecipeDefaults:
     """``[defaults]``: what the flags of the same names say.
 
-    prefill: the recipe of a graph for prompts. calibration: ``bundled`` is the short text that comes with llorch.
+    prefill: the recipe of a graph for prompts. calibration: ``bundled`` is the short text that comes with
+        llorch.
     """
 
     precision: Precision | None = None
@@ -78,7 +79,9 @@ class RecipeFile:
 
     @property
     def measures(self) -> bool:
-        """Whether the recipe can use a calibration text: error feedback and a choice by peaks need one, and static scales may."""
+        """Whether the recipe can use a calibration text: error feedback and a choice by peaks need one, and
+        static scales may.
+        """
         return (
             "gptq" in (self.defaults.quantizer, *(rule.quantizer for rule in self.rules))
             or "static" in (self.defaults.activations, *(rule.activations for rule in self.rules))
@@ -86,7 +89,9 @@ class RecipeFile:
         )
 
     def options(self, base: ExportOptions) -> ExportOptions:
-        """Return ``base`` with this recipe under it: what ``base`` leaves open comes from ``[defaults]``, rules are added."""
+        """Return ``base`` with this recipe under it: what ``base`` leaves open comes from ``[defaults]``,
+        rules are added.
+        """
         given = {field.name: getattr(base, field.name) for field in fields(base)}
         for field in fields(self.defaults):
             if (
@@ -109,7 +114,8 @@ def with_prefill(options: ExportOptions, name_or_path: str) -> ExportOptions:
     recipe = load_recipe(name_or_path)
     if recipe.defaults.prefill is not None or recipe.defaults.transforms:
         raise UsageError(
-            f"recipe {name_or_path} has transforms or a prefill recipe of its own, so it cannot be that of prompts; "
+            f"recipe {name_or_path} has transforms or a prefill recipe of its own, so it cannot be that of "
+            f"prompts; "
             "their weights are transformed as the first graph's are"
         )
     base = ExportOptions(
@@ -141,7 +147,8 @@ def load_recipe(name_or_path: str) -> RecipeFile:
     shipped = shipped_recipes()
     if name_or_path not in shipped:
         raise UsageError(
-            f"no recipe is called {name_or_path}{_nearest(name_or_path, shipped)}; shipped are {', '.join(shipped)}, and a "
+            f"no recipe is called {name_or_path}{_nearest(name_or_path, shipped)}; shipped are "
+            f"{', '.join(shipped)}, and a "
             "recipe of your own is a file whose name ends with .toml"
         )
     content = resources.files(__package__).joinpath(f"{name_or_path}.toml").read_bytes()

@@ -1,7 +1,7 @@
 """What a recipe's rules mean for one model: every module gets the last rule that matches it.
 
-Takes the :class:`Rule` list of the options and the model's config; gives the recipe with :class:`ModuleRule` entries, which
-name modules one by one, so that a manifest can be read without knowing patterns.
+Takes the :class:`Rule` list of the options and the model's config; gives the recipe with :class:`ModuleRule`
+entries, which name modules one by one, so that a manifest can be read without knowing patterns.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ def with_rules(
 ) -> Recipe:
     """Return ``recipe`` with ``rules`` resolved for the model of ``config``.
 
-    peaks: what ``spikiest`` chooses by; None: not known yet, the first modules stand for those that it will be.
+    peaks: what ``spikiest`` chooses by; None: not known yet, the first modules stand for those that it will
+        be.
 
-    Raises UsageError if a rule means no module, is overruled everywhere, or does not fit the recipe; ``peaks`` do not matter there.
+    Raises UsageError if a rule means no module, is overruled everywhere, or does not fit the recipe;
+    ``peaks`` do not matter there.
     """
     if not rules:
         return recipe
@@ -85,7 +87,9 @@ def with_rules(
 
 
 Choices = Sequence[tuple[int | None, Mapping[str, ModuleFormat]]]
-"""Rules that a text decides, in order: how many modules each takes (None: all), and by module the format it gives."""
+"""Rules that a text decides, in order: how many modules each takes (None: all), and by module the format it
+gives.
+"""
 
 
 def choices(recipe: Recipe, rules: Sequence[Rule], config: LlamaConfig) -> Choices:
@@ -116,7 +120,9 @@ def choices(recipe: Recipe, rules: Sequence[Rule], config: LlamaConfig) -> Choic
 
 
 def measured_choices(rules: Sequence[Rule], calibration: Path | None) -> list[Rule]:
-    """Return the rules that choose modules by what is measured on a text. Raises UsageError where there is none."""
+    """Return the rules that choose modules by what is measured on a text. Raises UsageError where there is
+    none.
+    """
     found = [rule for rule in rules if rule.spikiest is not None]
     if found and calibration is None:
         raise UsageError(
@@ -139,7 +145,9 @@ def _shares_table(recipe: Recipe, config: LlamaConfig) -> bool:
 
 
 def _refuse_overruled(matched: Sequence[tuple[Rule, list[str]]]) -> None:
-    """Raise UsageError if later rules settle all that a rule matches; those that choose by a text may leave it any of that."""
+    """Raise UsageError if later rules settle all that a rule matches; those that choose by a text may leave
+    it any of that.
+    """
     for index, (rule, modules) in enumerate(matched):
         later = {module for other, of in matched[index + 1 :] if other.spikiest is None for module in of}
         if later.issuperset(modules):
@@ -147,7 +155,9 @@ def _refuse_overruled(matched: Sequence[tuple[Rule, list[str]]]) -> None:
 
 
 def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
-    """Return the modules that a rule means, in the model's order. Raises UsageError if a pattern means none."""
+    """Return the modules that a rule means, in the model's order. Raises UsageError if a pattern means
+    none.
+    """
     chosen = _chosen_layers(rule, layers)
     found: set[str] = set()
     for pattern in rule.modules:
@@ -157,14 +167,16 @@ def _matched(rule: Rule, names: list[str], layers: int) -> list[str]:
             near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise UsageError(
-                f"{rule.label}: no module matches {pattern}{hint}; this model has {names[0]}, {names[1]} to {names[-1]}"
+                f"{rule.label}: no module matches {pattern}{hint}; this model has {names[0]}, {names[1]} to "
+                f"{names[-1]}"
             )
         found.update(matched)
     if rule.layers:
         found = {name for name in found if (at := _LAYER.match(name)) and int(at[1]) in chosen}
         if not found:
             raise UsageError(
-                f"{rule.label}: none of the modules it matches lies in the layers {', '.join(rule.layers)}, of {layers}"
+                f"{rule.label}: none of the modules it matches lies in the layers {', '.join(rule.layers)}, "
+                f"of {layers}"
             )
     return [name for name in names if name in found]
 
@@ -194,20 +206,24 @@ def _expanded(pattern: str, label: str) -> list[str]:
     stray = any(brace in part for part in parts for brace in "{}")
     if len(pattern) > _MAX_PATTERN or count > _MAX_EXPANSIONS or stray:
         raise UsageError(
-            f"{label}: the pattern {pattern[:80]} is not one of at most {_MAX_PATTERN} characters whose braces are closed, "
+            f"{label}: the pattern {pattern[:80]} is not one of at most {_MAX_PATTERN} characters whose "
+            f"braces are closed, "
             f"not nested, and give at most {_MAX_EXPANSIONS} alternatives"
         )
     return ["".join(choice) for choice in product(*alternatives)]
 
 
 def _chosen_layers(rule: Rule, layers: int) -> set[int]:
-    """Return the layers that a rule's ``layers`` stand for; a share of them is rounded down, but at least one."""
+    """Return the layers that a rule's ``layers`` stand for; a share of them is rounded down, but at least
+    one.
+    """
     chosen: set[int] = set()
     for text in rule.layers:
         parts = _CHOICE.fullmatch(text)
         if parts is None or (parts[1] == "every" and parts[3]):
             raise UsageError(
-                f"{rule.label}: layers has {text!r}, expected 'first 4', 'last 4', 'first 1/8', 'last 1/8' or 'every 3'"
+                f"{rule.label}: layers has {text!r}, expected 'first 4', 'last 4', 'first 1/8', 'last 1/8' "
+                f"or 'every 3'"
             )
         number = int(parts[2])
         if parts[3]:
@@ -222,7 +238,8 @@ def _chosen_layers(rule: Rule, layers: int) -> set[int]:
 
 
 def _format(recipe: Recipe, rule: Rule, module: str, *, shared_table: bool) -> ModuleFormat:
-    """Return what a rule makes of a module; what it leaves open is the recipe's, where that speaks of the same precision.
+    """Return what a rule makes of a module; what it leaves open is the recipe's, where that speaks of the
+    same precision.
 
     shared_table: the head is the embedding's table, from which rows are taken.
     """
@@ -235,7 +252,8 @@ def _format(recipe: Recipe, rule: Rule, module: str, *, shared_table: bool) -> M
     if activations is not None:
         _refuse_block_settings(
             rule,
-            f"with activations {activations}, where a weight's blocks are its whole rows; leave it out, or set activations = "
+            f"with activations {activations}, where a weight's blocks are its whole rows; leave it out, or "
+            f"set activations = "
             '"block"',
         )
         return ModuleFormat("int8", None, None, "float32", activations)
@@ -250,7 +268,8 @@ def _format(recipe: Recipe, rule: Rule, module: str, *, shared_table: bool) -> M
     half = recipe.compute_type != "float32"
     if half and rule.scale_type not in (None, recipe.compute_type):
         raise UsageError(
-            f"{rule.label}: scale_type {rule.scale_type} has no effect where the graph computes in {recipe.compute_type}, "
+            f"{rule.label}: scale_type {rule.scale_type} has no effect where the graph computes in "
+            f"{recipe.compute_type}, "
             "which scales are then rounded to; leave it out"
         )
     own = recipe.scale_type if half or recipe.block_size is not None else DEFAULT_SCALE_TYPE[precision]
@@ -282,13 +301,15 @@ def _activations(
         return default.activations if precision == "int8" else None
     if precision != "int8":
         raise UsageError(
-            f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision {precision}; leave out what "
+            f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision "
+            f"{precision}; leave out what "
             'gives it that, or say precision = "int8" in a rule of your own'
         )
     if rule.activations != "block" and looked_up:
         shared = ", and this model's head is the same table; a rotation (--transform rotate) makes two of it"
         raise UsageError(
-            f"{rule.label}: activations {rule.activations} is for matrices that are only multiplied with; {EMBEDDING} is looked up, "
+            f"{rule.label}: activations {rule.activations} is for matrices that are only multiplied with; "
+            f"{EMBEDDING} is looked up, "
             f"which takes blocks{shared if module == HEAD else ''}"
         )
     return whole(rule.activations)
@@ -300,7 +321,8 @@ def _join_tables(formats: dict[str, ModuleFormat], winners: dict[str, Rule]) -> 
         return
     if formats.get(EMBEDDING, formats[HEAD]) != formats[HEAD]:
         raise UsageError(
-            f"{winners[HEAD].label} and {winners[EMBEDDING].label} differ on the table that this model's head and "
+            f"{winners[HEAD].label} and {winners[EMBEDDING].label} differ on the table that this model's "
+            f"head and "
             f"embedding share; let one rule name both {EMBEDDING} and {HEAD}"
         )
     formats[EMBEDDING] = formats.pop(HEAD)

@@ -55,7 +55,8 @@ def fetch_snapshot(repo_id: str, *, is_complete: Callable[[Path], bool], config_
         cached = None
     if cached is not None and is_complete(cached):
         return cached
-    # The HTTP library differs between versions of the hub's client; the first base is its own root of all errors.
+    # The HTTP library differs between versions of the hub's client; the first base is its own root of all
+    # errors.
     transport_error: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         files = [entry.rfilename for entry in HfApi().model_info(repo_id, timeout=_TIMEOUT_S).siblings or ()]
@@ -65,7 +66,8 @@ def fetch_snapshot(repo_id: str, *, is_complete: Callable[[Path], bool], config_
         state = "only partly in the hub's cache" if cached is not None else "not in the hub's cache"
         reason = str(error).strip().split("\n", 1)[0].rstrip(".")
         raise ArtifactError(
-            f"{repo_id} is neither a file nor a folder; as a hub id it is {state} and cannot be fetched: {reason}. "
+            f"{repo_id} is neither a file nor a folder; as a hub id it is {state} and cannot be fetched: "
+            f"{reason}. "
             f"Check the name and the network, or log in with: hf auth login"
         ) from error
 
@@ -83,12 +85,14 @@ def _wanted(files: list[str], repo_id: str, *, config_only: bool) -> list[str]:
         weights = [name for name in top if name.endswith(".gguf")]
         if len(weights) > 1:
             raise ArtifactError(
-                f"{repo_id} has {len(weights)} GGUF files ({', '.join(weights[:8])}); download one and give its path"
+                f"{repo_id} has {len(weights)} GGUF files ({', '.join(weights[:8])}); download one and give "
+                f"its path"
             )
         if not weights:
             pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in top)
             raise ArtifactError(
-                f"{repo_id} has no safetensors or GGUF files; {CONVERT_PICKLE if pickled else 'choose another repository'}"
+                f"{repo_id} has no safetensors or GGUF files; "
+                f"{CONVERT_PICKLE if pickled else 'choose another repository'}"
             )
         return [*small, *weights]
     return [_CONFIG] if config_only else [*small, *weights]

@@ -33,7 +33,8 @@ _ACCEPTED: Final = (
 def open_checkpoint(source: str) -> Checkpoint:
     """Read and check a checkpoint's headers; no tensor is read yet.
 
-    source: path of a GGUF file, path of a folder with safetensors files or one GGUF file, or a hub id ``org/name``.
+    source: path of a GGUF file, path of a folder with safetensors files or one GGUF file, or a hub id
+        ``org/name``.
     Raises ArtifactError if there is no such thing, or if it cannot be exported as it is.
     """
     path = _locate(source, config_only=False)
@@ -121,14 +122,17 @@ def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
         return folder.path
     if found:
         raise ArtifactError(
-            f"{folder.path} holds {len(found)} GGUF files ({', '.join(p.name for p in found[:8])}); give the path of one of them"
+            f"{folder.path} holds {len(found)} GGUF files ({', '.join(p.name for p in found[:8])}); give "
+            f"the path of one of them"
         )
     weight_files(folder)  # says what is missing, and what to do
     return folder.path
 
 
 def _is_complete(path: Path, *, config_only: bool) -> bool:
-    """Tell whether a cached snapshot holds what is needed: a partial download is no reason to fail, but to fetch."""
+    """Tell whether a cached snapshot holds what is needed: a partial download is no reason to fail, but to
+    fetch.
+    """
     folder = ModelFolder(path)
     try:
         found = _in_folder(folder, config_only=config_only)
@@ -196,7 +200,9 @@ def _is_gguf(name: str) -> bool:
 
 
 def _folder_name(path: Path) -> str:
-    """Return the folder's name; for a snapshot in the hub's cache, which is named by a hash, the repository's."""
+    """Return the folder's name; for a snapshot in the hub's cache, which is named by a hash, the
+    repository's.
+    """
     resolved = path.resolve()
     repository = resolved.parent.parent.name
     if resolved.parent.name == "snapshots" and repository.startswith("models--"):

@@ -52,17 +52,21 @@ def command(
     target: Annotated[
         Target,
         typer.Option(
-            help="The runtime that the graph is for. portable: ONNX's own operators alone. Which of them have been run is in "
+            help="The runtime that the graph is for. portable: ONNX's own operators alone. Which of them "
+            "have been run is in "
             "docs/targets.md."
         ),
     ] = "cpu",
     precision: Annotated[
         Precision | None,
         typer.Option(
-            help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 below 1e-6, "
-            "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no bf16), int8 0.004, "
+            help="Of the linear layers. On SmolLM2-135M, divergence from the fp32 reference in nats: fp32 "
+            "below 1e-6, "
+            "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no "
+            "bf16), int8 0.004, "
             "int4 0.22 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1. Default: what --recipe says; int8 for other targets; fp16 for the targets directml and coreml; fp32 with --via optimum.",
+            "anew; 0.003 from Q4_1. Default: what --recipe says; int8 for other targets; fp16 for the "
+            "targets directml and coreml; fp32 with --via optimum.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +80,8 @@ def command(
     fine_block_size: Annotated[
         int | None,
         typer.Option(
-            help="The same for query, key, value and down projections, whose errors weigh most. Default: --block-size; 32 for "
+            help="The same for query, key, value and down projections, whose errors weigh most. Default: "
+            "--block-size; 32 for "
             "int4 where neither is given.",
             show_default=False,
         ),
@@ -84,9 +89,12 @@ def command(
     quantizer: Annotated[
         Quantizer | None,
         typer.Option(
-            help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared error of the "
-            "weights (8 % less than nearest); affine: the same with zero points (30 % less); gptq: affine, and columns make up for each other's errors "
-            "on a text (--calibration); hqq: zero points that keep most errors small and a few large. Default: gptq on a text that "
+            help="How 4-bit blocks get scales. nearest: from the largest magnitude; search: least squared "
+            "error of the "
+            "weights (8 % less than nearest); affine: the same with zero points (30 % less); gptq: affine, "
+            "and columns make up for each other's errors "
+            "on a text (--calibration); hqq: zero points that keep most errors small and a few large. "
+            "Default: gptq on a text that "
             "comes with llorch up to half a billion parameters, affine beyond.",
             show_default=False,
         ),
@@ -94,7 +102,8 @@ def command(
     scale_type: Annotated[
         ScaleType | None,
         typer.Option(
-            help="How scales are stored; a float32 one takes a whole bit a weight at block 32. Default: bfloat16 for int4, "
+            help="How scales are stored; a float32 one takes a whole bit a weight at block 32. Default: "
+            "bfloat16 for int4, "
             "else float32.",
             show_default=False,
         ),
@@ -118,24 +127,31 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="A recipe: cpu or cpu-calibrated (the default without any flag that says how weights are stored; the latter up to half a billion parameters), int4, int4-mixed, int4-gptq, int8, or a TOML file with [defaults] and [[rule]] tables that say which "
-            "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that name; rules stand.",
+            help="A recipe: cpu or cpu-calibrated (the default without any flag that says how weights are "
+            "stored; the latter up to half a billion parameters), int4, int4-mixed, int4-gptq, int8, or "
+            "a TOML file with [defaults] and [[rule]] tables that say which "
+            "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that "
+            "name; rules stand.",
             show_default=False,
         ),
     ] = None,
     compute_type: Annotated[
         ComputeType | None,
         typer.Option(
-            help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what GPUs are fast in. "
-            "Default: float32, or float16 for cuda, directml, webgpu and coreml; fp16 and bf16 set it by themselves.",
+            help="Of activations, residual stream and KV cache around int8 or int4 weights; float16 is what "
+            "GPUs are fast in. "
+            "Default: float32, or float16 for cuda, directml, webgpu and coreml; fp16 and bf16 set it by "
+            "themselves.",
             show_default=False,
         ),
     ] = None,
     kv_dtype: Annotated[
         KvDtype | None,
         typer.Option(
-            help="What the KV cache may hold while answers are generated: int8 adds a graph for that, with ranges measured on "
-            "--calibration's text or one that comes with llorch. Default: int8 where weights are quantised and the target has it.",
+            help="What the KV cache may hold while answers are generated: int8 adds a graph for that, with "
+            "ranges measured on "
+            "--calibration's text or one that comes with llorch. Default: int8 where weights are quantised "
+            "and the target has it.",
             show_default=False,
         ),
     ] = None,
@@ -143,7 +159,8 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Add a second graph, for prompts alone, with weights as that recipe stores them; none: leave out the one that --recipe "
+            help="Add a second graph, for prompts alone, with weights as that recipe stores them; none: "
+            "leave out the one that --recipe "
             "brings.",
             show_default=False,
         ),
@@ -151,9 +168,12 @@ def command(
     activations: Annotated[
         Activations | None,
         typer.Option(
-            help="How what enters int8 layers is rounded. block: with the weights' blocks (default). row: by each row's "
-            "largest magnitude, against whole rows of weights (0.029 nats on SmolLM2-135M, 0.012 with --transform "
-            "rotate,hadamard). quarters: each quarter of a row by its own. static: what norms give by one scale, the rest by blocks; needs --transform rotate (0.006). For the target cpu alone.",
+            help="How what enters int8 layers is rounded. block: with the weights' blocks (default). row: by "
+            "each row's "
+            "largest magnitude, against whole rows of weights (0.029 nats on SmolLM2-135M, 0.012 with "
+            "--transform "
+            "rotate,hadamard). quarters: each quarter of a row by its own. static: what norms give by one "
+            "scale, the rest by blocks; needs --transform rotate (0.006). For the target cpu alone.",
             show_default=False,
         ),
     ] = None,
@@ -167,7 +187,8 @@ def command(
     interop: Annotated[
         Interop | None,
         typer.Option(
-            help="Another runtime that shall load the artifact too: genai (onnxruntime-genai). Adds a graph over the same "
+            help="Another runtime that shall load the artifact too: genai (onnxruntime-genai). Adds a graph "
+            "over the same "
             "weights, and settings: 1 MiB.",
             show_default=False,
         ),
@@ -175,7 +196,8 @@ def command(
     via: Annotated[
         Exporter | None,
         typer.Option(
-            help="Take the graph from another exporter: optimum traces the model in fp32, with an attention mask and a growing "
+            help="Take the graph from another exporter: optimum traces the model in fp32, with an attention "
+            "mask and a growing "
             "cache. A second opinion for llorch verify; slower, and without batching.",
             show_default=False,
         ),
@@ -197,8 +219,10 @@ def command(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Exact changes of the weights that make them easier to quantise, separated by commas. rotate: the residual "
-            "stream into another basis; hadamard: the same for values; equalise: keys against queries; smooth: the down "
+            help="Exact changes of the weights that make them easier to quantise, separated by commas. "
+            "rotate: the residual "
+            "stream into another basis; hadamard: the same for values; equalise: keys against queries; "
+            "smooth: the down "
             "projection's input. The last two need --calibration.",
             show_default=False,
         ),
@@ -207,8 +231,10 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A text like those the model will see, a few pages long, to measure on what the recipe measures. Its hash "
-            "goes into the manifest. Default: one that comes with llorch, where int4 or the default recipe measures unasked.",
+            help="A text like those the model will see, a few pages long, to measure on what the recipe "
+            "measures. Its hash "
+            "goes into the manifest. Default: one that comes with llorch, where int4 or the default recipe "
+            "measures unasked.",
             show_default=False,
         ),
     ] = None,
@@ -229,7 +255,8 @@ def command(
 
         llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
 
-        llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python ~/optimum/bin/python
+        llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python
+        ~/optimum/bin/python
 
         llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
 
@@ -294,7 +321,8 @@ def command(
         else:
             optimum = find_optimum(optimum_python)
             say(
-                f"tracing with {', '.join(f'{n} {v}' for n, v in optimum.versions.items())}: this takes minutes"
+                f"tracing with {', '.join(f'{n} {v}' for n, v in optimum.versions.items())}: this takes "
+                f"minutes"
             )
             result = export_via_optimum(options, optimum, progress)
     _report(result, recipe, time.perf_counter() - started, max_context, as_json=as_json)
@@ -305,7 +333,8 @@ def _check_via(via: Exporter | None, optimum_python: str | None, target: Target,
         raise UsageError("--optimum-python has no effect without --via optimum; give both")
     if via is not None and target != "cpu":
         raise UsageError(
-            f"--target {target} with --via {via}: only llorch's own graph is made for a target; leave one of them out"
+            f"--target {target} with --via {via}: only llorch's own graph is made for a target; leave one "
+            f"of them out"
         )
     if dry_run and via is not None:
         raise UsageError(
@@ -333,7 +362,8 @@ def _report(
         )
     elif result.changed:
         say(
-            f"{result.artifact.folder}: {nbytes / 2**20:.1f} MiB, {recipe or manifest.recipe.precision}, in {seconds:.1f} s"
+            f"{result.artifact.folder}: {nbytes / 2**20:.1f} MiB, {recipe or manifest.recipe.precision}, in "
+            f"{seconds:.1f} s"
         )
     else:
         say(f"{result.artifact.folder} is up to date")
@@ -342,15 +372,19 @@ def _report(
     model = manifest.model
     if max_context is None and manifest.context_length < model.max_position_embeddings:
         say(
-            f"note: the context is {manifest.context_length} of the model's {model.max_position_embeddings} positions, because its "
-            f"rotary type {model.rope.kind} rotates otherwise in longer sequences, which no fixed table reproduces"
+            f"note: the context is {manifest.context_length} of the model's {model.max_position_embeddings} "
+            f"positions, because its "
+            f"rotary type {model.rope.kind} rotates otherwise in longer sequences, which no fixed table "
+            f"reproduces"
         )
     if not manifest.stop_token_ids:
         say("note: the checkpoint names no end-of-sequence token; answers end at max_tokens or a stop string")
 
 
 def _transforms(value: str | None) -> tuple[TransformName, ...]:
-    """Return the names in a list separated by commas. Raises UsageError for one that is unknown or said twice."""
+    """Return the names in a list separated by commas. Raises UsageError for one that is unknown or said
+    twice.
+    """
     known: dict[str, TransformName] = {name: name for name in get_args(TransformName)}
     names = [] if value is None else [name.strip() for name in value.split(",")]
     for index, name in enumerate(names):
@@ -380,6 +414,7 @@ def _print_preview(preview: Any, as_json: bool) -> None:
     more = preview["prompt_data_bytes"]
     prompts = "" if more is None else f"{more / 2**20:,.1f} MiB more for prompts; "
     write(
-        f"{preview['parameters']:,} parameters; {preview['data_bytes'] / 2**20:,.1f} MiB of weights; {prompts}"
+        f"{preview['parameters']:,} parameters; {preview['data_bytes'] / 2**20:,.1f} MiB of weights; "
+        f"{prompts}"
         f"KV cache {preview['kv_bytes_per_token']:,} bytes a token in {preview['kv_dtype']}\n"
     )

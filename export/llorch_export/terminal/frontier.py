@@ -47,7 +47,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text that recipes with quantizer gptq, static activations or spikiest measure on; not the one of --text.",
+            help="Text that recipes with quantizer gptq, static activations or spikiest measure on; not the "
+            "one of --text.",
             show_default=False,
         ),
     ] = None,
@@ -61,8 +62,8 @@ def command(
 ) -> None:
     """Measure divergence against bits per weight, for the recipes worth comparing.
 
-    Each recipe is exported to a temporary folder and run; KL is against the source in fp32 by transformers. A GGUF file to
-    compare with runs there too, with its weights widened to fp32.
+    Each recipe is exported to a temporary folder and run; KL is against the source in fp32 by transformers. A
+    GGUF file to compare with runs there too, with its weights widened to fp32.
 
     For example:
 

@@ -22,8 +22,8 @@ def command(
 ) -> None:
     """Show what is in an artifact: config, recipe, operators, sizes, and the memory it takes.
 
-    Reads no weights and starts no runtime. Operators and bytes by purpose need the export extra; without it they are
-    left out, and a note says so.
+    Reads no weights and starts no runtime. Operators and bytes by purpose need the export extra; without it
+    they are left out, and a note says so.
 
     For example:
 
@@ -36,7 +36,8 @@ def command(
     found = contents(load_artifact(artifact))
     if found.graph is None:
         say(
-            "note: onnx is not installed, so the graph was not read; install it with: pip install 'llorch[export]'"
+            "note: onnx is not installed, so the graph was not read; install it with: pip install "
+            "'llorch[export]'"
         )
     if as_json:
         write_json(found)
@@ -86,14 +87,18 @@ def _target(found: Contents) -> str:
 def _graph(found: Contents) -> Iterator[str]:
     if found.graph is None:
         return
-    yield f"{'operators':<14}{sum(found.graph.ops.values())}: {_pairs(found.graph.ops)}; opset {_pairs(found.graph.opset)}"
+    yield (
+        f"{'operators':<14}{sum(found.graph.ops.values())}: {_pairs(found.graph.ops)}; opset "
+        f"{_pairs(found.graph.opset)}"
+    )
     from llorch_export.inspect.modules import described
 
     for pattern, module in described(found.graph.modules):
         blocks = "" if module.block_size is None else f"block {module.block_size}"
         zeros = "zero points" if module.zero_points else ""
         yield (
-            f"{'stored':<14}{pattern:<44} {module.precision:<5} {blocks:<10}{zeros:<12} {module.bits_per_weight:.3f} bits"
+            f"{'stored':<14}{pattern:<44} {module.precision:<5} {blocks:<10}{zeros:<12} "
+            f"{module.bits_per_weight:.3f} bits"
         )
     for purpose, count in found.graph.weight_bytes.items():
         yield f"{'weights':<14}{purpose:<20} {_size(count):>12}"
@@ -105,10 +110,15 @@ def _files(found: Contents) -> Iterator[str]:
 
 
 def _memory(found: Contents) -> Iterator[str]:
-    yield f"{'KV cache':<14}{' or '.join(found.kv_dtypes)}, {found.kv_bytes_per_token} bytes a token in {found.kv_dtypes[0]}; committed as it is used, at most:"
+    yield (
+        f"{'KV cache':<14}{' or '.join(found.kv_dtypes)}, {found.kv_bytes_per_token} bytes a token in "
+        f"{found.kv_dtypes[0]}; committed as it is used, at most:"
+    )
     yield f"{'':<14}{'slots':>5} {'context':>9} {'KV cache':>12} {'with weights':>12}"
     for row in found.memory:
-        yield f"{'':<14}{row.slots:>5} {row.context:>9} {_size(row.kv_bytes):>12} {_size(row.total_bytes):>12}"
+        yield (
+            f"{'':<14}{row.slots:>5} {row.context:>9} {_size(row.kv_bytes):>12} {_size(row.total_bytes):>12}"
+        )
 
 
 def _set(values: dict[str, object]) -> dict[str, object]:

@@ -1,4 +1,6 @@
-"""The part of ``llorch verify`` that shows a proof layer by layer: a row for each kind of stage, then the verdict."""
+"""The part of ``llorch verify`` that shows a proof layer by layer: a row for each kind of stage, then the
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def show_layers(artifact: Path, against: str, *, lora: Path | None, llama_cpp: b
 def table(report: LayerReport) -> str:
     """Return the report as lines of text: of each kind of stage, the worst."""
     lines = [
-        f"{'stage':<17} {'compared':>8} {'beyond':>6} {'worst':>19} {'tolerance':>9} {'max abs':>9} {'cosine':>9}  at"
+        f"{'stage':<17} {'compared':>8} {'beyond':>6} {'worst':>19} {'tolerance':>9} {'max abs':>9} "
+        f"{'cosine':>9}  at"
     ]
     for kind in Kind:
         stages = [stage for stage in report.stages if stage.kind is kind]
@@ -48,12 +51,14 @@ def table(report: LayerReport) -> str:
     recomputed = [stage for stage in report.stages if stage.source == "recomputed"]
     kinds = ", ".join(kind for kind in Kind if kind in {stage.kind for stage in recomputed})
     lines.append(
-        f"observed in the shipped graph, but for {len(recomputed)} recomputed in numpy from what was observed ({kinds}); "
+        f"observed in the shipped graph, but for {len(recomputed)} recomputed in numpy from what was "
+        f"observed ({kinds}); "
         f"showing inner values moves the logits by {report.observer_effect:.2g}"
     )
     if turned := sum(stage.source == TURNED for stage in report.stages):
         lines.append(
-            f"{turned} of them were turned back into the checkpoint's basis, from that of the recipe's transforms"
+            f"{turned} of them were turned back into the checkpoint's basis, from that of the recipe's "
+            f"transforms"
         )
     if report.rescaled:
         lines.append(f"scaled by what a transform measured, so not compared: {_listed(report.rescaled)}")
@@ -75,7 +80,8 @@ def _row(kind: Kind, stages: list[Stage]) -> str:
     largest = _format(sorted((s.max_abs for s in stages if s.max_abs is not None), reverse=True), ".2e")
     cosine = _format(sorted(s.cosine for s in stages if s.cosine is not None), ".6f")
     return (
-        f"{kind:<17} {len(stages):>8} {beyond or '-':>6} {_distance(worst):>19} {limit:>9} {largest:>9} {cosine:>9}  "
+        f"{kind:<17} {len(stages):>8} {beyond or '-':>6} {_distance(worst):>19} {limit:>9} {largest:>9} "
+        f"{cosine:>9}  "
         f"{worst.name}"
     )
 

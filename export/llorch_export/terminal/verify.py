@@ -45,7 +45,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the reference's log-probabilities at 256 positions (2 bytes for each token of the vocabulary).",
+            help="Keep the reference's log-probabilities at 256 positions (2 bytes for each token of the "
+            "vocabulary).",
             show_default=False,
         ),
     ] = None,
@@ -61,12 +62,13 @@ def command(
 ) -> None:
     """Compare an artifact's logits with the source's own, computed by transformers in fp32.
 
-    Prints the mean KL divergence in nats, the share of equal likeliest tokens and the largest difference of logits.
-    Exits with 1 if the divergence is beyond the recipe's limit.
+    Prints the mean KL divergence in nats, the share of equal likeliest tokens and the largest difference of
+    logits. Exits with 1 if the divergence is beyond the recipe's limit.
 
-    With --layers: embedding, norms, RoPE, attention, SwiGLU, blocks, logits and 32 greedy tokens, each with its
-    tolerance. fp32: largest difference over the position's largest magnitude, 1e-5 for norms and RoPE, 1e-4 for the
-    rest, 1e-3 absolute for logits. Half precision and quantised: norm of the difference over norm of the reference.
+    With --layers: embedding, norms, RoPE, attention, SwiGLU, blocks, logits and 32 greedy tokens, each with
+    its tolerance. fp32: largest difference over the position's largest magnitude, 1e-5 for norms and RoPE,
+    1e-4 for the rest, 1e-3 absolute for logits. Half precision and quantised: norm of the difference over
+    norm of the reference.
 
     For example:
 
@@ -162,12 +164,14 @@ def _show(result: Verification | Fidelity, difference: str, *, as_json: bool) ->
         write_json(result)
     else:
         write(
-            f"KL {result.kl:.3g} nats (limit {result.limit:g}), top-1 {result.top1:.2%}, largest {difference} "
+            f"KL {result.kl:.3g} nats (limit {result.limit:g}), top-1 {result.top1:.2%}, largest "
+            f"{difference} "
             f"{result.max_abs:.3g}, {result.tokens} tokens of {result.text} text\nagainst {result.oracle}\n"
         )
         if result.prefill_kl is not None and result.decode_kl is not None:
             write(
-                f"KL of the graph for prompts {result.prefill_kl:.3g}, of the one for answers {result.decode_kl:.3g}\n"
+                f"KL of the graph for prompts {result.prefill_kl:.3g}, of the one for answers "
+                f"{result.decode_kl:.3g}\n"
             )
     if not result.passed:
         say(f"error: the divergence {result.kl:.3g} is beyond the recipe's limit {result.limit:g}")

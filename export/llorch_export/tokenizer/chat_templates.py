@@ -1,4 +1,5 @@
-"""The chat templates of a checkpoint by name: ``default``, and others such as ``tool_use`` and ``rag`` where it has them.
+"""The chat templates of a checkpoint by name: ``default``, and others such as ``tool_use`` and ``rag`` where
+it has them.
 
 Input is GGUF metadata or a Hugging Face folder; the artifact carries the sources in files of their own.
 """
@@ -22,7 +23,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def templates_from_gguf(metadata: Mapping[str, object], *, origin: str) -> dict[str, str]:
-    """Return the templates under ``tokenizer.chat_template`` and ``tokenizer.chat_template.NAME``. Raises ArtifactError."""
+    """Return the templates under ``tokenizer.chat_template`` and ``tokenizer.chat_template.NAME``. Raises
+    ArtifactError.
+    """
     key = "tokenizer.chat_template"
     found = {DEFAULT_TEMPLATE: metadata.get(key)}
     found |= {
@@ -54,7 +57,9 @@ def templates_from_folder(folder: ModelFolder, settings: Mapping[str, object]) -
 
 
 def template_files(folder: ModelFolder) -> tuple[Path, ...]:
-    """Return the files of templates that are not the default, sorted. Raises ArtifactError for links out of the folder."""
+    """Return the files of templates that are not the default, sorted. Raises ArtifactError for links out of
+    the folder.
+    """
     inner = folder.path / TEMPLATE_FOLDER
     if not inner.is_dir():
         return ()

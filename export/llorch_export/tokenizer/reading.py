@@ -1,6 +1,7 @@
 """What text needs besides weights: tokenizer, chat template, stop tokens and recommended sampling values.
 
-Input is GGUF metadata or a Hugging Face folder; output is :class:`TokenizerAssets`, which the artifact carries.
+Input is GGUF metadata or a Hugging Face folder; output is :class:`TokenizerAssets`, which the artifact
+carries.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary, byte_level
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.tokenizer_library import MAX_TOKEN_CHARS, check_token_sizes, read_tokenizer
 
-# Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are control tokens.
+# Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are
+# control tokens.
 _END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>"})
-_MAKE_TOKENIZER: Final = "make one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export again"
+_MAKE_TOKENIZER: Final = (
+    "make one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export "
+    "again"
+)
 # The files of a Hugging Face folder that are read here.
 FOLDER_FILES: Final = (
     "generation_config.json",
@@ -37,7 +42,8 @@ FOLDER_FILES: Final = (
 def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, origin: str) -> TokenizerAssets:
     """Rebuild the tokenizer of a GGUF file.
 
-    Raises ArtifactError if the file has no tokenizer, one of another kind than gpt2 and llama, or a broken one.
+    Raises ArtifactError if the file has no tokenizer, one of another kind than gpt2 and llama, or a broken
+    one.
     """
     prefix = "tokenizer.ggml."
     fields = Fields(
@@ -53,7 +59,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
     tokens = fields.array("tokens", str)
     if not 0 < len(tokens) <= vocab_size:
         raise ArtifactError(
-            f"{origin}: the tokenizer has {len(tokens)} tokens, expected 1 to {vocab_size}, the rows of the embedding"
+            f"{origin}: the tokenizer has {len(tokens)} tokens, expected 1 to {vocab_size}, the rows of the "
+            f"embedding"
         )
     kinds = _kinds(fields, len(tokens), origin)
     highest = len(tokens) - 1
@@ -99,7 +106,8 @@ def tokenizer_from_folder(
 ) -> TokenizerAssets:
     """Read the tokenizer of a Hugging Face folder.
 
-    config: content of its ``config.json``. An end-of-sequence token that no file names does not exist: transformers'
+    config: content of its ``config.json``. An end-of-sequence token that no file names does not exist:
+        transformers'
     default of 2 for ``config.json`` is not taken over.
     Raises ArtifactError if there is none, or if it cannot be used.
     """
@@ -138,7 +146,8 @@ def _converted(folder: ModelFolder, settings: Mapping[str, object], vocab_size: 
     data = folder.read_bytes("tokenizer.model", limit=MAX_JSON_BYTES)
     if data is None:
         raise ArtifactError(
-            f"{folder.path} has neither tokenizer.json nor tokenizer.model, so text cannot be encoded; {_MAKE_TOKENIZER}"
+            f"{folder.path} has neither tokenizer.json nor tokenizer.model, so text cannot be encoded; "
+            f"{_MAKE_TOKENIZER}"
         )
     flags = Fields(settings, origin=str(folder.path / "tokenizer_config.json"))
     vocabulary = read_sentencepiece(
@@ -154,7 +163,8 @@ def _converted(folder: ModelFolder, settings: Mapping[str, object], vocab_size: 
             continue
         if token_id != tokenizer.get_vocab_size():
             raise ArtifactError(
-                f"{folder.path}: added token {token.content!r} has id {token_id}, expected {tokenizer.get_vocab_size()}, "
+                f"{folder.path}: added token {token.content!r} has id {token_id}, expected "
+                f"{tokenizer.get_vocab_size()}, "
                 f"the next free one; {_MAKE_TOKENIZER}"
             )
         tokenizer.add_tokens([token])
@@ -226,7 +236,8 @@ def _kinds(fields: Fields, count: int, origin: str) -> list[TokenKind]:
     bad = next((number for number in numbers if number not in known), None)
     if bad is not None:
         raise ArtifactError(
-            f"{origin}: tokenizer.ggml.token_type holds {bad}, expected 0 to {max(known)}; convert the model again"
+            f"{origin}: tokenizer.ggml.token_type holds {bad}, expected 0 to {max(known)}; convert the "
+            f"model again"
         )
     return [known[number] for number in numbers]
 

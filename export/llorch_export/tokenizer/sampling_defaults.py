@@ -1,7 +1,7 @@
 """The sampling values that a model's authors recommend.
 
-Input is a ``generation_config.json`` or GGUF metadata; output is :class:`GenerationDefaults`, within the limits that
-the worker accepts. Values out of range raise ArtifactError and are named.
+Input is a ``generation_config.json`` or GGUF metadata; output is :class:`GenerationDefaults`, within the
+limits that the worker accepts. Values out of range raise ArtifactError and are named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _MAX_TOP_K: Final = 2**31 - 1
 def defaults_from_folder(data: Mapping[str, object], origin: str) -> GenerationDefaults:
     """Return the recommended sampling values.
 
-    ``do_sample: false`` recommends greedy decoding, which is temperature 0, and makes temperature, top-k, top-p,
+    ``do_sample: false`` recommends greedy decoding, which is temperature 0, and makes temperature, top-k,
+        top-p,
     min-p and typical-p void. Where it is absent the values are taken as they are.
     """
     fields = Fields(data, origin=origin)

@@ -1,7 +1,7 @@
 """Read ``tokenizer.model``, the file in which SentencePiece keeps a vocabulary.
 
-Input is the untrusted content of the file; output is a :class:`Vocabulary`. The file is a protobuf message; the
-few fields that matter are declared here, so that protobuf's own bounded parser reads it.
+Input is the untrusted content of the file; output is a :class:`Vocabulary`. The file is a protobuf message;
+the few fields that matter are declared here, so that protobuf's own bounded parser reads it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def read_sentencepiece(
     """Parse the content of a ``tokenizer.model``.
 
     add_bos, add_eos: the file itself does not say; ``tokenizer_config.json`` does.
-    Raises ArtifactError if it is damaged, is not of the BPE kind, or normalises text in ways that are not supported.
+    Raises ArtifactError if it is damaged, is not of the BPE kind, or normalises text in ways that are not
+    supported.
     """
     model = _model_class()()
     try:
@@ -74,7 +75,8 @@ def read_sentencepiece(
     ]
     if unsupported:
         raise ArtifactError(
-            f"{origin} uses {', '.join(unsupported)}, which is not converted here; make a tokenizer.json with "
+            f"{origin} uses {', '.join(unsupported)}, which is not converted here; make a tokenizer.json "
+            f"with "
             "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export again"
         )
     count = len(model.pieces)
@@ -106,7 +108,8 @@ def _kind(number: int, index: int, origin: str) -> TokenKind:
         return TokenKind(number)
     except ValueError as error:
         raise ArtifactError(
-            f"{origin}: piece {index} is of type {number}, expected 1 to {max(TokenKind)}; fetch the file again"
+            f"{origin}: piece {index} is of type {number}, expected 1 to {max(TokenKind)}; fetch the file "
+            f"again"
         ) from error
 
 

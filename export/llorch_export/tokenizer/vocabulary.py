@@ -1,7 +1,8 @@
 """Build tokenizer.json from a bare vocabulary, the way GGUF files and SentencePiece models store one.
 
-Input is a :class:`Vocabulary`; output is a ``tokenizers.Tokenizer``. Two families: byte-level BPE (GPT-2, Llama 3,
-SmolLM), and SentencePiece BPE with byte fallback (Llama 1 and 2), whose merge order follows from piece scores.
+Input is a :class:`Vocabulary`; output is a ``tokenizers.Tokenizer``. Two families: byte-level BPE (GPT-2,
+Llama 3, SmolLM), and SentencePiece BPE with byte fallback (Llama 1 and 2), whose merge order follows from
+piece scores.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _LLAMA3: Final = (
 _QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")  # numbers digit by digit
 _DIGIT: Final = r"\p{N}"
 
-# How text is cut before merging, by the name in ``tokenizer.ggml.pre``: each pattern splits what the one before left.
+# How text is cut before merging, by the name in ``tokenizer.ggml.pre``: each pattern splits what the one
+# before left.
 _SPLITS: Final = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
@@ -101,13 +103,16 @@ class Vocabulary:
 
 
 def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
-    """Return a byte-level BPE tokenizer. Raises ArtifactError for unknown splitting rules, broken merges, or huge tokens."""
+    """Return a byte-level BPE tokenizer. Raises ArtifactError for unknown splitting rules, broken merges, or
+    huge tokens.
+    """
     check_token_sizes(vocabulary.tokens, longest=MAX_TOKEN_CHARS, origin=vocabulary.origin)
     name = _ALIASES.get(vocabulary.pre, vocabulary.pre)
     if name not in _SPLITS:
         raise ArtifactError(
             f"{vocabulary.origin}: pre-tokenizer {vocabulary.pre!r} is not supported; "
-            f"supported are {', '.join(sorted([*_SPLITS, *_ALIASES]))}. Export from the original Hugging Face folder"
+            f"supported are {', '.join(sorted([*_SPLITS, *_ALIASES]))}. Export from the original Hugging "
+            f"Face folder"
         )
     merges = []
     for index, merge in enumerate(vocabulary.merges):
@@ -134,13 +139,15 @@ def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
 def sentencepiece_bpe(vocabulary: Vocabulary) -> Tokenizer:
     """Return a SentencePiece BPE tokenizer.
 
-    Raises ArtifactError for huge pieces, scores that are no finite numbers, or with neither byte tokens nor an unknown one.
+    Raises ArtifactError for huge pieces, scores that are no finite numbers, or with neither byte tokens nor
+    an unknown one.
     """
     check_token_sizes(vocabulary.tokens, longest=MAX_PIECE_CHARS, origin=vocabulary.origin)
     for index, score in enumerate(vocabulary.scores):
         if not math.isfinite(score):  # NaN has no place in an order
             raise ArtifactError(
-                f"{vocabulary.origin}: the score of token {index} is {score}, expected a finite number; convert the "
+                f"{vocabulary.origin}: the score of token {index} is {score}, expected a finite number; "
+                f"convert the "
                 "model again"
             )
     if TokenKind.BYTE not in vocabulary.kinds and vocabulary.unknown is None:
@@ -180,7 +187,8 @@ def _tokenizer(
         name = token or f"<empty-{index}>"
         if name in ids:
             raise ArtifactError(
-                f"{vocabulary.origin}: tokens {ids[name]} and {index} are both {name!r}, expected distinct tokens; "
+                f"{vocabulary.origin}: tokens {ids[name]} and {index} are both {name!r}, expected distinct "
+                f"tokens; "
                 "convert the model again"
             )
         ids[name] = index
@@ -190,7 +198,8 @@ def _tokenizer(
     )
     if known is not None:
         raise ArtifactError(
-            f"{vocabulary.origin}: merge {known!r} uses a token that the vocabulary lacks; convert the model again"
+            f"{vocabulary.origin}: merge {known!r} uses a token that the vocabulary lacks; convert the "
+            f"model again"
         )
     unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown] or None
     with rust_call:
@@ -224,7 +233,8 @@ def _merges_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         merges += sorted(ways, key=lambda way: (normal[way[0]], normal[way[1]]))
         if len(merges) > MAX_MERGES:
             raise ArtifactError(
-                f"{vocabulary.origin}: its pieces are made of others in more than {MAX_MERGES} ways, which no trained "
+                f"{vocabulary.origin}: its pieces are made of others in more than {MAX_MERGES} ways, which "
+                f"no trained "
                 "vocabulary needs; convert the model again"
             )
     return merges
@@ -260,9 +270,11 @@ def _template_token(vocabulary: Vocabulary, token_id: int | None, role: str) -> 
             f"{vocabulary.origin} asks for a {role} token around text but names none; convert it again"
         )
     text = vocabulary.tokens[token_id]
-    # Templates are written as words, with a colon before a number, and a dollar sign before what stands for a text.
+    # Templates are written as words, with a colon before a number, and a dollar sign before what stands for a
+    # text.
     if not text or ":" in text or text.startswith("$") or text.split() != [text]:
         raise ArtifactError(
-            f"{vocabulary.origin}: the {role} token is {text!r}, expected text without spaces and colons, and no $ before it"
+            f"{vocabulary.origin}: the {role} token is {text!r}, expected text without spaces and colons, "
+            f"and no $ before it"
         )
     return text, token_id

@@ -1,1 +1,3 @@
-"""Exact changes of a checkpoint's weights before they are quantised, and what is measured on a text for them."""
+"""Exact changes of a checkpoint's weights before they are quantised, and what is measured on a text for
+them.
+"""

@@ -1,8 +1,9 @@
 """Orthogonal bases of any size that spread each channel over all others, and cost little to apply.
 
-A basis of size n is ``Q = diag(signs) (F1 x F2 x ...)``, a Kronecker product of small flat matrices: Hadamard's for the
-powers of two in n, and for the odd rest the matrix of the discrete Hartley transform (Bracewell 1983). Both are symmetric
-and orthogonal with entries of about equal size. Nothing of size n x n is ever made.
+A basis of size n is ``Q = diag(signs) (F1 x F2 x ...)``, a Kronecker product of small flat matrices:
+Hadamard's for the powers of two in n, and for the odd rest the matrix of the discrete Hartley transform
+(Bracewell 1983). Both are symmetric and orthogonal with entries of about equal size. Nothing of size n x n is
+ever made.
 """
 
 from __future__ import annotations
@@ -54,13 +55,17 @@ class Basis:
 
 
 def random_basis(size: int, seed: int) -> Basis:
-    """Return the basis with random signs, the same on every machine. Raises ArtifactError as :func:`plain_basis` does."""
+    """Return the basis with random signs, the same on every machine. Raises ArtifactError as
+    :func:`plain_basis` does.
+    """
     draws = np.random.PCG64(seed).random_raw(size)  # raw output is what numpy promises not to change
     return Basis(size, np.where(draws >> np.uint64(63), 1.0, -1.0), plain_basis(size).factors)
 
 
 def plain_basis(size: int) -> Basis:
-    """Return the basis without signs, which is symmetric. Raises ArtifactError if the odd part of ``size`` is too large."""
+    """Return the basis without signs, which is symmetric. Raises ArtifactError if the odd part of ``size`` is
+    too large.
+    """
     odd, factors = size, []
     while odd % 2 == 0:
         odd //= 2
@@ -80,7 +85,9 @@ def plain_basis(size: int) -> Basis:
 
 
 def _hadamard(size: int) -> Float64:
-    """Return Sylvester's matrix over sqrt(size): minus where the common bits of row and column are odd in number."""
+    """Return Sylvester's matrix over sqrt(size): minus where the common bits of row and column are odd in
+    number.
+    """
     index = np.arange(size)
     odd = np.bitwise_count(index[:, None] & index) & 1
     return np.where(odd, -1.0, 1.0) / math.sqrt(size)

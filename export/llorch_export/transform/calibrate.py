@@ -1,10 +1,11 @@
-"""Measuring on a text: the checkpoint's own fp32 decoder, run on the CPU, with sums and maxima as its only outputs.
+"""Measuring on a text: the checkpoint's own fp32 decoder, run on the CPU, with sums and maxima as its only
+outputs.
 
-Input are a checkpoint's tensors and token ids; output is a :class:`Calibration`. The decoder is built as an export
-builds it, in a temporary folder, and every linear layer's input gets two more nodes: the sum of squares and the largest
-magnitude of each channel. So no activation leaves the runtime; memory holds those of one chunk of ``WINDOW`` tokens in
-one layer and the chunk's keys and values. The weights lie on disk, 4 bytes each, and are mapped; the runtime makes no
-second, packed copy of them.
+Input are a checkpoint's tensors and token ids; output is a :class:`Calibration`. The decoder is built as an
+export builds it, in a temporary folder, and every linear layer's input gets two more nodes: the sum of
+squares and the largest magnitude of each channel. So no activation leaves the runtime; memory holds those of
+one chunk of ``WINDOW`` tokens in one layer and the chunk's keys and values. The weights lie on disk, 4 bytes
+each, and are mapped; the runtime makes no second, packed copy of them.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def calibrate(
 ) -> Calibration:
     """Run the model over ``ids`` and return what went through it.
 
-    Raises ResourceError if the temporary folder has no room for the weights in fp32, ProviderError if the runtime
-    refuses the graph, ArtifactError if a value is not finite.
+    Raises ResourceError if the temporary folder has no room for the weights in fp32, ProviderError if the
+    runtime refuses the graph, ArtifactError if a value is not finite.
     """
     window = min(WINDOW, config.max_exact_context)
     graph = build_decoder(config, FP32, tensors, context_length=window)
@@ -88,7 +89,9 @@ def windows(
 
 
 def _add_probes(graph: DecoderGraph, config: LlamaConfig) -> tuple[_Probe, ...]:
-    """Add sums and maxima of every linear layer's input as outputs, and take out the logits, which nobody wants."""
+    """Add sums and maxima of every linear layer's input as outputs, and take out the logits, which nobody
+    wants.
+    """
     model = graph.model.graph
     probes: dict[str, _Probe] = {}
     for node in list(model):
@@ -111,7 +114,9 @@ def _add_probes(graph: DecoderGraph, config: LlamaConfig) -> tuple[_Probe, ...]:
 
 
 def weights_read_by(node: ir.Node, config: LlamaConfig) -> tuple[str, ...]:
-    """Return the checkpoint's names of the weights that a linear node multiplies with, which the graph's names say."""
+    """Return the checkpoint's names of the weights that a linear node multiplies with, which the graph's
+    names say.
+    """
     name = node.outputs[0].name
     assert name is not None
     if name == "logits":
@@ -218,7 +223,9 @@ def _measure(
 
 
 def key_norms(keys: npt.NDArray[np.float32], rotary_dim: int) -> npt.NDArray[np.float32]:
-    """Return for keys [..., head_dim] the norm of each element's rotary pair; of an element beyond them its magnitude."""
+    """Return for keys [..., head_dim] the norm of each element's rotary pair; of an element beyond them its
+    magnitude.
+    """
     half = rotary_dim // 2
     pairs = np.hypot(keys[..., :half], keys[..., half:rotary_dim])
     return np.concatenate([pairs, pairs, np.abs(keys[..., rotary_dim:])], axis=-1)

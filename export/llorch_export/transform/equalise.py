@@ -1,8 +1,10 @@
-"""Keys of even magnitude: each key channel over a scale, the queries' channel times it, so that scores stay the same.
+"""Keys of even magnitude: each key channel over a scale, the queries' channel times it, so that scores stay
+the same.
 
-A rotary pair (i, i + half) is scaled by one number, which rotation commutes with; channels that are not rotated have
-their own. The scale is the largest norm that the pair had on the calibration text, over the geometric mean of the head.
-With a norm over query and key heads, its weights are scaled, which all heads share: so is the scale then.
+A rotary pair (i, i + half) is scaled by one number, which rotation commutes with; channels that are not
+rotated have their own. The scale is the largest norm that the pair had on the calibration text, over the
+geometric mean of the head. With a norm over query and key heads, its weights are scaled, which all heads
+share: so is the scale then.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from llorch_serve.artifact.manifest import LlamaConfig
 
 
 def equalise(config: LlamaConfig, tensors: Tensors, measured: Calibration) -> Tensors:
-    """Return the tensors of the same model with keys whose channels reach equally far on the calibration text."""
+    """Return the tensors of the same model with keys whose channels reach equally far on the calibration
+    text.
+    """
     result = dict(tensors)
     group = config.num_attention_heads // config.num_key_value_heads
     for layer in range(config.num_hidden_layers):

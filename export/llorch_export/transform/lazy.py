@@ -1,8 +1,8 @@
 """New lazy tensors out of old ones: the pieces that all passes are made of.
 
-A pass takes the tensors of a checkpoint by name and returns a mapping of the same kind, with some replaced by tensors
-that compute while they are read. Sums are taken in float64 and rounded once. A replaced tensor never carries stored
-blocks, since they are those of the old weights.
+A pass takes the tensors of a checkpoint by name and returns a mapping of the same kind, with some replaced by
+tensors that compute while they are read. Sums are taken in float64 and rounded once. A replaced tensor never
+carries stored blocks, since they are those of the old weights.
 """
 
 from __future__ import annotations
@@ -105,10 +105,12 @@ def ones(tensor: LazyTensor) -> LazyTensor:
 
 
 def balance(scale: Float64) -> Float64:
-    """Return scales over their geometric mean, within 2^-10 and 2^10; 1 for channels that were never used (zero).
+    """Return scales over their geometric mean, within 2^-10 and 2^10; 1 for channels that were never used
+    (zero).
 
-    The bound keeps a channel that the text hardly used from being blown up. Scales are rounded to sixteenths of an
-    octave, so that the last bits of what was measured, which another processor computes otherwise, do not count.
+    The bound keeps a channel that the text hardly used from being blown up. Scales are rounded to sixteenths
+    of an octave, so that the last bits of what was measured, which another processor computes otherwise, do
+    not count.
     """
     used = scale > 0
     if not used.any():

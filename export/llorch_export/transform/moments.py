@@ -1,9 +1,11 @@
-"""Second moments of what goes into linear layers: the mean of ``x x^T`` over a text, for the quantiser with error feedback.
+"""Second moments of what goes into linear layers: the mean of ``x x^T`` over a text, for the quantiser with
+error feedback.
 
-Input are a checkpoint's tensors, as transforms have left them, and token ids; output is a square matrix for each layer's
-input, or what is made of it, when a weight is about to be quantised. All of them together would not fit into memory: those of some layers are
-measured in one run over the text, and the text is run again when the next are asked for. A run stops after the last
-layer that is measured. As in :mod:`.calibrate` the decoder's fp32 weights lie in a temporary folder meanwhile.
+Input are a checkpoint's tensors, as transforms have left them, and token ids; output is a square matrix for
+each layer's input, or what is made of it, when a weight is about to be quantised. All of them together would
+not fit into memory: those of some layers are measured in one run over the text, and the text is run again
+when the next are asked for. A run stops after the last layer that is measured. As in :mod:`.calibrate` the
+decoder's fp32 weights lie in a temporary folder meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ Moment = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """The input of linear layers: its value's name in the graph, its size, and the weights multiplied with it."""
+    """The input of linear layers: its value's name in the graph, its size, and the weights multiplied with
+    it.
+    """
 
     value: str
     size: int
@@ -73,7 +77,8 @@ class Moments:
         self._held: dict[str, Moment] = {}
 
     def of(self, weight: str) -> Moment:
-        """Return the mean of ``x x^T`` [K, K] over the inputs ``x`` of the layer whose weight this is, turned if so asked.
+        """Return the mean of ``x x^T`` [K, K] over the inputs ``x`` of the layer whose weight this is, turned
+        if so asked.
 
         Raises ArtifactError if a value is not finite, ProviderError if the runtime refuses the graph.
         """
@@ -132,7 +137,8 @@ class Moments:
             total /= np.float32(len(self._ids))
             if not np.isfinite(total).all():
                 raise ArtifactError(
-                    f"calibration: what goes through {found.weights[0]} is not finite in fp32; is the checkpoint damaged?"
+                    f"calibration: what goes through {found.weights[0]} is not finite in fp32; is the "
+                    f"checkpoint damaged?"
                 )
         return sums
 
@@ -145,10 +151,11 @@ def second_moments(
     progress: Progress,
     turn: Callable[[Moment], Moment] | None = None,
 ) -> Iterator[Moments]:
-    """Write the decoder's weights in fp32 to a temporary folder, and measure on them until the context is left.
+    """Write the decoder's weights in fp32 to a temporary folder, and measure on them until the context is
+    left.
 
-    Meanwhile numpy multiplies matrices in one thread: the threads here are enough, and its own would wait for each other on a
-    busy machine, and make the last bits depend on their number.
+    Meanwhile numpy multiplies matrices in one thread: the threads here are enough, and its own would wait for
+    each other on a busy machine, and make the last bits depend on their number.
     turn: see :class:`Moments`; called from several threads.
     Raises ResourceError if the folder has no room.
     """
@@ -181,7 +188,9 @@ def _inputs(graph: DecoderGraph, config: LlamaConfig) -> list[_Input]:
 
 
 def _add_products(graph: DecoderGraph, group: Sequence[_Input]) -> dict[str, str]:
-    """Make the sums of ``x x^T`` of a group the graph's only outputs; return their names by the inputs' values."""
+    """Make the sums of ``x x^T`` of a group the graph's only outputs; return their names by the inputs'
+    values.
+    """
     model = graph.model.graph
     values = {output.name: output for node in model for output in node.outputs}
     outputs: dict[str, ir.Value] = {}

@@ -1,7 +1,8 @@
-"""From a checkpoint to the weights that the graph takes: measured on a text and transformed, as the recipe says.
+"""From a checkpoint to the weights that the graph takes: measured on a text and transformed, as the recipe
+says.
 
-The order of the passes is fixed: they commute, and rotation comes last because it reads matrices whole. What the graph
-itself needs measured is measured on the weights that the passes leave.
+The order of the passes is fixed: they commute, and rotation comes last because it reads matrices whole. What
+the graph itself needs measured is measured on the weights that the passes leave.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the graph is built from. calibration: measured on ``tensors``; None where the graph measures nothing."""
+    """What the graph is built from. calibration: measured on ``tensors``; None where the graph measures
+    nothing.
+    """
 
     config: LlamaConfig
     tensors: Tensors
@@ -42,7 +45,8 @@ def prepare(
     *,
     measure: bool = False,
 ) -> Prepared:
-    """Return the checkpoint's config and tensors as the recipe's transforms leave them. Raises as :func:`calibrate` does.
+    """Return the checkpoint's config and tensors as the recipe's transforms leave them. Raises as
+    :func:`calibrate` does.
 
     measure: also where the recipe itself needs nothing measured on those tensors.
     """
@@ -63,7 +67,8 @@ def prepare(
 
 
 def fixed_transforms(config: LlamaConfig, tensors: Tensors, recipe: Recipe) -> tuple[LlamaConfig, Tensors]:
-    """Apply the recipe's transforms that measure nothing, the only ones that change what the graph looks like.
+    """Apply the recipe's transforms that measure nothing, the only ones that change what the graph looks
+    like.
 
     Reads no weight. Raises ArtifactError if a size has no basis.
     """

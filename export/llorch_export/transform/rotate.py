@@ -1,12 +1,13 @@
 """Rotation of the residual stream into another basis (as in QuaRot, Ashkboos et al. 2024): x becomes x Q.
 
-RMS norms do not see a rotation once their weights are part of the matrices that follow: the norm of x Q is the norm of
-x, turned. So the embedding becomes E Q; query, key, value, gate and up become (W diag(n)) Q; output and down projections
-Q^T W, their biases b Q; the head (W diag(n)) Q; and the norms' weights ones. A tied table becomes two, since only the
-head has the norm in it. Outliers that lived in few channels are spread over all, which is what helps quantising.
+RMS norms do not see a rotation once their weights are part of the matrices that follow: the norm of x Q is
+the norm of x, turned. So the embedding becomes E Q; query, key, value, gate and up become (W diag(n)) Q;
+output and down projections Q^T W, their biases b Q; the head (W diag(n)) Q; and the norms' weights ones. A
+tied table becomes two, since only the head has the norm in it. Outliers that lived in few channels are spread
+over all, which is what helps quantising.
 
-Memory: rows stream through, but output and down projections need all of their rows for each row of the result, and are
-held whole in float32 one at a time: 235 MB for an 8B Llama.
+Memory: rows stream through, but output and down projections need all of their rows for each row of the
+result, and are held whole in float32 one at a time: 235 MB for an 8B Llama.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _WRITERS: Final = ("self_attn.o_proj", "mlp.down_proj")
 
 
 def rotate(config: LlamaConfig, tensors: Tensors, seed: int) -> Tensors:
-    """Return the tensors of the same model in the basis that ``seed`` names; for the config of :func:`untied`.
+    """Return the tensors of the same model in the basis that ``seed`` names; for the config of
+    :func:`untied`.
 
     Raises ArtifactError if there is no such basis of the hidden size.
     """

@@ -1,7 +1,9 @@
-"""The down projection's input of even magnitude (as in SmoothQuant, Xiao et al. 2023): channels of up over a scale.
+"""The down projection's input of even magnitude (as in SmoothQuant, Xiao et al. 2023): channels of up over a
+scale.
 
-The input of the down projection is silu(gate) * up, so a channel of up may be divided by what the down projection's
-column is multiplied with. The scale is ``sqrt(max |m| / rms(w))``, with m the channel on the calibration text and w the
+The input of the down projection is silu(gate) * up, so a channel of up may be divided by what the down
+projection's column is multiplied with. The scale is ``sqrt(max |m| / rms(w))``, with m the channel on the
+calibration text and w the
 column: half of the difficulty moves from activations into weights.
 """
 

@@ -32,17 +32,21 @@ WINDOW: Final = 2048
 
 _CHUNK: Final = 256
 _WHOLE_WINDOW: Final = 512
-"""The same for a graph that takes each window in one call, with the logits and attention scores of all of it."""
+"""The same for a graph that takes each window in one call, with the logits and attention scores of all of
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What ``llorch verify --json`` prints; see :class:`llorch_serve.fidelity.divergence.Divergence` for the figures.
+    """What ``llorch verify --json`` prints; see :class:`llorch_serve.fidelity.divergence.Divergence` for the
+    figures.
 
-    text: ``sample`` (the English text that comes with llorch) or ``random`` (seeded ids, for a tokenizer that does
-        not know the text).
+    text: ``sample`` (the English text that comes with llorch) or ``random`` (seeded ids, for a tokenizer that
+        does not know the text).
     same_source: whether the artifact was made from this very source.
-    prefill_kl, decode_kl: see :class:`llorch_serve.fidelity.judging.Verdict`; the figures above are of the graph that diverges most.
+    prefill_kl, decode_kl: see :class:`llorch_serve.fidelity.judging.Verdict`; the figures above are of the
+        graph that diverges most.
     """
 
     kl: float
@@ -67,11 +71,13 @@ def verify(
     lora: Path | None = None,
     keep: Path | None = None,
 ) -> Verification:
-    """Compare an artifact with the checkpoint it was made from, merged with the adapter in ``lora`` if it was.
+    """Compare an artifact with the checkpoint it was made from, merged with the adapter in ``lora`` if it
+    was.
 
-    keep: a file for the reference's log-probabilities at the first positions, see :mod:`llorch_serve.fidelity.reference_file`.
-    Raises ArtifactError if either cannot be loaded or their vocabularies differ, ResourceError if ``keep`` cannot be
-    written.
+    keep: a file for the reference's log-probabilities at the first positions, see
+        :mod:`llorch_serve.fidelity.reference_file`.
+    Raises ArtifactError if either cannot be loaded or their vocabularies differ, ResourceError if ``keep``
+    cannot be written.
     """
     artifact = load_artifact(folder)
     checkpoint = open_source(artifact, source, lora)
@@ -143,7 +149,8 @@ def open_source(artifact: Artifact, source: str, lora: Path | None) -> Checkpoin
     vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
     if vocabularies[0] != vocabularies[1]:
         raise ArtifactError(
-            f"{artifact.folder} has a vocabulary of {vocabularies[0]} tokens and {source} one of {vocabularies[1]}; "
+            f"{artifact.folder} has a vocabulary of {vocabularies[0]} tokens and {source} one of "
+            f"{vocabularies[1]}; "
             "verify against the checkpoint that the artifact was made from"
         )
     return checkpoint

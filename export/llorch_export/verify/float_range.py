@@ -1,9 +1,9 @@
 """A look at the activations of a float16 artifact before it is handed out: do they stay in the type's range.
 
-The exporter runs the graph that it has just written on one short prompt, with every inner value as an output, so that each
-has been rounded to float16 as on a device that computes in it. Weights that fit say nothing about sums of them: the
-residual stream of some models grows beyond 65,504 in the middle layers. A prompt is a sample: what it does not reach,
-the worker still refuses to sample from.
+The exporter runs the graph that it has just written on one short prompt, with every inner value as an output,
+so that each has been rounded to float16 as on a device that computes in it. Weights that fit say nothing
+about sums of them: the residual stream of some models grows beyond 65,504 in the middle layers. A prompt is a
+sample: what it does not reach, the worker still refuses to sample from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _NARROW: Final = 0.5
 """Part of the range beyond which the largest value is worth a notice."""
 
 _MEMORY_FACTOR: Final = 4
-"""Memory of a run over the size of the files: the weights, the same in float32, and buffers (3.4 were measured)."""
+"""Memory of a run over the size of the files: the weights, the same in float32, and buffers (3.4 were
+measured).
+"""
 
 
 def probe_activations(artifact: Artifact) -> str | None:
@@ -37,7 +39,8 @@ def probe_activations(artifact: Artifact) -> str | None:
     needed = _MEMORY_FACTOR * sum(entry.bytes for entry in artifact.manifest.files)
     if needed > psutil.virtual_memory().available:
         return (
-            f"activations were not held against float16's range, since running the model takes {needed / 2**30:.1f} GiB of free "
+            f"activations were not held against float16's range, since running the model takes "
+            f"{needed / 2**30:.1f} GiB of free "
             "memory"
         )
     ids = _prompt(artifact)
@@ -53,7 +56,8 @@ def probe_activations(artifact: Artifact) -> str | None:
         finite = np.isfinite(value)
         if not finite.all():
             raise ArtifactError(
-                f"{name}: {int((~finite).sum())} of {value.size} values are not finite in float16, whose largest is {_LIMIT:g}, "
+                f"{name}: {int((~finite).sum())} of {value.size} values are not finite in float16, whose "
+                f"largest is {_LIMIT:g}, "
                 f"on a text of {len(ids)} tokens; export in another type: {OTHER_TYPES['float16']}"
             )
         peak = float(np.abs(value).max())

@@ -21,9 +21,10 @@ _UNKNOWN_TO_GGUF_LOADER = ("smollm3", "granite")
 class Reference:
     """A model loaded by transformers from the same files the exporter read.
 
-    Independent of the exporter: transformers reads the weights, the names and the config by itself. Of a GGUF file it
-    leaves out most of the metadata, which is handed over as this project reads it, and ``rope_freqs.weight``; and for
-    the architectures that its GGUF loader does not know, the tensors too. ``description`` says where that is so.
+    Independent of the exporter: transformers reads the weights, the names and the config by itself. Of a GGUF
+    file it leaves out most of the metadata, which is handed over as this project reads it, and
+    ``rope_freqs.weight``; and for the architectures that its GGUF loader does not know, the tensors too.
+    ``description`` says where that is so.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -85,7 +86,9 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
 
 
 def _merge_adapter(torch: Any, model: Any, path: Path) -> None:
-    """Add ``scaling * B A`` to each adapted weight: what PEFT's merge does, from the definition and by torch alone."""
+    """Add ``scaling * B A`` to each adapted weight: what PEFT's merge does, from the definition and by torch
+    alone.
+    """
     from safetensors.torch import load_file
 
     config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))

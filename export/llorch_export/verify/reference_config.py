@@ -1,7 +1,7 @@
 """The config of a checkpoint in transformers' own terms, for the reference model of a GGUF file.
 
-transformers reads a GGUF file's weights, but of its metadata only the basic shapes; what else the file says (head
-size, biases, rotary scaling, windows, multipliers) is handed over here.
+transformers reads a GGUF file's weights, but of its metadata only the basic shapes; what else the file says
+(head size, biases, rotary scaling, windows, multipliers) is handed over here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Token ids on which an artifact is run to be judged: English text where its tokenizer knows the text, else random ones."""
+"""Token ids on which an artifact is run to be judged: English text where its tokenizer knows the text, else
+random ones.
+"""
 
 from __future__ import annotations
 

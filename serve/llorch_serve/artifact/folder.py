@@ -1,7 +1,7 @@
 """The artifact folder: all that passes from the exporter to the worker.
 
-:func:`load_artifact` reads the manifest and checks that every listed file is inside the folder and has its listed
-size, so that a worker never starts on half an artifact.
+:func:`load_artifact` reads the manifest and checks that every listed file is inside the folder and has its
+listed size, so that a worker never starts on half an artifact.
 """
 
 from __future__ import annotations

@@ -45,10 +45,11 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
         wavelength); ``yarn`` (slow frequencies divided by ``factor``, fast ones kept, a ramp between them);
         ``dynamic`` (plain up to ``original_max_position_embeddings``); ``longrope`` (frequency i divided by
         ``short_factor[i]`` while a sequence is no longer than ``original_max_position_embeddings``, by
-        ``long_factor[i]`` once it is); ``factors`` (GGUF ``rope_freqs.weight``: divided by ``frequency_factors[i]``).
+        ``long_factor[i]`` once it is); ``factors`` (GGUF ``rope_freqs.weight``: divided by
+        ``frequency_factors[i]``).
     attention_factor: multiplies cosine and sine (yarn, longrope).
-    beta_fast, beta_slow, truncate: turns over the original context between which yarn's ramp lies, and whether its
-        ends are rounded to whole pairs.
+    beta_fast, beta_slow, truncate: turns over the original context between which yarn's ramp lies, and
+        whether its ends are rounded to whole pairs.
     rotary_dim: how many leading elements of a head are rotated; absent: all.
     """
 
@@ -147,8 +148,8 @@ class TensorSpec(_Struct, frozen=True, kw_only=True):
 class KvLayout(_Struct, frozen=True, kw_only=True):
     """The KV cache's tensors: one key and one value buffer a layer, shape ``axes``.
 
-    ``past_name`` and ``present_name`` hold ``{layer}`` and ``{kind}`` (``key`` or ``value``). Past and present
-    may be bound to one buffer of ``position`` capacity; the graph then appends in place.
+    ``past_name`` and ``present_name`` hold ``{layer}`` and ``{kind}`` (``key`` or ``value``). Past and
+    present may be bound to one buffer of ``position`` capacity; the graph then appends in place.
     """
 
     layers: Count
@@ -185,8 +186,8 @@ class CalibrationText(_Struct, frozen=True, kw_only=True):
 class ModuleRule(_Struct, frozen=True, kw_only=True):
     """Matrices that are stored otherwise than the recipe's defaults have it.
 
-    modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied table goes
-        by ``model.embed_tokens``.
+    modules: by the checkpoint's names, as ``model.layers.0.mlp.down_proj``; no module is in two rules. A tied
+        table goes by ``model.embed_tokens``.
     block_size, quantizer, scale_type, activations: as in :class:`Recipe`.
     """
 
@@ -201,30 +202,34 @@ class ModuleRule(_Struct, frozen=True, kw_only=True):
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
-    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, each tensor as the file has it.
+    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, each tensor as the
+        file has it.
     block_size: elements along the input dimension that share one scale (``int8`` and ``int4`` only).
     head_precision: precision of the output head, and of the embedding where the two are tied.
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
-    quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least squared
-        error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq`` (affine, and columns make up for each
-        other's errors on a calibration text), ``hqq`` (scales of the range, zero points by half-quadratic splitting). 8-bit blocks are ``nearest``;
-        an embedding that is no head too has no such inputs, and is ``affine`` where the rest is ``gptq``.
+    quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least
+        squared error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq``
+        (affine, and columns make up for each other's errors on a calibration text), ``hqq`` (scales of the
+        range, zero points by half-quadratic splitting). 8-bit blocks are ``nearest``; an embedding that is no
+        head too has no such inputs, and is ``affine`` where the rest is ``gptq``.
     scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.
-    transforms: exact changes of the weights before they were quantised, in the order they were made: ``rotate`` (the
-        residual stream into another basis), ``hadamard`` (values and what reads them), ``equalise`` (keys against
-        queries), ``smooth`` (the down projection's input).
+    transforms: exact changes of the weights before they were quantised, in the order they were made:
+        ``rotate`` (the residual stream into another basis), ``hadamard`` (values and what reads them),
+        ``equalise`` (keys against queries), ``smooth`` (the down projection's input).
     transform_seed: of the random bases of ``rotate``; None: there are none.
     calibration: what was measured for transforms, scales or activations; None: nothing was.
-    int8_cache: whether a graph that decodes over a KV cache in int8 lies beside the one whose cache is in ``compute_type``.
-    compute_type: of everything between the weights and the logits: activations, residual stream, norms' weights, rotary
-        tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are stored in it too.
-    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime); ``row`` (to 8
-        bits by each row's largest magnitude; weights then have a scale for each output); ``quarters`` (the same, each quarter of
-        a row by its own); ``static`` (the same, by one scale for all rows, where a norm gives the input; the other layers
-        have blocks). None: ``block``.
+    int8_cache: whether a graph that decodes over a KV cache in int8 lies beside the one whose cache is in
+        ``compute_type``.
+    compute_type: of everything between the weights and the logits: activations, residual stream, norms'
+        weights, rotary tables, KV cache. Logits are float32 in any case. ``fp16`` and ``bf16`` weights are
+        stored in it too.
+    activations: how what enters int8 layers is rounded: ``block`` (with the weights' blocks, by the runtime);
+        ``row`` (to 8 bits by each row's largest magnitude; weights then have a scale for each output);
+        ``quarters`` (the same, each quarter of a row by its own); ``static`` (the same, by one scale for all
+        rows, where a norm gives the input; the other layers have blocks). None: ``block``.
     """
 
     precision: Precision
@@ -301,7 +306,8 @@ class FixedShapes(_Struct, frozen=True, kw_only=True):
 
 
 class Int8Cache(_Struct, frozen=True, kw_only=True):
-    """A second graph over the same data file, whose KV cache holds int8: value = byte * scale, a scale for each channel.
+    """A second graph over the same data file, whose KV cache holds int8: value = byte * scale, a scale for
+    each channel.
 
     decode_graph: its file name; inputs and outputs are those of the first graph but for the cache's type.
     scales: file name of the scales: float32, little endian, [layers, 2 (keys, values), kv_heads, head_dim].
@@ -333,16 +339,18 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     graph, tokenizer, chat_template: file names inside the folder (no template: the model has none).
     other_chat_templates: files of further templates by name, like tool_use; none without chat_template.
     context_length: most tokens, prompt and generated together, that a sequence may hold.
-    bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added to plain
-        text is decided by tokenizer.json's post-processor.
+    bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added
+        to plain text is decided by tokenizer.json's post-processor.
     stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
-    interop: other runtimes that load this folder, by graphs and settings of their own over the same data file.
-    layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a cache that grows by
-        concatenation, ``attention_mask`` and ``position_ids``.
+    interop: other runtimes that load this folder, by graphs and settings of their own over the same data
+        file.
+    layout: whose inputs and outputs the graph has: ``llorch``; or ``optimum``, traced by Optimum, with a
+        cache that grows by concatenation, ``attention_mask`` and ``position_ids``.
     target: what the graph is made for; docs/targets.md says which inputs it has.
-    checked_on: execution providers on which graphs of this target, though not this very one, have been compared with the reference.
+    checked_on: execution providers on which graphs of this target, though not this very one, have been
+        compared with the reference.
     chunked_prefill: whether several tokens may be run after others of the same sequence.
     fixed_shapes: None where any number of sequences and tokens may be run.
     int8_cache: what decodes over a KV cache in int8; None: nothing does.
@@ -393,7 +401,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:
     """Decode and check a manifest; ``origin`` names it in errors.
 
-    Raises NewerSchemaError if a newer llorch wrote it, ArtifactError if it is not JSON or does not fit the schema.
+    Raises NewerSchemaError if a newer llorch wrote it, ArtifactError if it is not JSON or does not fit the
+    schema.
     """
     try:
         version = msgspec.json.decode(data, type=_VersionOnly).schema_version
@@ -421,12 +430,14 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
     if others and (manifest.chat_template is None or "default" in others):
         raise ArtifactError(
             f"{origin} names the chat templates {', '.join(sorted(others))[:200]} beside a default one in "
-            f"{manifest.chat_template!r}; expected that to be a file, and the only default. Export the model again."
+            f"{manifest.chat_template!r}; expected that to be a file, and the only default. Export the "
+            f"model again."
         )
     for token in manifest.stop_token_ids:
         if token >= vocab_size:
             raise ArtifactError(
-                f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export the model again."
+                f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export "
+                f"the model again."
             )
     for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
         types = {spec.name: spec.dtype for spec in specs}
@@ -437,7 +448,8 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                     raise ArtifactError(f"{origin} does not list the tensor {name}. Export the model again.")
                 if types[name] != kv.dtype:
                     raise ArtifactError(
-                        f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the model again."
+                        f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the "
+                        f"model again."
                     )
 
 

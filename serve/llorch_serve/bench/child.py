@@ -1,6 +1,8 @@
-"""The process of one entry: loads a model in its own interpreter and runs tests as it is told. ``PYTHON -m llorch_serve.bench.child``.
+"""The process of one entry: loads a model in its own interpreter and runs tests as it is told. ``PYTHON -m
+llorch_serve.bench.child``.
 
-stdin and stdout carry :mod:`llorch_serve.bench.protocol`; whatever libraries print goes to stderr. It ends with its stdin.
+stdin and stdout carry :mod:`llorch_serve.bench.protocol`; whatever libraries print goes to stderr. It ends
+with its stdin.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class Child:
         info = worker.model_info()
         if ask.longest > info.context_length:
             raise UsageError(
-                f"the longest test needs a context of {ask.longest} tokens; this one has {info.context_length}. "
+                f"the longest test needs a context of {ask.longest} tokens; this one has "
+                f"{info.context_length}. "
                 "Choose fewer tokens or a smaller depth"
             )
         ids = ask.prompt_ids or text_prompt(ask.longest, worker.tokenize)

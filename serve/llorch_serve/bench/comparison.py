@@ -1,6 +1,8 @@
-"""Two reports side by side: which rows belong together, by what factor figures differ, and what may not be compared.
+"""Two reports side by side: which rows belong together, by what factor figures differ, and what may not be
+compared.
 
-A ratio is above 1 where the second report is better, whichever direction the figure has, so one limit does for all.
+A ratio is above 1 where the second report is better, whichever direction the figure has, so one limit does
+for all.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _MEMORY_SLACK: Final = 0.02  # what a kernel reserves differs from start to star
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     """A figure in both reports.
 
-    ratio: above 1 the second is better. low, high: of any run of one to any run of the other. judged: held against the limit.
+    ratio: above 1 the second is better. low, high: of any run of one to any run of the other. judged: held
+        against the limit.
     """
 
     label: str
@@ -54,7 +57,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 class Limits:
     """What fails. fail_under: the least ratio.
 
-    figures: names of those that are held against it; none: every speed, and the number of requests that failed.
+    figures: names of those that are held against it; none: every speed, and the number of requests that
+        failed.
     """
 
     fail_under: float
@@ -72,7 +76,8 @@ def compare_reports(
 ) -> Comparison:
     """Compare the second report with the first.
 
-    across_machines: reports of different machines too. Raises UsageError for those otherwise, and for reports that have
+    across_machines: reports of different machines too. Raises UsageError for those otherwise, and for reports
+        that have
     nothing in common or none of the figures that are to be judged.
     """
     notes = _machines(before, after, across_machines=across_machines)
@@ -180,7 +185,8 @@ def _machines(before: Report, after: Report, *, across_machines: bool) -> list[s
         return []
     if not across_machines:
         raise UsageError(
-            f"the reports are of different machines ({'; '.join(differ)}), whose speeds say nothing of a change; "
+            f"the reports are of different machines ({'; '.join(differ)}), whose speeds say nothing of a "
+            f"change; "
             "measure both on one, or accept that with --across-machines"
         )
     return [f"different machines: {'; '.join(differ)}"]
@@ -213,7 +219,9 @@ def _differences(before: Entry, after: Entry) -> list[str]:
 
 
 def _worse(before: Entry, after: Entry) -> list[str]:
-    """Return what fails whatever the speeds: the second report's failure where the first has none, or a lost fidelity."""
+    """Return what fails whatever the speeds: the second report's failure where the first has none, or a lost
+    fidelity.
+    """
     found = []
     if after.problem is not None and before.problem is None:
         found.append(f"{after.label} failed: {after.problem.message}")

@@ -1,6 +1,8 @@
-"""Energy that the machine's own counters tell: RAPL's of CPU packages and memory, and NVIDIA's driver's of its GPUs.
+"""Energy that the machine's own counters tell: RAPL's of CPU packages and memory, and NVIDIA's driver's of
+its GPUs.
 
-Counters are of whole devices, whoever keeps them busy. Where there is none that may be read, the reason is told instead.
+Counters are of whole devices, whoever keeps them busy. Where there is none that may be read, the reason is
+told instead.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ def gpu_names(nvml: str = _NVML) -> tuple[str, ...]:
 
 
 def _rapl(powercap: Path) -> tuple[list[RaplZone], str]:
-    """Return the packages and their memory, which a package's own counter does not hold, and why there are none."""
+    """Return the packages and their memory, which a package's own counter does not hold, and why there are
+    none.
+    """
     zones: list[RaplZone] = []
     reason = f"no RAPL counters under {powercap}"
     for path in sorted(powercap.glob("intel-rapl:*")):

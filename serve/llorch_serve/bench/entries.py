@@ -1,4 +1,6 @@
-"""What is to be compared: ``--provider NAME[@PYTHON][=DIR]`` to a provider, an interpreter and a folder that fit each other."""
+"""What is to be compared: ``--provider NAME[@PYTHON][=DIR]`` to a provider, an interpreter and a folder that
+fit each other.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,12 @@ def find_entries(
 ) -> list[Wanted]:
     """Return the entries, every one of which has been checked as far as that goes without a runtime.
 
-    specs: of ``--provider``; none: the CPU, or the only provider of ``library``. folder: what an entry without one runs.
-    options: of ``--provider-option``, each ``KEY=VALUE`` or, where there are several entries, ``NAME:KEY=VALUE``.
-    Raises UsageError for what cannot be read, ProviderError for names, options, interpreters and artifacts that do not fit.
+    specs: of ``--provider``; none: the CPU, or the only provider of ``library``. folder: what an entry
+        without one runs.
+    options: of ``--provider-option``, each ``KEY=VALUE`` or, where there are several entries,
+        ``NAME:KEY=VALUE``.
+    Raises UsageError for what cannot be read, ProviderError for names, options, interpreters and artifacts
+    that do not fit.
     """
     parsed = [_read(spec) for spec in specs]
     if library is not None and len(parsed) > 1:
@@ -71,7 +76,8 @@ def find_entries(
     if unclaimed:
         names = ", ".join(spec.name for spec in parsed)
         raise UsageError(
-            f"--provider-option {sorted(unclaimed)[0]} belongs to none of {names}; with several providers write NAME:KEY=VALUE"
+            f"--provider-option {sorted(unclaimed)[0]} belongs to none of {names}; with several providers "
+            f"write NAME:KEY=VALUE"
         )
     return [_checked(wanted) for wanted in _labelled(found)]
 
@@ -81,7 +87,8 @@ def _read(spec: str) -> _Spec:
     name, gives_python, python = left.partition("@")
     if not name or (gives_folder and not folder) or (gives_python and not python):
         raise UsageError(
-            f"--provider is {spec!r}; expected NAME[@PYTHON][=DIR], like openvino@/opt/ov/bin/python=artifacts/ov"
+            f"--provider is {spec!r}; expected NAME[@PYTHON][=DIR], like "
+            f"openvino@/opt/ov/bin/python=artifacts/ov"
         )
     return _Spec(name, python or None, Path(folder) if folder else None)
 
@@ -96,7 +103,8 @@ def _interpreter(python: str) -> str:
     found = shutil.which(python)
     if found is None:
         raise ProviderError(
-            f"{python} is no interpreter; expected the python of an environment that has the provider and llorch"
+            f"{python} is no interpreter; expected the python of an environment that has the provider and "
+            f"llorch"
         )
     return found
 
@@ -116,7 +124,9 @@ def _options_of(name: str | None, options: Sequence[str], *, alone: bool) -> tup
 
 
 def _labelled(entries: list[Wanted]) -> list[Wanted]:
-    """Return the entries with labels that differ: with the folder's name where providers repeat, then with a number."""
+    """Return the entries with labels that differ: with the folder's name where providers repeat, then with a
+    number.
+    """
     names = Counter(entry.label for entry in entries)
     longer = [
         replace(entry, label=f"{entry.label}:{entry.folder.resolve().name}")
@@ -134,7 +144,9 @@ def _labelled(entries: list[Wanted]) -> list[Wanted]:
 
 
 def _checked(wanted: Wanted) -> Wanted:
-    """Raise ProviderError for a misspelt provider or option, and for an artifact that the provider does not run."""
+    """Raise ProviderError for a misspelt provider or option, and for an artifact that the provider does not
+    run.
+    """
     if wanted.choice.library is not None:
         return wanted  # whatever it brings, only the library knows
     row = find_provider(wanted.choice.name or "cpu")

@@ -17,7 +17,8 @@ from llorch_serve.requests import GenerationRequest, GenerationUpdate, TextGener
 
 @dataclass(slots=True)
 class StreamRecord:
-    """Arrival times of one stream's tokens, in seconds after the common start; tokens of one message share a time.
+    """Arrival times of one stream's tokens, in seconds after the common start; tokens of one message share a
+    time.
 
     cached_tokens: of its prompt, how many the KV cache held already; 0 where the backend is not told.
     """
@@ -139,7 +140,9 @@ class RemoteBackend:
 def measure(
     backend: Backend, work: Workload, streams: int, *, repeat: int, progress: Callable[[], None]
 ) -> list[Figures]:
-    """Run ``streams`` streams once to warm up and ``repeat`` times for the record; return the figures of those."""
+    """Run ``streams`` streams once to warm up and ``repeat`` times for the record; return the figures of
+    those.
+    """
     runs = []
     for index in range(repeat + 1):
         requests = [work.request(str(uuid.uuid4())) for _ in range(streams)]
@@ -166,7 +169,9 @@ def figures(records: Sequence[StreamRecord], *, prompt_tokens: int) -> Figures:
 
 
 def _token_times(arrivals: Sequence[float]) -> np.ndarray:
-    """Return the time of each token after the first: those of one message share what passed since the one before."""
+    """Return the time of each token after the first: those of one message share what passed since the one
+    before.
+    """
     moments, counts = np.unique(arrivals, return_counts=True)
     with_first = np.zeros(counts[0] - 1)
     return np.concatenate([with_first, np.repeat(np.diff(moments) / counts[1:], counts[1:])])

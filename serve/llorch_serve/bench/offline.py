@@ -1,7 +1,8 @@
 """Tests of an engine in this process: what one does, and one run of it.
 
-Every test runs whole requests through scheduler, model and sampler, so its figures are those of a worker without network
-and text. A context that is filled already is made by a request for the same tokens before the clock starts.
+Every test runs whole requests through scheduler, model and sampler, so its figures are those of a worker
+without network and text. A context that is filled already is made by a request for the same tokens before the
+clock starts.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def plan_tests(
     for depth in depths:
         if depth and depth < SHORTEST_REUSE:
             raise UsageError(
-                f"--depth is {depth}; the engine takes a filled context up from {SHORTEST_REUSE} tokens on, so choose 0 or "
+                f"--depth is {depth}; the engine takes a filled context up from {SHORTEST_REUSE} tokens on, "
+                f"so choose 0 or "
                 f"at least {SHORTEST_REUSE}"
             )
     if any(depths) and prompt_tokens < ROWS_LEFT:
@@ -94,7 +96,8 @@ def longest(tests: Iterable[OfflineTest]) -> int:
 class Offline:
     """Runs tests on a backend.
 
-    prompt_ids: the text of every prompt, repeated as often as a test needs. The first token of each prompt is another
+    prompt_ids: the text of every prompt, repeated as often as a test needs. The first token of each prompt is
+        another
     one, so that none starts from what the cache holds of an earlier test.
     """
 
@@ -110,7 +113,8 @@ class Offline:
     def run(self, test: OfflineTest) -> dict[str, float]:
         """Do the work once; return the quantities of :data:`QUANTITIES` that it gives.
 
-        Raises the first error of any stream, UnsupportedError where the engine cannot start from a filled context.
+        Raises the first error of any stream, UnsupportedError where the engine cannot start from a filled
+        context.
         """
         firsts = [next(self._first) for _ in range(test.streams)]
         if test.depth:
@@ -132,7 +136,8 @@ def _check_depth(test: OfflineTest, records: Sequence[StreamRecord]) -> None:
     odd = next((record for record in records if record.cached_tokens != test.depth), None)
     if odd is not None:
         raise UnsupportedError(
-            f"of a context of {test.depth} tokens this engine takes up {odd.cached_tokens}, so nothing can be measured behind it; "
+            f"of a context of {test.depth} tokens this engine takes up {odd.cached_tokens}, so nothing can "
+            f"be measured behind it; "
             "leave --depth out for this model, or allow it more memory"
         )
 

@@ -27,7 +27,9 @@ _LINE_PIXELS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar. length, low, high: of the median, and where the whisker begins and ends, in pixels; None: nothing to draw."""
+    """A bar. length, low, high: of the median, and where the whisker begins and ends, in pixels; None:
+    nothing to draw.
+    """
 
     label: str
     colour: str
@@ -57,7 +59,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An entry in the plot of speed against fidelity, in pixels. label_y: where its name stands, beside it."""
+    """An entry in the plot of speed against fidelity, in pixels. label_y: where its name stands, beside
+    it.
+    """
 
     label: str
     colour: str
@@ -136,7 +140,9 @@ def _summary(report: Report) -> tuple[list[str], list[tuple[Entry, list[Cell]]]]
 
 
 def _properties(report: Report) -> list[tuple[str, list[float | None], list[str]]]:
-    """Return what entries have beside tests: name, values of which the least is the best, texts, empty where unknown."""
+    """Return what entries have beside tests: name, values of which the least is the best, texts, empty where
+    unknown.
+    """
     entries = report.entries
     fidelity = [entry.fidelity for entry in entries]
     disk = [None if entry.model is None else entry.model.folder_bytes for entry in entries]
@@ -188,7 +194,9 @@ def _best(found: Sequence[Figure | None]) -> Figure | None:
 
 
 def _sections(report: Report, colours: dict[str, str]) -> list[Section]:
-    """Return plots of the main figure of every test, then of energy and, of loads, of everything that is better or worse."""
+    """Return plots of the main figure of every test, then of energy and, of loads, of everything that is
+    better or worse.
+    """
     wanted: dict[tuple[str, str], list[tuple[Test, str]]] = {}
     for test in words.tests_of(report):
         main = main_figure(report, test)

@@ -1,4 +1,6 @@
-"""The process of an entry, seen from the one that compares: started in any interpreter, asked, and ended whatever happens."""
+"""The process of an entry, seen from the one that compares: started in any interpreter, asked, and ended
+whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class ProblemError(Exception):
 
 
 class EntryProcess:
-    """Starts ``PYTHON -m llorch_serve.bench.child`` and asks it. tell: takes each line that it writes to stderr.
+    """Starts ``PYTHON -m llorch_serve.bench.child`` and asks it. tell: takes each line that it writes to
+    stderr.
 
     command: what to start in its place.
 
@@ -74,7 +77,8 @@ class EntryProcess:
             raise ProblemError(Problem(exit_code=4, message=message)) from error
         if ready.protocol != PROTOCOL:
             message = (
-                f"{self._python} has llorch {ready.version}, which measures by protocol {ready.protocol}; this one by {PROTOCOL}. "
+                f"{self._python} has llorch {ready.version}, which measures by protocol {ready.protocol}; "
+                f"this one by {PROTOCOL}. "
                 "Install the same llorch there"
             )
             raise ProblemError(Problem(exit_code=4, message=message))

@@ -1,6 +1,8 @@
-"""What the process of a benchmark and the processes of its entries say to each other: a JSON document a line, question and answer.
+"""What the process of a benchmark and the processes of its entries say to each other: a JSON document a line,
+question and answer.
 
-The child speaks first (:class:`Ready`), then answers each question with its own kind of answer or with :class:`Failed`.
+The child speaks first (:class:`Ready`), then answers each question with its own kind of answer or with
+:class:`Failed`.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Open(_Message, frozen=True, kw_only=True):
     """Load a model.
 
-    label: the entry's. prompt_ids: the text of prompts; None: the sample text, as the model's tokenizer has it.
+    label: the entry's. prompt_ids: the text of prompts; None: the sample text, as the model's tokenizer has
+        it.
     longest: tokens of the longest sequence to come.
     """
 
@@ -136,7 +139,9 @@ class Judged(_Message, frozen=True, kw_only=True):
 
 
 class Failed(_Message, frozen=True, kw_only=True):
-    """The question could not be answered. goes_on: the next one can be, since only this test is beyond the engine."""
+    """The question could not be answered. goes_on: the next one can be, since only this test is beyond the
+    engine.
+    """
 
     problem: Problem
     goes_on: bool = False

@@ -1,4 +1,6 @@
-"""What a process and its machine have: memory, CPUs, GPUs, and the distributions that decide how fast they are."""
+"""What a process and its machine have: memory, CPUs, GPUs, and the distributions that decide how fast they
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The comparison: every entry in a process of its own, tests in rounds, so that a machine that drifts drifts for all alike.
+"""The comparison: every entry in a process of its own, tests in rounds, so that a machine that drifts drifts
+for all alike.
 
 An entry that fails keeps what it has and its reason, and the others go on.
 """
@@ -33,7 +34,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Asked(Protocol):
-    """A process that answers; see :class:`llorch_serve.bench.process.EntryProcess`. Every method may raise ProblemError."""
+    """A process that answers; see :class:`llorch_serve.bench.process.EntryProcess`. Every method may raise
+    ProblemError.
+    """
 
     def greet(self) -> None:
         """Wait until it runs."""
@@ -49,7 +52,8 @@ class Asked(Protocol):
 class Plan:
     """What is done with every entry.
 
-    prompt_ids: of all prompts; None: the sample text. tokenizer: a tokenizer.json to use instead of the models' own.
+    prompt_ids: of all prompts; None: the sample text. tokenizer: a tokenizer.json to use instead of the
+        models' own.
     reference: a file to compare every model with, or None. repeat: counted rounds, after one that warms up.
     settings: returns those of an entry.
     """
@@ -74,7 +78,9 @@ class _Contestant:
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[Asked | None]:
-        """Give the process to what is done with it, None if it has failed before; keep the reason if it fails now."""
+        """Give the process to what is done with it, None if it has failed before; keep the reason if it fails
+        now.
+        """
         try:
             yield self.process
         except ProblemError as error:
@@ -90,9 +96,11 @@ class _Contestant:
 def compare(
     wanted: Sequence[Wanted], plan: Plan, start: Callable[[Wanted], Asked], progress: Callable[[], None]
 ) -> tuple[Entry, ...]:
-    """Measure all entries; return them in their order. start: makes an entry's process; may raise ProblemError.
+    """Measure all entries; return them in their order. start: makes an entry's process; may raise
+    ProblemError.
 
-    progress: told of each run, of which there are ``len(wanted) * len(plan.tests) * (plan.repeat + 1)`` if none fails.
+    progress: told of each run, of which there are ``len(wanted) * len(plan.tests) * (plan.repeat + 1)`` if
+        none fails.
     """
     contestants = [
         _Contestant(

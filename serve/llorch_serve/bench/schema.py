@@ -1,8 +1,9 @@
 """The result of a benchmark as a document: what ``llorch bench --json`` writes and every report is made from.
 
-A report holds entries (a model on a provider, or a worker), an entry holds rows (one test each), a row holds figures by
-name. Rows of two reports belong together where label and test are equal. ``artifacts/bench.schema.json`` is generated
-from these types by ``ci/generate-schema``; docs/bench.md says what each test does and each figure means.
+A report holds entries (a model on a provider, or a worker), an entry holds rows (one test each), a row holds
+figures by name. Rows of two reports belong together where label and test are equal.
+``artifacts/bench.schema.json`` is generated from these types by ``ci/generate-schema``; docs/bench.md says
+what each test does and each figure means.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Figure(_Struct, frozen=True, kw_only=True):
     """One quantity over the counted runs of a test.
 
-    median, low, high: of ``values``, which are in the order of the runs. better: which direction is the better one;
+    median, low, high: of ``values``, which are in the order of the runs. better: which direction is the
+        better one;
     absent where there is none (a count, say).
     """
 
@@ -74,13 +76,19 @@ class OfflineTest(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="off
 class ServingTest(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="serving"):
     """Requests to a running worker.
 
-    arrivals: ``together`` (``concurrency`` streams that start at once), ``closed`` (so many clients, each of which sends its
+    arrivals: ``together`` (``concurrency`` streams that start at once), ``closed`` (so many clients, each of
+        which sends its
     next request when the last is answered) or ``open`` (``rate_per_s`` in the mean; see ``burstiness``).
-    prompt_tokens, generated_tokens: of each request, or the middle of the range that ``spread`` says; None: as the dataset has it.
-    spread: lengths are drawn evenly from (1 - spread) to (1 + spread) of the middle. dataset: name and hash of the file with the prompts.
-    burstiness: shape of the gamma distribution that gaps are drawn from; 1: Poisson arrivals. seed: of all draws.
-    requests, duration_s: sent in all in one run, or for how long some are sent; None where that follows from the others.
-    limits_ms: what a request must keep to count as good, by name of the figure. http: over OpenAI's routes, not gRPC.
+    prompt_tokens, generated_tokens: of each request, or the middle of the range that ``spread`` says; None:
+        as the dataset has it.
+    spread: lengths are drawn evenly from (1 - spread) to (1 + spread) of the middle. dataset: name and hash
+        of the file with the prompts.
+    burstiness: shape of the gamma distribution that gaps are drawn from; 1: Poisson arrivals. seed: of all
+        draws.
+    requests, duration_s: sent in all in one run, or for how long some are sent; None where that follows from
+        the others.
+    limits_ms: what a request must keep to count as good, by name of the figure. http: over OpenAI's routes,
+        not gRPC.
     """
 
     arrivals: Literal["together", "closed", "open"]
@@ -111,7 +119,8 @@ class Problem(_Struct, frozen=True, kw_only=True):
 class Failure(_Struct, frozen=True, kw_only=True):
     """Requests of all counted runs that failed with one status: gRPC's name, HTTP's number, or what broke.
 
-    after_first_token: how many of them had begun to answer. tokens: what those had sent. example: the first one's words.
+    after_first_token: how many of them had begun to answer. tokens: what those had sent. example: the first
+        one's words.
     """
 
     status: str
@@ -122,7 +131,9 @@ class Failure(_Struct, frozen=True, kw_only=True):
 
 
 class Row(_Struct, frozen=True, kw_only=True):
-    """What one test found: figures by name, or why there are none. failures: requests that are in no other figure but ``failed``."""
+    """What one test found: figures by name, or why there are none. failures: requests that are in no other
+    figure but ``failed``.
+    """
 
     test: Test
     figures: dict[str, Figure] = {}
@@ -141,7 +152,8 @@ class Share(_Struct, frozen=True, kw_only=True):
 class Model(_Struct, frozen=True, kw_only=True):
     """What was measured, as far as it says so itself.
 
-    kind: the tool that made the folder. fingerprint: tells models apart. folder_bytes: of the files that it lists; None for a worker.
+    kind: the tool that made the folder. fingerprint: tells models apart. folder_bytes: of the files that it
+        lists; None for a worker.
     rules: departures from the precision, module by module. limits: what its graph cannot do.
     """
 
@@ -162,7 +174,9 @@ class Model(_Struct, frozen=True, kw_only=True):
 
 
 class FidelityResult(_Struct, frozen=True, kw_only=True):
-    """Divergence from a reference file; see :class:`llorch_serve.fidelity.reference_file.Fidelity` for the fields."""
+    """Divergence from a reference file; see :class:`llorch_serve.fidelity.reference_file.Fidelity` for the
+    fields.
+    """
 
     kl: float
     top1: Share01
@@ -190,7 +204,8 @@ class Entry(_Struct, frozen=True, kw_only=True):
     label: its name in this report, the same in every run of the same command line; no two entries share one.
     provider: onnxruntime's name. software: distributions that decide its speed, like ``onnxruntime 1.32.0``.
     placement: of nodes and weights; empty where the runtime does not tell.
-    load_s, peak_rss_mib: of its process, None for a worker. peak_rss_mib is host memory before fidelity is measured.
+    load_s, peak_rss_mib: of its process, None for a worker. peak_rss_mib is host memory before fidelity is
+        measured.
     problem: why it was not measured to the end; its rows are those before.
     """
 
@@ -221,7 +236,9 @@ class Host(_Struct, frozen=True, kw_only=True):
 
 
 class Report(_Struct, frozen=True, kw_only=True):
-    """The document. version: llorch's. created: UTC, ISO 8601. repeat: counted runs of each test, after one that warms up."""
+    """The document. version: llorch's. created: UTC, ISO 8601. repeat: counted runs of each test, after one
+    that warms up.
+    """
 
     schema_version: Literal[2] = SCHEMA_VERSION
     version: str
@@ -243,5 +260,6 @@ def read_report(path: Path) -> Report:
         ) from error
     except NOT_JSON as error:
         raise UsageError(
-            f"{path} is no report of schema version {SCHEMA_VERSION}: {error}; measure again with llorch bench --json"
+            f"{path} is no report of schema version {SCHEMA_VERSION}: {error}; measure again with llorch "
+            f"bench --json"
         ) from error

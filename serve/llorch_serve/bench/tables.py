@@ -1,4 +1,6 @@
-"""Reports as text: tables for terminals, of one report or of two compared, Markdown, and CSV with a line for each figure."""
+"""Reports as text: tables for terminals, of one report or of two compared, Markdown, and CSV with a line for
+each figure.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def terminal(report: Report) -> str:
 def markdown(report: Report) -> str:
     """Return a section of Markdown with the same content."""
     lines = [
-        f"llorch {report.version}, {report.created}, on {words.describe_host(report)}: {words.describe_runs(report)}.",
+        f"llorch {report.version}, {report.created}, on {words.describe_host(report)}: "
+        f"{words.describe_runs(report)}.",
         "",
         *(f"- {_cell(sentence)}" for sentence in verdict(report)),
         "",
@@ -56,7 +59,9 @@ def markdown(report: Report) -> str:
 
 
 def comma_separated(report: Report) -> str:
-    """Return CSV: a line for each figure of each row; one without figures for what failed, with its reason."""
+    """Return CSV: a line for each figure of each row; one without figures for what failed, with its
+    reason.
+    """
     tests = [to_builtins(test) for test in words.tests_of(report)]
     fields = list(dict.fromkeys(name for test in tests for name in test))
     text = io.StringIO()
@@ -119,7 +124,9 @@ def compared(found: Comparison) -> str:
 
 
 def _table(report: Report) -> list[list[str]]:
-    """Return the heading and a line for each test and entry; the test's name stands before its first one alone."""
+    """Return the heading and a line for each test and entry; the test's name stands before its first one
+    alone.
+    """
     columns = words.columns(row for entry in report.entries for row in entry.rows)
     lines = [["test", "entry", *(words.heading(name, found) for name, found in columns.items())]]
     for test in words.tests_of(report):

@@ -1,4 +1,6 @@
-"""Which entry to use: what a report's figures say about that, in sentences, and nothing that they do not say."""
+"""Which entry to use: what a report's figures say about that, in sentences, and nothing that they do not
+say.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Headline:
 
 
 def headlines(report: Report) -> list[Headline]:
-    """Return prefill and decode, with fewest and with most streams, without a filled context if there is such a test.
+    """Return prefill and decode, with fewest and with most streams, without a filled context if there is such
+    a test.
 
     Of a report without those: the main figure of every test.
     """
@@ -63,12 +66,17 @@ def disqualified(entry: Entry) -> str | None:
     if entry.problem is not None:
         return f"{entry.label} failed: {entry.problem.message}"
     if entry.fidelity is not None and not entry.fidelity.passed:
-        return f"{entry.label} departs from the reference by more than its recipe allows: {words.describe_fidelity(entry)}"
+        return (
+            f"{entry.label} departs from the reference by more than its recipe allows: "
+            f"{words.describe_fidelity(entry)}"
+        )
     return None
 
 
 def verdict(report: Report) -> list[str]:
-    """Return sentences for whoever has to choose, the shortest answer first; none where there is nothing to choose between."""
+    """Return sentences for whoever has to choose, the shortest answer first; none where there is nothing to
+    choose between.
+    """
     if len(report.entries) == 1:
         return []
     able = [entry for entry in report.entries if disqualified(entry) is None]

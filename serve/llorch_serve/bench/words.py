@@ -53,7 +53,10 @@ def describe_test(test: Test) -> str:
         behind = f" behind {test.depth}" if test.depth else ""
         return f"{tokens}{behind}, {count(test.streams, 'stream')}"
     if test.arrivals == "together":
-        return f"{count(test.concurrency or 0, 'stream')} together, {test.prompt_tokens} + {test.generated_tokens} tokens"
+        return (
+            f"{count(test.concurrency or 0, 'stream')} together, {test.prompt_tokens} + "
+            f"{test.generated_tokens} tokens"
+        )
     return describe_load(test)
 
 
@@ -82,7 +85,8 @@ def spread(found: Figure) -> str:
 
 
 def columns(rows: Iterable[Row]) -> dict[str, Figure]:
-    """Return every figure that some of the rows have, in the order of :data:`TITLES`, each with one that has it.
+    """Return every figure that some of the rows have, in the order of :data:`TITLES`, each with one that has
+    it.
 
     Details of loads are left out: only JSON, CSV and a terminal's blocks have them.
     """
@@ -191,7 +195,10 @@ def describe_host(report: Report) -> str:
     """Return the machine in a line."""
     host = report.host
     cards = f", {', '.join(host.gpus)}" if host.gpus else ""
-    return f"{host.cpu}, {host.cpus_allowed} of {host.cpus} CPUs, {host.memory_bytes / 2**30:.0f} GiB{cards}, {host.system}"
+    return (
+        f"{host.cpu}, {host.cpus_allowed} of {host.cpus} CPUs, {host.memory_bytes / 2**30:.0f} GiB{cards}, "
+        f"{host.system}"
+    )
 
 
 def describe_runs(report: Report) -> str:

@@ -23,7 +23,8 @@ MAX_PROMPT_FILE_BYTES = 64 * 2**20
 class Workload:
     """One stream's work. Greedy, stop tokens ignored, so that every run does the same.
 
-    vocab_size: ids that a prompt may hold. The first token of each prompt is another one, from a random one on, so that
+    vocab_size: ids that a prompt may hold. The first token of each prompt is another one, from a random one
+        on, so that
     no request starts from the cached prefix of another, or of another benchmark on the same worker.
     """
 

@@ -45,7 +45,8 @@ class DeviceBuffers:
         found = value.device_name()
         if found != self._row.device_type:
             raise ProviderError(
-                f"{self._row.runtime_name} was asked for memory of {self._row.device_type} and gave memory of {found}; "
+                f"{self._row.runtime_name} was asked for memory of {self._row.device_type} and gave memory "
+                f"of {found}; "
                 "use another release of its wheel"
             )
         return value

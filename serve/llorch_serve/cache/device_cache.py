@@ -1,7 +1,7 @@
 """The KV cache in a device's memory: one key and one value buffer a layer for each slot.
 
-For devices whose buffers cannot be divided by address: a slot takes model calls of its own. Its buffers are allocated when it is
-first used, at its whole length, and stay.
+For devices whose buffers cannot be divided by address: a slot takes model calls of its own. Its buffers are
+allocated when it is first used, at its whole length, and stay.
 """
 
 from __future__ import annotations

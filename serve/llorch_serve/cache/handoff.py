@@ -1,9 +1,9 @@
 """The prompt under way, in the type that its graph computes in, beside a KV cache in int8.
 
-Attention over many rows of an int8 cache is slow, and every chunk of a prompt would read what the chunks before it
-were rounded to. So a prompt is computed in a cache of its own, with room for one sequence, and each chunk's keys and
-values are rounded into the sequence's slot once. One prompt is under way at a time; where another slot's prefix is
-taken up, what that slot holds is widened first.
+Attention over many rows of an int8 cache is slow, and every chunk of a prompt would read what the chunks
+before it were rounded to. So a prompt is computed in a cache of its own, with room for one sequence, and each
+chunk's keys and values are rounded into the sequence's slot once. One prompt is under way at a time; where
+another slot's prefix is taken up, what that slot holds is widened first.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class Handoff:
 
     def begin(self, slot: int, start: int) -> None:
         """Make the prompt's cache hold the first ``start`` positions of a slot."""
-        # What the prompt's cache holds of this slot is exact, also where a sequence takes up only part of it: calls have
-        # written nothing below that in the slot since. So continuations of one context read it as the first one did.
+        # What the prompt's cache holds of this slot is exact, also where a sequence takes up only part of it:
+        # calls have written nothing below that in the slot since. So continuations of one context read it as
+        # the first
+        # one did.
         if start and not (slot == self._slot and start <= self._length):
             for (layer, kind), scale in self._scales.items():
                 widened = self.prompt.rows(layer, kind, 0, 1)[0, :, :start]
@@ -71,7 +73,9 @@ class Handoff:
         self._slot, self._length = slot, start
 
     def end(self, stop: int) -> None:
-        """Round what the prompt's cache holds from where :meth:`begin` left it up to ``stop`` into the slot."""
+        """Round what the prompt's cache holds from where :meth:`begin` left it up to ``stop`` into the
+        slot.
+        """
         assert self._slot is not None
         start = self._length
         for (layer, kind), inverse in self._inverse.items():

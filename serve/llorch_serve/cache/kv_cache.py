@@ -1,7 +1,8 @@
 """The KV cache in host memory: one key and one value buffer a layer, a row for each slot.
 
-Buffers are ``[slots, kv_heads, capacity, head_dim]`` in the layout's type. The operating system commits their pages
-when they are first written, and takes them back when they are released, so memory follows use, not capacity.
+Buffers are ``[slots, kv_heads, capacity, head_dim]`` in the layout's type. The operating system commits their
+pages when they are first written, and takes them back when they are released, so memory follows use, not
+capacity.
 """
 
 from __future__ import annotations
@@ -54,16 +55,22 @@ class KvCapacity:
         return self.slots * self.context * self.bytes_per_token
 
     def notice(self, context_length: int) -> str | None:
-        """Return what a person should know, with the arithmetic; context_length: the longest that the model has."""
+        """Return what a person should know, with the arithmetic; context_length: the longest that the model
+        has.
+        """
         arithmetic = (
             f"share {self.budget} tokens of {self.bytes_per_token} bytes each in "
             f"{self.total_bytes / 2**20:.0f} MiB of KV cache"
         )
         if self.limited_by_memory:
-            return f"context limited to {self.context} of {context_length} tokens: {self.slots} slots {arithmetic}"
+            return (
+                f"context limited to {self.context} of {context_length} tokens: {self.slots} slots "
+                f"{arithmetic}"
+            )
         if self.budget < self.slots * self.context:
             return (
-                f"{self.slots} slots of {self.context} tokens {arithmetic}; a request waits until its prompt and "
+                f"{self.slots} slots of {self.context} tokens {arithmetic}; a request waits until its "
+                f"prompt and "
                 "max_tokens fit"
             )
         return None
@@ -81,12 +88,13 @@ def plan_capacity(
 ) -> KvCapacity:
     """Choose the tokens per slot and over all slots.
 
-    context_length: the artifact's. max_context: the user's choice; None: the longest that every slot can have at once.
+    context_length: the artifact's. max_context: the user's choice; None: the longest that every slot can have
+        at once.
     A choice may be longer than that: then fewer sequences of full length run at a time.
     cache_bytes: memory for the cache; None: a share of ``free_bytes``.
     whole: the memory of all slots is taken at once, so it has to suffice for each at its longest.
-    Raises UsageError for values out of range, ResourceError if one sequence of the chosen length, or with ``whole`` one in every
-    slot, does not fit.
+    Raises UsageError for values out of range, ResourceError if one sequence of the chosen length, or with
+    ``whole`` one in every slot, does not fit.
     """
     if slots < 1:
         raise UsageError(f"--slots is {slots}; at least 1 is needed")
@@ -94,7 +102,8 @@ def plan_capacity(
         raise UsageError(f"--max-context is {max_context}; this artifact takes 2 to {context_length}")
     if cache_bytes is not None and cache_bytes > free_bytes:
         raise ResourceError(
-            f"--kv-cache-memory is {cache_bytes / 2**20:.0f} MiB and {free_bytes / 2**20:.0f} MiB are free beside the "
+            f"--kv-cache-memory is {cache_bytes / 2**20:.0f} MiB and {free_bytes / 2**20:.0f} MiB are free "
+            f"beside the "
             "weights; choose less"
         )
     allowed = int(free_bytes * MEMORY_SHARE) if cache_bytes is None else cache_bytes
@@ -109,7 +118,8 @@ def plan_capacity(
         each = f"{slots} slots of {wanted} tokens" if whole else f"one sequence of {wanted} tokens"
         raise ResourceError(
             f"{each} x {kv.bytes_per_token} bytes {'need' if whole else 'needs'} "
-            f"{sequences * wanted * kv.bytes_per_token / 2**20:.1f} MiB of KV cache and {allowed / 2**20:.1f} MiB may be used "
+            f"{sequences * wanted * kv.bytes_per_token / 2**20:.1f} MiB of KV cache and "
+            f"{allowed / 2**20:.1f} MiB may be used "
             f"({share}); choose a smaller --max-context{' or fewer --slots' if whole else ''}"
         )
     return KvCapacity(slots, wanted, kv.bytes_per_token, min(budget, slots * wanted))
@@ -128,7 +138,9 @@ class SlotCache(Protocol):
 
     @property
     def stays(self) -> bool:
-        """Whether a provider whose memory it is not in reads and writes it where it lies, so that it is bound once."""
+        """Whether a provider whose memory it is not in reads and writes it where it lies, so that it is bound
+        once.
+        """
 
     def place(self, first: int, count: int) -> tuple[int, int]:
         """Return what tells the buffers of neighbouring slots from all others."""
@@ -169,7 +181,9 @@ class KvCache:
         return self._buffers[layer, kind][first : first + count]
 
     def place(self, first: int, count: int) -> tuple[int, int]:
-        """Return what tells the buffers of neighbouring slots from all others: a slot's stay where they are."""
+        """Return what tells the buffers of neighbouring slots from all others: a slot's stay where they
+        are.
+        """
         return (first, count)
 
     def bind(self, io: Any, first: int, count: int) -> None:
@@ -194,7 +208,9 @@ class KvCache:
             buffer[second, :, :tokens] = kept
 
     def release(self, slot: int, keep: int) -> None:
-        """Give whole pages beyond the first ``keep`` positions back to the system; they read as zeros afterwards."""
+        """Give whole pages beyond the first ``keep`` positions back to the system; they read as zeros
+        afterwards.
+        """
         # Windows has no such call: there memory stays at the most that was used.
         if sys.platform != "win32":
             for memory, buffer in zip(self._memory, self._buffers.values(), strict=True):
@@ -210,8 +226,8 @@ class KvCache:
 def _lazy_memory(size: int, capacity: KvCapacity) -> mmap.mmap:
     """Return ``size`` zero bytes whose memory is committed page by page as it is written.
 
-    numpy's own allocation asks the kernel for huge pages of 2 MiB, which commits a head's whole row of positions
-    with its first token. Raises ResourceError if the system refuses the address space.
+    numpy's own allocation asks the kernel for huge pages of 2 MiB, which commits a head's whole row of
+    positions with its first token. Raises ResourceError if the system refuses the address space.
     """
     try:
         if sys.platform == "win32":  # the page file answers for all of it; memory is taken page by page

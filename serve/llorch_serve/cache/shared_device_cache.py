@@ -1,4 +1,5 @@
-"""The KV cache in a device's memory whose buffers can be divided by address: a key and a value buffer a layer, for all slots.
+"""The KV cache in a device's memory whose buffers can be divided by address: a key and a value buffer a
+layer, for all slots.
 
 So one call advances many sequences, as in host memory. The buffers are taken whole when they are made.
 """
@@ -37,7 +38,9 @@ class SharedDeviceCache:
         self._spare = self._make(1)  # of one layer; slots are exchanged by way of it
 
     def place(self, first: int, count: int) -> tuple[int, int]:
-        """Return what tells the buffers of neighbouring slots from all others: a slot's stay where they are."""
+        """Return what tells the buffers of neighbouring slots from all others: a slot's stay where they
+        are.
+        """
         return (first, count)
 
     def bind(self, io: Any, first: int, count: int) -> None:
@@ -51,7 +54,9 @@ class SharedDeviceCache:
                 io.bind_output(self.kv.present_name.format(layer=layer, kind=kind), *part)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first ``tokens`` positions of one slot to another. Raises ProviderError if the device fails."""
+        """Copy the first ``tokens`` positions of one slot to another. Raises ProviderError if the device
+        fails.
+        """
         for value in self._values:
             start = value.data_ptr()
             self._move(start + target * self._slot, start + source * self._slot, tokens)

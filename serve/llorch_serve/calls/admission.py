@@ -1,4 +1,5 @@
-"""What every way in needs before the engine has a request: threads that read it, and whether any is under way.
+"""What every way in needs before the engine has a request: threads that read it, and whether any is under
+way.
 
 Used by ``rpc/servicer.py`` and ``http/service.py``, on the event loop of either.
 """
@@ -19,7 +20,8 @@ R = TypeVar("R")
 
 
 class ReadingThreads:
-    """A small thread pool that reads, checks, tokenises and submits requests, so that a long one holds up no stream.
+    """A small thread pool that reads, checks, tokenises and submits requests, so that a long one holds up no
+    stream.
 
     max_pending_bytes: of requests that wait for it.
     """
@@ -33,7 +35,8 @@ class ReadingThreads:
         """Run ``work``, which holds a request of ``size`` bytes. Raises QueueFullError, or what it raises."""
         if self._pending_bytes + size > self._max_pending_bytes:
             raise QueueFullError(
-                f"{self._pending_bytes} bytes of requests wait to be read, the most is {self._max_pending_bytes}; try again",
+                f"{self._pending_bytes} bytes of requests wait to be read, the most is "
+                f"{self._max_pending_bytes}; try again",
                 retry_after_s=1.0,
             )
         self._pending_bytes += size
@@ -83,7 +86,9 @@ def _retrieve(work: asyncio.Future[Any]) -> None:
 
 
 class Activity:
-    """Counts the calls that are under way, and remembers when the last one ended. Made on a running event loop."""
+    """Counts the calls that are under way, and remembers when the last one ended. Made on a running event
+    loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -25,10 +25,11 @@ def holder_of(certificate: bytes) -> str:
 
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any], *, by_token: bool) -> str:
-    """Return a name for the caller, the same for every call of its own; empty if the worker cannot tell callers apart.
+    """Return a name for the caller, the same for every call of its own; empty if the worker cannot tell
+    callers apart.
 
-    A client certificate names its holder, else a token does, if the worker checks tokens (``by_token``). The name is a
-    digest, fit to be logged.
+    A client certificate names its holder, else a token does, if the worker checks tokens (``by_token``). The
+    name is a digest, fit to be logged.
     """
     certificate = context.auth_context().get("x509_pem_cert", ())
     if certificate:

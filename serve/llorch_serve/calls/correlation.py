@@ -1,4 +1,6 @@
-"""The caller's own ids of a request, for logs and spans: how they travel with a call, and which are fit to be told again."""
+"""The caller's own ids of a request, for logs and spans: how they travel with a call, and which are fit to be
+told again.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class CallerIds:
-    """correlation_id, traceparent: see :class:`llorch_serve.requests.GenerationRequest`; empty where there is none."""
+    """correlation_id, traceparent: see :class:`llorch_serve.requests.GenerationRequest`; empty where there is
+    none.
+    """
 
     correlation_id: str = ""
     traceparent: str = ""
 
 
 def plain_id(given: str) -> str:
-    """Return an id as it is if it is 1 to 128 plain characters, else a digest of it that logs and headers may carry."""
+    """Return an id as it is if it is 1 to 128 plain characters, else a digest of it that logs and headers may
+    carry.
+    """
     return given if _PLAIN.fullmatch(given) else hashlib.sha256(given.encode()).hexdigest()[:16]
 
 
@@ -39,12 +45,16 @@ def read_ids(metadata: Iterable[tuple[str, str | bytes]] | None) -> CallerIds:
 
 
 def echo(ids: CallerIds) -> tuple[tuple[str, str], ...]:
-    """Return what a call's answer begins with: its correlation id under both names, or nothing if it brought none."""
+    """Return what a call's answer begins with: its correlation id under both names, or nothing if it brought
+    none.
+    """
     return tuple((key, ids.correlation_id) for key in (CORRELATION_KEY, REQUEST_KEY) if ids.correlation_id)
 
 
 def write_ids(correlation_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a call that carries these ids. Raises InvalidRequestError for those that none can carry."""
+    """Return the metadata of a call that carries these ids. Raises InvalidRequestError for those that none
+    can carry.
+    """
     bad = []
     if correlation_id and not _PLAIN.fullmatch(correlation_id):
         expected = "expected 1 to 128 letters, digits and ._:/+=@-, or none"

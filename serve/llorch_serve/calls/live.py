@@ -1,15 +1,18 @@
-"""Where the engine's thread and the event loop meet: what each running call has been given and not yet sent on.
+"""Where the engine's thread and the event loop meet: what each running call has been given and not yet sent
+on.
 
-Input: the updates of an engine step, all at once, on the engine's thread (:meth:`LiveCalls.deliver`). Output: a
-:class:`LiveCall` per request, from which its handler takes everything that has come in since it last looked.
+Input: the updates of an engine step, all at once, on the engine's thread (:meth:`LiveCalls.deliver`). Output:
+a :class:`LiveCall` per request, from which its handler takes everything that has come in since it last
+looked.
 
-At most one hop to the loop per engine step, however many requests it served. What arrives while a handler is busy writing is
-joined to what is already there, so a slow reader gets fewer, larger messages, and the most a call can hold is the rest of
-its own answer (max_tokens, at most the context).
+At most one hop to the loop per engine step, however many requests it served. What arrives while a handler is
+busy writing is joined to what is already there, so a slow reader gets fewer, larger messages, and the most a
+call can hold is the rest of its own answer (max_tokens, at most the context).
 
-A hop and the messages that it leads to cost processor time that the model could use, and many streams are many messages. So
-hops are spaced for as long as keeps a step's streams to :data:`MESSAGES_PER_S` together, at most :data:`LONGEST_WAIT_S`. The
-first token of an answer and its end wait for nothing. A fixed interval in tokens takes the place of that.
+A hop and the messages that it leads to cost processor time that the model could use, and many streams are
+many messages. So hops are spaced for as long as keeps a step's streams to :data:`MESSAGES_PER_S` together, at
+most :data:`LONGEST_WAIT_S`. The first token of an answer and its end wait for nothing. A fixed interval in
+tokens takes the place of that.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ class LiveCall:
     whole: the handler wants the whole answer, so it sleeps until the last update.
     interval: tokens of an answer that it sleeps for, after the first ones and before the end.
     delivered: answers that an update has been delivered of. Used by the engine's thread.
-    abandoned: the handler has left (answered, cancelled, deadline); updates are dropped. Read by other threads.
+    abandoned: the handler has left (answered, cancelled, deadline); updates are dropped. Read by other
+        threads.
     ended: the last update has come; the generator no longer knows the request.
     """
 
@@ -71,7 +75,8 @@ class LiveCall:
         self._unwanted = False
 
     async def take(self) -> list[GenerationUpdate]:
-        """Wait for something new, and return all of it, joined to one update for each answer that has news, the last one last.
+        """Wait for something new, and return all of it, joined to one update for each answer that has news,
+        the last one last.
 
         Raises the error that ended the request.
         """
@@ -119,7 +124,9 @@ class LiveCall:
             self.cancel()
 
     def leave(self) -> None:
-        """Say that nobody takes updates any more, so that the request ends, now or as soon as it is admitted."""
+        """Say that nobody takes updates any more, so that the request ends, now or as soon as it is
+        admitted.
+        """
         self.abandoned = True
         self.cancel()
 
@@ -167,7 +174,9 @@ class LiveCalls:
             call.fail(error)
 
     def admitted(self, call: LiveCall) -> None:
-        """Take a call that has just been submitted: it ends at once if it, or all calls, have been ended. On the loop."""
+        """Take a call that has just been submitted: it ends at once if it, or all calls, have been ended. On
+        the loop.
+        """
         call.admitted()
         if self._end is not None:
             call.fail(self._end)
@@ -180,8 +189,8 @@ class LiveCalls:
     def add(self, request_id: str, call: LiveCall) -> None:
         """Enter a call under its id. Any thread.
 
-        An id stays taken until the generator has sent the request's last update, even if its handler left long
-        before, so that a late update of one request can never reach another.
+        An id stays taken until the generator has sent the request's last update, even if its handler left
+        long before, so that a late update of one request can never reach another.
 
         Raises InvalidRequestError if the id is taken, QueueFullError if there are too many calls.
         """
@@ -217,7 +226,9 @@ class LiveCalls:
             self._loop.call_soon_threadsafe(self._distribute)
 
     def _spacing(self, updates: list[GenerationUpdate]) -> float:
-        """Return the seconds since the last hop before which these updates need none; at most LONGEST_WAIT_S."""
+        """Return the seconds since the last hop before which these updates need none; at most
+        LONGEST_WAIT_S.
+        """
         if self._interval is not None:
             return 0.0
         streams, urgent = set(), False

@@ -1,10 +1,11 @@
 """Runs chat templates, which come with a checkpoint and are code that nobody here has read.
 
-jinja2's immutable sandbox keeps a template away from Python's internals; this module also bounds what it may spend. Loop
-iterations, calls and filters are steps, of which there are so many. Before one of them, a test or an operator is done its cost is known
-(``template_costs.py``), is within what one operation may take, and comes out of the render's budget, which so bounds time and memory. What is written, blocks
-and macros included, is counted too. A method or filter whose cost is not known there is refused. The clock, looked at in each step, ends
-what is merely slow.
+jinja2's immutable sandbox keeps a template away from Python's internals; this module also bounds what it may
+spend. Loop iterations, calls and filters are steps, of which there are so many. Before one of them, a test or
+an operator is done its cost is known (``template_costs.py``), is within what one operation may take, and
+comes out of the render's budget, which so bounds time and memory. What is written, blocks and macros
+included, is counted too. A method or filter whose cost is not known there is refused. The clock, looked at in
+each step, ends what is merely slow.
 """
 
 from __future__ import annotations
@@ -204,7 +205,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return text
 
     def _compare(self, left: Any, *rest: Any) -> Any:
-        """Compare one value after another, as in ``a < b < c``; rest: names of comparisons, each with a value."""
+        """Compare one value after another, as in ``a < b < c``; rest: names of comparisons, each with a
+        value.
+        """
         outcome = None
         left = costs.listed(left)
         for name, right in zip(rest[::2], rest[1::2], strict=True):
@@ -451,7 +454,9 @@ def _own(kwargs: dict[str, Any]) -> Iterator[Any]:
 
 
 def _binop_cost(operator: str, left: Any, right: Any) -> int:
-    """Return the cost of an operator. Raises SecurityError for a value of a type that it is not known for, or is too large."""
+    """Return the cost of an operator. Raises SecurityError for a value of a type that it is not known for, or
+    is too large.
+    """
     if operator == "%" and isinstance(left, str):
         return costs.percent(left, right)
     if operator == "*":

@@ -1,7 +1,7 @@
 """From a conversation to token ids, with the model's own chat template.
 
-The template comes from the artifact, the messages from a request; ids and the rendered text go to the engine and to
-``Tokenize``. What users write is never a control token: see :func:`encode_chat`.
+The template comes from the artifact, the messages from a request; ids and the rendered text go to the engine
+and to ``Tokenize``. What users write is never a control token: see :func:`encode_chat`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class ChatTemplate:
             self._template = self._sandbox.compile_bounded(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise ArtifactError(
-                f"the chat template cannot be compiled: {_reason(error)}. Correct it in the checkpoint and export again."
+                f"the chat template cannot be compiled: {_reason(error)}. Correct it in the checkpoint and "
+                f"export again."
             ) from error
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._variables = {name: text for name, text in tokens.items() if text is not None}
@@ -80,13 +81,17 @@ class ChatTemplate:
         with self._lock:
             if not seen.continue_final_message:
                 return self._render(seen)
-            # A mark at the end of the last message shows where to cut, and a space after it whether the template trims.
+            # A mark at the end of the last message shows where to cut, and a space after it whether the
+            # template trims.
             mark = f"CUT{secrets.token_hex(16)}"
             text = self._render(_with_mark(seen, f"{mark} "))
         head, found, tail = text.rpartition(mark)
         content = _final_text(seen).strip()
         if not found or content not in head:
-            problem = "the model's chat template does not write the last message as it is, so it cannot be gone on with"
+            problem = (
+                "the model's chat template does not write the last message as it is, so it cannot be gone "
+                "on with"
+            )
             raise InvalidRequestError([FieldViolation(f"{FIELD}.continue_final_message", problem)])
         return head if tail.startswith(" ") else head.rstrip()
 
@@ -127,10 +132,11 @@ def encode_chat(
 ) -> tuple[tuple[int, ...], str]:
     """Return the ids of a conversation that is open for the assistant's answer, and the rendered text.
 
-    Special tokens that the template writes become control tokens. BOS comes first once: if the tokenizer adds one to
-    texts and the template wrote none, it is added. Unless the prompt allows it, no control token is made, in whole or in
-    part, of messages, tools, documents or arguments, whatever the template or the tokenizer's normaliser does to them. Only
-    a role that is a word may complete one that the template writes around it.
+    Special tokens that the template writes become control tokens. BOS comes first once: if the tokenizer adds
+    one to texts and the template wrote none, it is added. Unless the prompt allows it, no control token is
+    made, in whole or in part, of messages, tools, documents or arguments, whatever the template or the
+    tokenizer's normaliser does to them. Only a role that is a word may complete one that the template writes
+    around it.
 
     most: tokens of the context. most_chars: of the rendered text, which else is refused before it is encoded.
     Raises InvalidRequestError if a field is bad, or the template refuses the conversation.
@@ -138,7 +144,10 @@ def encode_chat(
     seen = read_input(prompt)
     text = template.render(seen)
     if len(text) > most_chars:
-        found = f"found {len(text)} characters behind the chat template; the context holds {most} tokens, expected at most {most_chars}"
+        found = (
+            f"found {len(text)} characters behind the chat template; the context holds {most} tokens, "
+            f"expected at most {most_chars}"
+        )
         raise InvalidRequestError([FieldViolation(FIELD, found)])
     tokenizer.check_fits(text, most, field=FIELD)
     if prompt.allow_control_tokens:
@@ -158,14 +167,18 @@ def _written(
 ) -> tuple[str, list[Spot]]:
     """Return the rendered text, and where the template, and nobody else, has written special tokens into it.
 
-    The conversation is rendered again in disguise, the second time in a thinner one for templates that look for words.
-    Where every rendering differs, as the template looks for marks that a user wrote, the text is as it was if
-    the template has still written the same tokens, and else the one that it made of the disguised conversation.
+    The conversation is rendered again in disguise, the second time in a thinner one for templates that look
+    for words. Where every rendering differs, as the template looks for marks that a user wrote, the text is
+    as it was if the template has still written the same tokens, and else the one that it made of the
+    disguised conversation.
     """
     spots = guard.spots(text)
     disguise = guard.disguise.unlike((text, *seen.texts()))
     if disguise is None:
-        problem = "found characters of too many planes of Unicode; expected text that leaves two of planes 4 to 16 unused"
+        problem = (
+            "found characters of too many planes of Unicode; expected text that leaves two of planes 4 to "
+            "16 unused"
+        )
         raise InvalidRequestError([FieldViolation(FIELD, problem)])
     twin = None
     for disguised in (

@@ -1,8 +1,8 @@
 """What each thing that a chat template may do costs, known before it is done.
 
-Input: a value, and the method, filter, test or operator that a template puts to it. Output: units of about a nanosecond of work in
-Python's own C code, or a byte that is made, whichever is more. What is listed here is all that a template may call; the
-sandbox refuses the rest, and what costs too much.
+Input: a value, and the method, filter, test or operator that a template puts to it. Output: units of about a
+nanosecond of work in Python's own C code, or a byte that is made, whichever is more. What is listed here is
+all that a template may call; the sandbox refuses the rest, and what costs too much.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def size(value: Any) -> int:
 
 
 def weight(value: Any) -> int:
-    """Return the cost of looking at a value and all that is in it, as often as it is in it. Raises SecurityError beyond MAX_AT_ONCE."""
+    """Return the cost of looking at a value and all that is in it, as often as it is in it. Raises
+    SecurityError beyond MAX_AT_ONCE.
+    """
     rest: list[Any] = [value]
     total = 0
     while rest:
@@ -86,7 +88,9 @@ def text(value: Any) -> int:
 
 
 def comparison(operator: str, left: Any, right: Any) -> int:
-    """Return the cost of one of jinja2's comparisons, by the name that it has there. Iterators are lists by now."""
+    """Return the cost of one of jinja2's comparisons, by the name that it has there. Iterators are lists by
+    now.
+    """
     if operator in ("in", "notin"):
         return _membership(left, right)
     if isinstance(left, str) and isinstance(right, str):
@@ -109,7 +113,9 @@ def _membership(item: Any, container: Any) -> int:
 
 
 def percent(pattern: str, value: Any) -> int:
-    """Return the cost of ``pattern % value``. Raises SecurityError for a width above 9999 or a computed one."""
+    """Return the cost of ``pattern % value``. Raises SecurityError for a width above 9999 or a computed
+    one.
+    """
     total, fields = size(pattern), 0
     for found in _PERCENT.finditer(pattern):
         fields += 1
@@ -127,7 +133,9 @@ def percent(pattern: str, value: Any) -> int:
 
 
 def field(value: Any, spec: str) -> int:
-    """Return the cost of one field of ``format``. Raises SecurityError for a width or precision above 9999."""
+    """Return the cost of one field of ``format``. Raises SecurityError for a width or precision above
+    9999.
+    """
     if len(spec) > 100 or _WIDE.search(spec):
         raise _too_wide()
     return NODE + 8 * sum(map(int, re.findall(r"\d+", spec))) + text(value)
@@ -251,7 +259,9 @@ def _sorted(value: Any, given: tuple[Any, ...]) -> int:
 
 
 def _paired(value: Any, given: tuple[Any, ...]) -> int:
-    """Whoever writes the values can choose them to fall on one place of a hash table, each compared with every other."""
+    """Whoever writes the values can choose them to fall on one place of a hash table, each compared with
+    every other.
+    """
     _check_attribute(given)
     return weight(value) + NODE // 2 * _count(value) ** 2
 

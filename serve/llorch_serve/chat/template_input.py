@@ -1,4 +1,5 @@
-"""From a chat prompt to the plain values that a template sees: dicts, lists, texts and numbers, as transformers gives them.
+"""From a chat prompt to the plain values that a template sees: dicts, lists, texts and numbers, as
+transformers gives them.
 
 The prompt comes from a request and is checked here; values go to the chat module, which renders them.
 """
@@ -30,11 +31,12 @@ _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 class TemplateInput:
     """What a template sees.
 
-    messages: keys that a message lacks are left out, since a None would be printed as ``None``. The arguments of calls
-        are objects.
+    messages: keys that a message lacks are left out, since a None would be printed as ``None``. The arguments
+        of calls are objects.
     tools, documents: None where there are none.
     arguments: further variables.
-    texts_of_calls: for each message, the arguments of its calls as JSON text, for templates that want them so.
+    texts_of_calls: for each message, the arguments of its calls as JSON text, for templates that want them
+        so.
     """
 
     messages: list[dict[str, Any]]
@@ -46,7 +48,8 @@ class TemplateInput:
     texts_of_calls: list[list[str]]
 
     def changed(self, value: Callable[[str], str], key: Callable[[str], str]) -> TemplateInput:
-        """Return a copy in which every text of the user has been put through ``value``, and keys of their objects through ``key``.
+        """Return a copy in which every text of the user has been put through ``value``, and keys of their
+        objects through ``key``.
 
         A role that is a word stays: it says what a message is, and templates write it into their own tokens.
         """
@@ -112,7 +115,9 @@ def read_input(prompt: ChatPrompt) -> TemplateInput:
 
 
 def _check_items(prompt: ChatPrompt) -> None:
-    """Raise InvalidRequestError before JSON is read that has too many values: while it is, nothing else runs."""
+    """Raise InvalidRequestError before JSON is read that has too many values: while it is, nothing else
+    runs.
+    """
     calls = [call.arguments for message in prompt.messages for call in message.tool_calls]
     texts = (*prompt.tools, *prompt.documents, prompt.template_arguments or "", *calls)
     found = sum(text.count(mark) for text in texts for mark in "[{,")

@@ -1,4 +1,6 @@
-"""The typed client for an event loop: what :class:`llorch_serve.client.blocking.WorkerClient` does, as coroutines."""
+"""The typed client for an event loop: what :class:`llorch_serve.client.blocking.WorkerClient` does, as
+coroutines.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ R = TypeVar("R")
 class AsyncWorkerClient:
     """A connection to the worker at ``address`` (HOST:PORT), made on a running event loop and used on it.
 
-    Raises as the other client does: InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError,
-    AuthenticationError, ResourceError or CancelledError as the worker would in this process, and WorkerError if it fails or is not there.
+    Raises as the other client does: InvalidRequestError, ModelMismatchError, QueueFullError,
+    UnavailableError, AuthenticationError, ResourceError or CancelledError as the worker would in this
+    process, and WorkerError if it fails or is not there.
     """
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:
@@ -73,8 +76,8 @@ class AsyncWorkerClient:
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until the worker serves.
 
-        Raises WorkerError if nothing answers within ``timeout_s`` seconds, UnavailableError if the worker answers but
-        has not finished loading by then.
+        Raises WorkerError if nothing answers within ``timeout_s`` seconds, UnavailableError if the worker
+        answers but has not finished loading by then.
         """
         answered = False
         try:
@@ -96,10 +99,12 @@ class AsyncWorkerClient:
         except TimeoutError:
             if answered:
                 raise UnavailableError(
-                    f"the worker at {self.address} is not ready after {timeout_s:g} s; wait longer, or see its log"
+                    f"the worker at {self.address} is not ready after {timeout_s:g} s; wait longer, or see "
+                    f"its log"
                 ) from None
             raise WorkerError(
-                f"no worker answers at {self.address} after {timeout_s:g} s; start one with: llorch serve DIR, "
+                f"no worker answers at {self.address} after {timeout_s:g} s; start one with: llorch serve "
+                f"DIR, "
                 "or correct the address"
             ) from None
 
@@ -108,7 +113,8 @@ class AsyncWorkerClient:
     ) -> AsyncIterator[GenerationUpdate]:
         """Yield the updates of a request as they come; the last has its completion.
 
-        A generator that is closed early cancels the request. ``timeout_s`` bounds the whole answer, in seconds.
+        A generator that is closed early cancels the request. ``timeout_s`` bounds the whole answer, in
+        seconds.
         """
         message = pb.GenerateStreamRequest(request=convert.write_generation_request(request))
         check_size(message.ByteSize())
@@ -128,7 +134,8 @@ class AsyncWorkerClient:
     async def complete(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> list[GenerationUpdate]:
-        """Return the whole answers of a request in the order of their index, each as one update with its completion.
+        """Return the whole answers of a request in the order of their index, each as one update with its
+        completion.
 
         ``timeout_s`` bounds all of them together, in seconds.
         """
@@ -141,7 +148,8 @@ class AsyncWorkerClient:
     ) -> Sequence[ContinuationScore]:
         """Return how likely each continuation of a context is, in their order.
 
-        ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model's graph cannot score.
+        ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model's
+        graph cannot score.
         """
         message = write_score_request(request)
         ids = write_ids(request.correlation_id, request.traceparent)
@@ -170,7 +178,9 @@ class AsyncWorkerClient:
         return convert_info.read_load(await self._call(self._service.GetLoad, pb.GetLoadRequest()))
 
     async def abort(self, *request_ids: str) -> tuple[str, ...]:
-        """End live requests; return the ids of those that were live, and this caller's own where the worker knows it."""
+        """End live requests; return the ids of those that were live, and this caller's own where the worker
+        knows it.
+        """
         message = convert.write_abort_request(request_ids)
         response: pb.AbortResponse = await self._call(self._service.Abort, message)
         return tuple(response.request_ids)

@@ -1,8 +1,9 @@
-"""A typed client of one worker: plain requests in, plain updates out, and statuses turned back into our errors.
+"""A typed client of one worker: plain requests in, plain updates out, and statuses turned back into our
+errors.
 
-Used by ``llorch generate --connect`` and ``llorch bench --connect``. Calls block; threads may share a client, one
-call each. :meth:`WorkerClient.generate` reads its stream on the caller's own thread, without the thread hop
-that gRPC otherwise adds to every message.
+Used by ``llorch generate --connect`` and ``llorch bench --connect``. Calls block; threads may share a client,
+one call each. :meth:`WorkerClient.generate` reads its stream on the caller's own thread, without the thread
+hop that gRPC otherwise adds to every message.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ R = TypeVar("R")
 class WorkerClient:
     """A connection to the worker at ``address`` (HOST:PORT). Nothing is sent before the first call.
 
-    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError, AuthenticationError,
-    ResourceError or CancelledError as the worker would if it were called in this process, and WorkerError if it cannot be reached or fails.
+    Every method raises InvalidRequestError, ModelMismatchError, QueueFullError, UnavailableError,
+    AuthenticationError, ResourceError or CancelledError as the worker would if it were called in this
+    process, and WorkerError if it cannot be reached or fails.
     """
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:
@@ -80,8 +82,8 @@ class WorkerClient:
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until the worker serves.
 
-        Raises WorkerError if nothing answers within ``timeout_s`` seconds, UnavailableError if the worker answers
-        but has not finished loading by then.
+        Raises WorkerError if nothing answers within ``timeout_s`` seconds, UnavailableError if the worker
+        answers but has not finished loading by then.
         """
         deadline = time.monotonic() + timeout_s
         answered = False
@@ -100,10 +102,12 @@ class WorkerClient:
                 watch.cancel()
         if answered:
             raise UnavailableError(
-                f"the worker at {self.address} is not ready after {timeout_s:g} s; wait longer, or see its log"
+                f"the worker at {self.address} is not ready after {timeout_s:g} s; wait longer, or see its "
+                f"log"
             )
         raise WorkerError(
-            f"no worker answers at {self.address} after {timeout_s:g} s; start one with: llorch serve DIR, or correct the address"
+            f"no worker answers at {self.address} after {timeout_s:g} s; start one with: llorch serve DIR, "
+            f"or correct the address"
         )
 
     def generate(
@@ -123,7 +127,8 @@ class WorkerClient:
     def complete(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> list[GenerationUpdate]:
-        """Return the whole answers of a request in the order of their index, each as one update with its completion.
+        """Return the whole answers of a request in the order of their index, each as one update with its
+        completion.
 
         ``timeout_s`` bounds all of them together, in seconds.
         """
@@ -159,7 +164,8 @@ class WorkerClient:
     def score(self, request: ScoreRequest, *, timeout_s: float | None = None) -> Sequence[ContinuationScore]:
         """Return how likely each continuation of a context is, in their order.
 
-        ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model's graph cannot score.
+        ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model's
+        graph cannot score.
         """
         message = write_score_request(request)
         ids = write_ids(request.correlation_id, request.traceparent)
@@ -186,7 +192,9 @@ class WorkerClient:
         return convert_info.read_load(self._call(self._service.GetLoad, pb.GetLoadRequest()))
 
     def abort(self, *request_ids: str) -> tuple[str, ...]:
-        """End live requests; return the ids of those that were live, and this caller's own where the worker knows it."""
+        """End live requests; return the ids of those that were live, and this caller's own where the worker
+        knows it.
+        """
         message = convert.write_abort_request(request_ids)
         response: pb.AbortResponse = self._call(self._service.Abort, message)
         return tuple(response.request_ids)

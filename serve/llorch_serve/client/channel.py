@@ -23,7 +23,8 @@ OPTIONS: Final = (
 class Access:
     """What a client shows and whom it trusts.
 
-    token: sent with every call. tls: encrypt. ca: PEM of whoever signed the worker's certificate; None: gRPC's own list.
+    token: sent with every call. tls: encrypt. ca: PEM of whoever signed the worker's certificate; None:
+        gRPC's own list.
     chain, key: PEM of the client's own certificate, where the worker asks for one.
     """
 

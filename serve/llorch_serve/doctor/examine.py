@@ -36,7 +36,9 @@ _CONTEXT: Final = 64  # tokens of the cache that an artifact is tried with
 
 @dataclass(frozen=True, slots=True)
 class ProviderState:
-    """One provider here. wheel: what brings it, with the version that is installed. missing: libraries that are not here."""
+    """One provider here. wheel: what brings it, with the version that is installed. missing: libraries that
+    are not here.
+    """
 
     name: str
     available: bool
@@ -129,7 +131,8 @@ def _wrong(results: list[OperatorResult], provider: str, *, allow_cpu_nodes: boo
             problems.append(
                 Problem(
                     4,
-                    f"{result.name} runs on {result.provider}, not on {provider}; accept that with --allow-cpu-nodes",
+                    f"{result.name} runs on {result.provider}, not on {provider}; accept that with "
+                    f"--allow-cpu-nodes",
                 )
             )
     return problems

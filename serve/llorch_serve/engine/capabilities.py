@@ -1,6 +1,7 @@
 """What a session can do, so that the scheduler plans within it and people are told what is missing.
 
-The session says it; the runner, the scheduler and the worker read it, which passes it on to ``GetModelInfo`` and to the terminal.
+The session says it; the runner, the scheduler and the worker read it, which passes it on to ``GetModelInfo``
+and to the terminal.
 """
 
 from __future__ import annotations

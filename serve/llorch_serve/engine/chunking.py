@@ -1,7 +1,7 @@
 """How many tokens of a prompt go into one step while others wait for theirs.
 
-Attention over a token costs more the further on it stands, so chunks of one length take longer and longer. Beside
-running sequences a chunk is made shorter, so that each takes about as long as one at the beginning.
+Attention over a token costs more the further on it stands, so chunks of one length take longer and longer.
+Beside running sequences a chunk is made shorter, so that each takes about as long as one at the beginning.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Final
 from llorch_serve.artifact.manifest import LlamaConfig
 
 _ATTENTION_COST: Final = 3.0
-"""Time of a multiply-add of attention, in float32, over one of a linear layer in int8: 2.9 on two cores with AVX-512
-VNNI (SmolLM2-135M: chunks of 256 take 131 ms at position 0 and 604 ms at 3,840)."""
+"""Time of a multiply-add of attention, in float32, over one of a linear layer in int8: 2.9 on two cores with
+AVX-512 VNNI (SmolLM2-135M: chunks of 256 take 131 ms at position 0 and 604 ms at 3,840).
+"""
 
 STEP: Final = 32
-"""Chunks that are shortened are multiples of it, as the attention kernel's blocks of rows are; rounded up, since short ones
-lose speed."""
+"""Chunks that are shortened are multiples of it, as the attention kernel's blocks of rows are; rounded up,
+since short ones lose speed.
+"""
 
 
 def doubling_position(config: LlamaConfig) -> int:

@@ -1,4 +1,6 @@
-"""One step of generation at a time: schedule, run, sample, update. Synchronous; everything it needs is injected."""
+"""One step of generation at a time: schedule, run, sample, update. Synchronous; everything it needs is
+injected.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,10 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one model call and return its tokens; an empty list if nothing was due or no token resulted.
 
-        A model call that fails, for want of memory too, or a prompt that cannot be scored ends the sequences of this step
-        with that error, and no others; a failure while one sequence's token is chosen or scored ends that one. Where slots
-        cannot be edited, the sequences whose slots were to change end, and the model is not called.
+        A model call that fails, for want of memory too, or a prompt that cannot be scored ends the sequences
+        of this step with that error, and no others; a failure while one sequence's token is chosen or scored
+        ends that one. Where slots cannot be edited, the sequences whose slots were to change end, and the
+        model is not called.
         """
         plan = self._scheduler.schedule()
         if plan is None:
@@ -100,7 +103,9 @@ class Engine:
 
     @staticmethod
     def _with_scores(events: list[TokenEvent], scores: dict[Sequence, list[TokenScores]]) -> list[TokenEvent]:
-        """Return the events with the log-probabilities of their tokens; a sequence may end before its last one."""
+        """Return the events with the log-probabilities of their tokens; a sequence may end before its last
+        one.
+        """
         if not scores:
             return events
         told = []
@@ -136,7 +141,8 @@ class Engine:
 
 
 def _score(plan: StepPlan, results: list[Sampled], logits: Logits) -> dict[Sequence, list[TokenScores]]:
-    """Return the log-probabilities of the tokens of every sequence that asks for them, as the model gave them.
+    """Return the log-probabilities of the tokens of every sequence that asks for them, as the model gave
+    them.
 
     A sequence for which that fails gets the error in ``results``.
     """
@@ -193,7 +199,9 @@ def _counted(row: SamplingRow, token: int) -> Sampled:
 
 
 def _choose(logits: Logits, rows: Seq[SamplingRow]) -> list[int | Exception]:
-    """Choose every row's token; one whose choice fails, for whatever reason, gets the error and its neighbours do not."""
+    """Choose every row's token; one whose choice fails, for whatever reason, gets the error and its
+    neighbours do not.
+    """
     try:
         return [*sample_batch(logits, rows)]
     except Exception:  # noqa: BLE001 - which row it was shows when each is on its own

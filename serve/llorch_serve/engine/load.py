@@ -1,4 +1,6 @@
-"""How busy a worker is: the figures that the scheduler counts and ``GetLoad`` returns, and the worker's state."""
+"""How busy a worker is: the figures that the scheduler counts and ``GetLoad`` returns, and the worker's
+state.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ class Load:
     kv_tokens_running, kv_tokens_idle: tokens in the KV cache, of running requests and kept for reuse; at most
         ``kv_tokens_total`` together.
     prompt_tokens, cached_tokens: of all prompts started so far, and how many of them the cache already held.
-    generated_tokens: generated so far. drafted_tokens, accepted_tokens: guessed so far, and how many were right.
+    generated_tokens: generated so far. drafted_tokens, accepted_tokens: guessed so far, and how many were
+        right.
     tokens_per_second: generated over the last seconds, all requests together.
-    state, load_percent, loaded_bytes, total_bytes: where the worker is, and how far its model has been loaded.
+    state, load_percent, loaded_bytes, total_bytes: where the worker is, and how far its model has been
+        loaded.
     """
 
     running: int

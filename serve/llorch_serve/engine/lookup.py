@@ -1,7 +1,8 @@
 """Guesses what a sequence will say next from what it has said or read before: no second model.
 
-The last few tokens are looked up among the earlier ones, and what followed them there is the guess (prompt lookup:
-Saxena 2023). The engine checks a guess in one call of the model, and only the model's own tokens are ever used.
+The last few tokens are looked up among the earlier ones, and what followed them there is the guess (prompt
+lookup: Saxena 2023). The engine checks a guess in one call of the model, and only the model's own tokens are
+ever used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ SEARCHED_TOKENS: Final = 16_384
 _FIRST_DRAFT: Final = 4
 _LONGEST_PAUSE: Final = 32
 _MOST_MISSES: Final = 256
-"""Bytes of two tokens that look like the ones sought: after so many the search is given up, as a step waits for it."""
+"""Bytes of two tokens that look like the ones sought: after so many the search is given up, as a step waits
+for it.
+"""
 
 _BYTES: Final = 4
 
@@ -25,7 +28,8 @@ _BYTES: Final = 4
 class PromptLookup:
     """The tokens of one sequence, searchable, and how well its guesses have done.
 
-    max_draft: most tokens in a guess. A guess that is right doubles the length of the next, and one that fails ends it
+    max_draft: most tokens in a guess. A guess that is right doubles the length of the next, and one that
+        fails ends it
     at what was right; guesses that are wrong from their first token on pause guessing for ever more tokens.
     """
 
@@ -66,7 +70,9 @@ class PromptLookup:
         self._length = min(max(grown, _FIRST_DRAFT), self._max_draft)
 
     def _find(self, size: int) -> int | None:
-        """Return where the latest earlier occurrence of the last ``size`` bytes ends, or None if it was not found."""
+        """Return where the latest earlier occurrence of the last ``size`` bytes ends, or None if it was not
+        found.
+        """
         data = self._data
         if len(data) <= size:
             return None

@@ -31,8 +31,9 @@ class _Stop:
 class EngineLoop:
     """Steps an engine while it has work and sleeps while it has none.
 
-    on_events: called on the loop's thread after each step that produced events; must not block. It returns the
-        sequences that are to be aborted (a stop string was found), which takes effect before the next step.
+    on_events: called on the loop's thread after each step that produced events; must not block. It returns
+        the sequences that are to be aborted (a stop string was found), which takes effect before the next
+        step.
     on_death: called once, on the loop's thread, if a step raises what the engine does not expect.
     """
 

@@ -30,7 +30,9 @@ class SlotSwap:
 
 @dataclass(frozen=True, slots=True)
 class SlotRelease:
-    """Give the memory of a slot's positions from ``keep`` on back to the system; their content is not needed."""
+    """Give the memory of a slot's positions from ``keep`` on back to the system; their content is not
+    needed.
+    """
 
     slot: int
     keep: int
@@ -43,7 +45,8 @@ SlotEdit = SlotCopy | SlotSwap | SlotRelease
 class PrefillChunk:
     """Run ``token_ids`` at positions ``start`` and on.
 
-    samples: whether the next token follows from the last one. scored: indices into ``token_ids`` of those whose logits go to
+    samples: whether the next token follows from the last one. scored: indices into ``token_ids`` of those
+        whose logits go to
     the sequence's scores.
     """
 
@@ -57,7 +60,9 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class SharedStart:
-    """Let a sequence take its first token from the logits of a prompt that it shares; its slot holds the prompt already."""
+    """Let a sequence take its first token from the logits of a prompt that it shares; its slot holds the
+    prompt already.
+    """
 
     sequence: Sequence
     slot: int
@@ -65,7 +70,9 @@ class SharedStart:
 
 @dataclass(frozen=True, slots=True)
 class VerifyChunk:
-    """Run a sequence's last token and a guess of what follows, at positions ``start`` and on, with logits for each."""
+    """Run a sequence's last token and a guess of what follows, at positions ``start`` and on, with logits for
+    each.
+    """
 
     sequence: Sequence
     slot: int
@@ -91,8 +98,8 @@ class DecodeRow:
 class StepPlan:
     """One step: the edits in their order, then at most one call of the model.
 
-    The call is a chunk of one prompt, or the check of one sequence's draft, or one token of each running sequence
-    (row i runs in slot i). A shared start needs none.
+    The call is a chunk of one prompt, or the check of one sequence's draft, or one token of each running
+    sequence (row i runs in slot i). A shared start needs none.
     """
 
     edits: tuple[SlotEdit, ...] = ()

@@ -15,7 +15,9 @@ Logits = npt.NDArray[np.float32]
 
 
 class Session(Protocol):
-    """What the runner needs from :class:`llorch_serve.runtime.session.DecoderSession`; tests plug in a fake."""
+    """What the runner needs from :class:`llorch_serve.runtime.session.DecoderSession`; tests plug in a
+    fake.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -53,8 +55,8 @@ def apply_edit(session: Session, edit: SlotEdit) -> None:
 def run(session: Session, plan: StepPlan) -> Logits:
     """Make the model call of ``plan``; return logits [rows, vocabulary], valid until the next call.
 
-    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``. Logits that a prompt's scores need
-    go there instead.
+    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``. Logits that a prompt's
+    scores need go there instead.
     Raises ProviderError, or NonFiniteLogitsError for a prompt that cannot be scored.
     """
     if plan.prefill is not None:

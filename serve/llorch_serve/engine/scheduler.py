@@ -1,9 +1,9 @@
 """Decides what each step computes, as plain data: no numpy, no runtime, no clock.
 
-A step is one call of the model: a chunk of one prompt, the check of one sequence's draft, or one token of every
-running sequence. Prompts and running sequences take turns: between two chunks, every running sequence gets at least
-one token, so a long prompt delays streams by one chunk at a time. Who starts next is the waiting queue's choice, in
-which slot and from which cached prefix the slot table's.
+A step is one call of the model: a chunk of one prompt, the check of one sequence's draft, or one token of
+every running sequence. Prompts and running sequences take turns: between two chunks, every running sequence
+gets at least one token, so a long prompt delays streams by one chunk at a time. Who starts next is the
+waiting queue's choice, in which slot and from which cached prefix the slot table's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from llorch_serve.engine.slots import SHORTEST_REUSE, SlotTable
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, WaitingQueue
 
 _ROW_BLOCK: Final = 32
-"""The attention kernel's blocks of query rows are multiples of this; how large depends on head size and processor. A row
-that is left over is computed by another kernel, whose last bits differ."""
+"""The attention kernel's blocks of query rows are multiples of this; how large depends on head size and
+processor. A row that is left over is computed by another kernel, whose last bits differ.
+"""
 
 MOST_DRAFTING: Final = 4
 """Running sequences beyond which drafts are not checked: each check is a call of its own, while a decode call
@@ -37,8 +38,8 @@ class Scheduler:
     kv_cache: False forgets the cache after every token and computes the whole sequence anew.
     prefix_cache, strict_reuse, shortest_reuse: see :class:`llorch_serve.engine.slots.SlotTable`.
     most_drafting: running sequences up to which drafts are checked.
-    doubling: position from which a prompt's token costs twice as much; beside running sequences later chunks are shorter by that.
-        None: they are not.
+    doubling: position from which a prompt's token costs twice as much; beside running sequences later chunks
+        are shorter by that. None: they are not.
     """
 
     def __init__(
@@ -235,7 +236,9 @@ class Scheduler:
         self._prefilled_last = False
 
     def _prefilling(self, edits: list[SlotEdit]) -> Sequence | None:
-        """Return the sequence whose prompt is under way, else start the next waiting one if there is room for it."""
+        """Return the sequence whose prompt is under way, else start the next waiting one if there is room for
+        it.
+        """
         for sequence in self._table:
             if sequence.status is SequenceStatus.PREFILL:
                 return sequence
@@ -243,7 +246,8 @@ class Scheduler:
         if following is None or not self._table.has_room(following):
             return None
         self._waiting.take(following)
-        # Answers that share a prompt stand in one line behind the one that computes it, and one prompt is under way at a time.
+        # Answers that share a prompt stand in one line behind the one that computes it, and one prompt is
+        # under way at a time.
         shared = self._kv_cache and following.shared is not None and following.shared.computed
         edits += self._table.give(following, whole_prompt=shared)
         following.status = SequenceStatus.PREFILL
@@ -265,8 +269,8 @@ class Scheduler:
         count = min(most, rest) if rest > 0 else 1
         if sequence.prompt_scores is not None:
             count = sequence.prompt_scores.limit(sequence.computed, count)
-        # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows in blocks
-        # of a multiple of _ROW_BLOCK.
+        # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows
+        # in blocks of a multiple of _ROW_BLOCK.
         while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
             count -= 1
         start = sequence.computed
@@ -288,7 +292,8 @@ class Scheduler:
         for sequence in decoding:
             if sequence.lookup is None or sequence in self._checked:
                 continue
-            # One token comes of the check in any case, so the draft may be one shorter than what is still allowed.
+            # One token comes of the check in any case, so the draft may be one shorter than what is still
+            # allowed.
             draft = sequence.lookup.draft(sequence.max_new_tokens - sequence.generated - 1)
             if draft:
                 assert sequence.slot is not None

@@ -21,7 +21,9 @@ class FinishReason(enum.Enum):
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is. WAITING -> PREFILL -> DECODE -> FINISHED; an abort leads to FINISHED from anywhere."""
+    """Where a sequence is. WAITING -> PREFILL -> DECODE -> FINISHED; an abort leads to FINISHED from
+    anywhere.
+    """
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -35,16 +37,19 @@ class Sequence:
 
     token_ids: the prompt (at least one token), then what was generated.
     prompt_length: tokens of the prompt.
-    max_new_tokens: tokens that may be generated, already bounded by the context length; 0: it ends with its prompt.
+    max_new_tokens: tokens that may be generated, already bounded by the context length; 0: it ends with its
+        prompt.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
     client: whose request it is, for fairness; one name for all who gave none.
     cache_salt: it starts from what sequences of the same salt left in the cache, and from nothing else.
     priority: the highest of a client's waiting sequences starts first.
     lookup: guesses of what follows; None: no guessing.
-    logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is told.
+    logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is
+        told.
     shared: the prompt, where other sequences have the same one and only the first computes it.
     prompt_scores: takes the log-probabilities of the prompt's own tokens; None: nobody asked.
-    complete_at: generated tokens after which its grammar lets nothing follow; None: not known yet, or no grammar.
+    complete_at: generated tokens after which its grammar lets nothing follow; None: not known yet, or no
+        grammar.
     slot: row of the KV cache, while it has one.
     computed: tokens whose keys and values are in the KV cache.
     written: positions that calls have written, those of wrong guesses included.
@@ -87,7 +92,9 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """Tokens of the prompt whose keys and values may come from the cache, since nothing else is wanted of them."""
+        """Tokens of the prompt whose keys and values may come from the cache, since nothing else is wanted of
+        them.
+        """
         return (
             self.prompt_length
             if self.prompt_scores is None

@@ -1,7 +1,8 @@
 """A prompt that several answers share: the first of them computes it, and the others start from what it left.
 
-The intake makes one for a request of several answers and gives it to their sequences; the runner keeps the logits here, and
-the scheduler lets an answer start from them where a slot still holds the prompt's keys and values.
+The intake makes one for a request of several answers and gives it to their sequences; the runner keeps the
+logits here, and the scheduler lets an answer start from them where a slot still holds the prompt's keys and
+values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Who has which slot of the KV cache, and what idle slots still hold: plain data for the scheduler.
 
-An idle slot keeps the tokens of its last sequence. A new sequence starts from the longest prefix of its prompt that
-any slot holds, its own or a running one's, whose sequence has the same cache salt: what was cached, and the time to the first
-token, tell nothing about prompts of another salt. Memory is counted in tokens: what running sequences may grow to, plus what
-idle slots hold, never exceeds the budget; idle slots are emptied in the order of their last use, whatever their salt.
+An idle slot keeps the tokens of its last sequence. A new sequence starts from the longest prefix of its
+prompt that any slot holds, its own or a running one's, whose sequence has the same cache salt: what was
+cached, and the time to the first token, tell nothing about prompts of another salt. Memory is counted in
+tokens: what running sequences may grow to, plus what idle slots hold, never exceeds the budget; idle slots
+are emptied in the order of their last use, whatever their salt.
 
 Decoding sequences are kept in the lowest slots, because a decode call runs over slots 0 to n-1.
 """
@@ -18,17 +19,22 @@ from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotRelease, SlotSwap
 from llorch_serve.engine.sequence import Sequence, SequenceStatus
 
 SHORTEST_REUSE: Final = 16
-"""Tokens below which a prefix is computed again: they cost less than what taking a slot from its prefix would lose."""
+"""Tokens below which a prefix is computed again: they cost less than what taking a slot from its prefix would
+lose.
+"""
 
 ROWS_LEFT: Final = 2
-"""Tokens of a prompt that are always computed: a single row would take another kernel, whose last bits differ."""
+"""Tokens of a prompt that are always computed: a single row would take another kernel, whose last bits
+differ.
+"""
 
 
 @dataclass(slots=True)
 class _Slot:
     """sequence: who has it; None: idle.
 
-    tokens: what an idle slot's cache holds, from position 0; prefilled: how many of them prefill calls computed.
+    tokens: what an idle slot's cache holds, from position 0; prefilled: how many of them prefill calls
+        computed.
     cache_salt: of the sequence that left them.
     committed: positions that may have memory behind them. used: when it was last given back.
     """
@@ -54,7 +60,8 @@ class SlotTable:
 
     budget: tokens that all slots together may hold.
     prefix_cache: False empties a slot when its sequence leaves it.
-    strict_reuse: reuse only tokens that prefill calls computed, whose keys and values are the same bits again.
+    strict_reuse: reuse only tokens that prefill calls computed, whose keys and values are the same bits
+        again.
     """
 
     def __init__(
@@ -100,9 +107,11 @@ class SlotTable:
         return idle and running + sequence.most_tokens <= self._budget
 
     def give(self, sequence: Sequence, *, whole_prompt: bool = False) -> list[SlotEdit]:
-        """Give an idle slot to a sequence, with as much of its prompt as the cache holds; :meth:`has_room` must hold.
+        """Give an idle slot to a sequence, with as much of its prompt as the cache holds; :meth:`has_room`
+        must hold.
 
-        whole_prompt: nothing of it needs computing where a slot holds all of it, whatever the rules for reuse are.
+        whole_prompt: nothing of it needs computing where a slot holds all of it, whatever the rules for reuse
+            are.
         """
         source = self._holder(sequence) if whole_prompt else None
         length = sequence.prompt_length
@@ -195,7 +204,9 @@ class SlotTable:
         return slot.prefilled if slot.sequence is None else slot.sequence.prefilled
 
     def _holder(self, sequence: Sequence) -> int | None:
-        """Return a slot that holds the whole prompt, or None; where several do, one that prefill calls filled."""
+        """Return a slot that holds the whole prompt, or None; where several do, one that prefill calls
+        filled.
+        """
         length = sequence.prompt_length
         filled = {
             index: self._prefilled(slot) >= length
@@ -217,7 +228,9 @@ class SlotTable:
         return slot.sequence.token_ids[: slot.sequence.computed]
 
     def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
-        """Return the slot that holds the longest prefix of a prompt, and its length; None and 0 if none is worth it."""
+        """Return the slot that holds the longest prefix of a prompt, and its length; None and 0 if none is
+        worth it.
+        """
         if not self._prefix_cache:
             return None, 0
         best, longest = None, self._shortest_reuse - 1
@@ -232,7 +245,9 @@ class SlotTable:
         return (None, 0) if best is None else (best, longest)
 
     def _target(self, source: int | None, length: int) -> int:
-        """Return the idle slot whose loss hurts least: the source itself, or the one that was not used for longest."""
+        """Return the idle slot whose loss hurts least: the source itself, or the one that was not used for
+        longest.
+        """
         idle = [index for index, slot in enumerate(self._slots) if slot.sequence is None]
         # Among empty ones the lowest: its memory is there already.
         oldest = min(idle, key=lambda index: self._slots[index].used if self._slots[index].tokens else 0)
@@ -243,7 +258,9 @@ class SlotTable:
         return source if lost <= len(self._slots[oldest].tokens) else oldest
 
     def _shrink(self) -> list[SlotEdit]:
-        """Empty idle slots until the budget holds, and give back memory that is not needed where that is not enough."""
+        """Empty idle slots until the budget holds, and give back memory that is not needed where that is not
+        enough.
+        """
         edits: list[SlotEdit] = []
         while sum(slot.needed() for slot in self._slots) > self._budget:
             idle = [slot for slot in self._slots if slot.sequence is None and slot.tokens]
@@ -260,7 +277,9 @@ class SlotTable:
 
 
 def common_prefix(first: list[int], second: list[int]) -> int:
-    """Return how many leading elements are equal: by halving, since comparing slices is far quicker than a loop."""
+    """Return how many leading elements are equal: by halving, since comparing slices is far quicker than a
+    loop.
+    """
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,12 +1,13 @@
 """The queue of sequences without a slot: bounded, and fair among clients by the tokens they were served.
 
-Each client has a counter of tokens (prompt tokens computed and tokens generated). The client with the smallest one
-is next, and a client that comes to a busy worker starts at the smallest counter there, so that absence earns no
-credit (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", 2024).
+Each client has a counter of tokens (prompt tokens computed and tokens generated). The client with the
+smallest one is next, and a client that comes to a busy worker starts at the smallest counter there, so that
+absence earns no credit (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models",
+2024).
 
-Priority orders one client's own requests: the highest first, equal ones in order of arrival. Among clients a step of it
-is a head start of PRIORITY_TOKENS, for as long as that request waits; a bounded advantage, after which the counters
-decide again, so that no priority shuts another client out.
+Priority orders one client's own requests: the highest first, equal ones in order of arrival. Among clients a
+step of it is a head start of PRIORITY_TOKENS, for as long as that request waits; a bounded advantage, after
+which the counters decide again, so that no priority shuts another client out.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from llorch_serve.engine.sequence import Sequence
 from llorch_serve.errors import QueueFullError
 
 DEFAULT_MOST_TOKENS: Final = 2**20
-"""Some 50 MiB: a token that waits takes 12 to 48 bytes, by whether it came as text or as an id, and whether guesses are made."""
+"""Some 50 MiB: a token that waits takes 12 to 48 bytes, by whether it came as text or as an id, and whether
+guesses are made.
+"""
 
 PRIORITY_TOKENS: Final = 1000
 
 
 @dataclass(slots=True)
 class _Client:
-    """served: the counter. live: sequences waiting or running. waiting: (-priority, arrival, sequence), sorted."""
+    """served: the counter. live: sequences waiting or running. waiting: (-priority, arrival, sequence),
+    sorted.
+    """
 
     served: int
     live: int = 0
@@ -37,8 +42,8 @@ class _Client:
 class WaitingQueue:
     """Sequences that wait for a slot. Not thread-safe.
 
-    limit: most sequences that wait. most_tokens: most tokens that their prompts may have together, though one request
-        may always wait alone. A request of several answers counts its prompt once for each.
+    limit: most sequences that wait. most_tokens: most tokens that their prompts may have together, though one
+        request may always wait alone. A request of several answers counts its prompt once for each.
     """
 
     def __init__(self, limit: int, most_tokens: int = DEFAULT_MOST_TOKENS) -> None:
@@ -62,7 +67,8 @@ class WaitingQueue:
         tokens = sum(sequence.prompt_length for sequence in sequences)
         if self._length > 0 and self._tokens + tokens > self._most_tokens:
             raise QueueFullError(
-                f"{self._tokens} tokens of prompts are waiting and this request has {tokens}, the most this worker "
+                f"{self._tokens} tokens of prompts are waiting and this request has {tokens}, the most this "
+                f"worker "
                 f"queues is {self._most_tokens}; try again later",
                 retry_after_s=1.0,
             )

@@ -1,4 +1,6 @@
-"""How far one model's logits are from another's: Kullback-Leibler divergence, agreement of the likeliest token."""
+"""How far one model's logits are from another's: Kullback-Leibler divergence, agreement of the likeliest
+token.
+"""
 
 from __future__ import annotations
 

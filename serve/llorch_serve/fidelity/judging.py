@@ -1,4 +1,6 @@
-"""Compares a session with expected logits on every graph that it serves with: prompts' and, if it is another, answers'."""
+"""Compares a session with expected logits on every graph that it serves with: prompts' and, if it is another,
+answers'.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ class Judged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """worst: of the graph that diverges most. prefill_kl, decode_kl: each graph's; None where one graph does both.
+    """worst: of the graph that diverges most. prefill_kl, decode_kl: each graph's; None where one graph does
+    both.
 
-    limit: of the graph that comes nearest to its own, or goes beyond it most. passed: every graph stays within its limit.
+    limit: of the graph that comes nearest to its own, or goes beyond it most. passed: every graph stays
+        within its limit.
     """
 
     worst: Divergence
@@ -44,7 +48,8 @@ class Verdict:
 class Judge:
     """Adds up one text, chunk by chunk, in slot 0.
 
-    manifest: says what each graph may diverge by. of: what is compared of the model's logits. rounding: what the reference
+    manifest: says what each graph may diverge by. of: what is compared of the model's logits. rounding: what
+        the reference
     itself may be off by.
     """
 
@@ -65,7 +70,9 @@ class Judge:
         self._answers = DivergenceSum() if session.capabilities.separate_prompts else None
 
     def add(self, token_ids: Sequence[int], start: int, expected: Logits) -> None:
-        """Run tokens at positions ``start`` and on, after those before them; expected: [tokens, vocabulary]."""
+        """Run tokens at positions ``start`` and on, after those before them; expected: [tokens,
+        vocabulary].
+        """
         found = self._session.prefill(0, token_ids, start, range(len(token_ids)))
         self._prompts.add(expected, self._of(found))
         if self._answers is not None:  # whose cache takes the place of the prompt's, position by position

@@ -1,9 +1,9 @@
 """A reference's log-probabilities in a file, so that fidelity can be measured where the reference cannot run.
 
 Written by ``llorch verify --write-reference`` with torch at hand; read by ``llorch verify --reference`` and
-``llorch bench --reference`` with numpy alone. Layout: a magic line, the header's length as 4 bytes little-endian, the
-header as JSON (:class:`ReferenceHeader`), then [positions, vocabulary] float16, little-endian, to the end of the file.
-Nothing in it is executed, and its size must be what the header says.
+``llorch bench --reference`` with numpy alone. Layout: a magic line, the header's length as 4 bytes
+little-endian, the header as JSON (:class:`ReferenceHeader`), then [positions, vocabulary] float16,
+little-endian, to the end of the file. Nothing in it is executed, and its size must be what the header says.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class ReferenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     token_ids: the text, one position each. text: ``sample`` or ``random``, as ``llorch verify`` says.
     text_sha256: over the ids as little-endian int64. tokenizer_sha256: of tokenizer.json.
-    source_fingerprint: of the checkpoint that the reference ran. oracle: the libraries and the precision it ran in.
+    source_fingerprint: of the checkpoint that the reference ran. oracle: the libraries and the precision it
+        ran in.
     """
 
     schema_version: Literal[1] = 1
@@ -79,10 +80,12 @@ class ReferenceFile:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Divergence of an artifact from a reference file, in the terms of :class:`llorch_serve.fidelity.divergence.Divergence`.
+    """Divergence of an artifact from a reference file, in the terms of
+    :class:`llorch_serve.fidelity.divergence.Divergence`.
 
     max_abs: largest difference of two log-probabilities. limit: the recipe's, widened by what float16 costs.
-    kl, top1, max_abs are those of the graph that diverges most; prefill_kl, decode_kl: see :class:`llorch_serve.fidelity.judging.Verdict`.
+    kl, top1, max_abs are those of the graph that diverges most; prefill_kl, decode_kl: see
+    :class:`llorch_serve.fidelity.judging.Verdict`.
     """
 
     kl: float
@@ -133,7 +136,8 @@ def read_reference(path: Path) -> ReferenceFile:
             encoded = file.read(length) if magic == _MAGIC and length <= _MAX_HEADER_BYTES else b""
     except OSError as error:
         raise ArtifactError(
-            f"{path} cannot be read ({error.strerror}); expected a file made by llorch verify --write-reference"
+            f"{path} cannot be read ({error.strerror}); expected a file made by llorch verify "
+            f"--write-reference"
         ) from error
     if magic != _MAGIC or len(encoded) != length or length == 0:
         raise ArtifactError(f"{path} is not a reference; make one with: llorch verify --write-reference FILE")
@@ -145,7 +149,8 @@ def read_reference(path: Path) -> ReferenceFile:
     expected = offset + 2 * len(header.token_ids) * header.vocab_size
     if size != expected:
         raise ArtifactError(
-            f"{path} has {size} bytes where its header says {expected}; it is damaged, write the reference again"
+            f"{path} has {size} bytes where its header says {expected}; it is damaged, write the reference "
+            f"again"
         )
     if max(header.token_ids) >= header.vocab_size or text_hash(header.token_ids) != header.text_sha256:
         raise ArtifactError(f"{path} does not hold the text its header names; write the reference again")
@@ -153,7 +158,9 @@ def read_reference(path: Path) -> ReferenceFile:
 
 
 def check_reference(reference: ReferenceFile, artifact: Artifact) -> None:
-    """Raise ArtifactError if the artifact is no model of the reference's tokens, or too short for its text."""
+    """Raise ArtifactError if the artifact is no model of the reference's tokens, or too short for its
+    text.
+    """
     header, manifest = reference.header, artifact.manifest
     if header.tokenizer_sha256 != tokenizer_hash(artifact) or header.vocab_size != manifest.model.vocab_size:
         raise ArtifactError(

@@ -1,6 +1,7 @@
 """Files that are whole or not there, and that a power cut does not empty.
 
-Data is on the disk before the name that promises it: a file system may write a rename before the bytes of what was renamed.
+Data is on the disk before the name that promises it: a file system may write a rename before the bytes of
+what was renamed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 def write_whole(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file of ``parts``: readers find the old content or all of the new, whatever happens meanwhile.
 
-    A link stays one: its target is written. What is no file (``/dev/stdout``, a pipe) is written to as it is. Raises OSError.
+    A link stays one: its target is written. What is no file (``/dev/stdout``, a pipe) is written to as it is.
+    Raises OSError.
     """
     place = Path(os.path.realpath(path))
     try:

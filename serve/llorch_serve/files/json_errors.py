@@ -1,4 +1,6 @@
-"""What decoding JSON raises where its bytes come from a stranger: caught together, since each has been forgotten alone."""
+"""What decoding JSON raises where its bytes come from a stranger: caught together, since each has been
+forgotten alone.
+"""
 
 from __future__ import annotations
 

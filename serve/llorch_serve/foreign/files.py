@@ -1,4 +1,6 @@
-"""Reading the files of a folder that another tool made. Everything in it is untrusted: sizes and places are checked."""
+"""Reading the files of a folder that another tool made. Everything in it is untrusted: sizes and places are
+checked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class ForeignFolder:
         self.path = path
 
     def file(self, name: str) -> Path | None:
-        """Return the path of a file, or None if there is none. Raises ArtifactError if it is outside the folder."""
+        """Return the path of a file, or None if there is none. Raises ArtifactError if it is outside the
+        folder.
+        """
         path = self.path / name
         try:
             inside = path.resolve().is_relative_to(self.path.resolve())
@@ -40,12 +44,14 @@ class ForeignFolder:
             RuntimeError,
         ) as error:  # a loop of links, a NUL, a name that is too long
             raise ArtifactError(
-                f"{self.path} names {name[:100]!r}, which is not a usable file name ({type(error).__name__}); "
+                f"{self.path} names {name[:100]!r}, which is not a usable file name "
+                f"({type(error).__name__}); "
                 "build the folder again"
             ) from error
         if not inside:
             raise ArtifactError(
-                f"{path} is outside the model's folder; copy the files themselves into it (cp -rL) instead of links"
+                f"{path} is outside the model's folder; copy the files themselves into it (cp -rL) instead "
+                f"of links"
             )
         return path
 
@@ -57,7 +63,9 @@ class ForeignFolder:
         return path
 
     def names(self, folder: str, ending: str) -> list[str]:
-        """Return the names of the files in a folder inside this one that end in ``ending``, sorted; at most MAX_FILES."""
+        """Return the names of the files in a folder inside this one that end in ``ending``, sorted; at most
+        MAX_FILES.
+        """
         try:
             inside = (self.path / folder).resolve().is_relative_to(self.path.resolve())
             found = (self.path / folder).iterdir() if inside else ()
@@ -72,7 +80,9 @@ class ForeignFolder:
             ) from error
 
     def read_json(self, name: str, kind: type[T], *, limit: int = MAX_JSON_BYTES) -> T | None:
-        """Return a file's content as ``kind``, or None if there is no file. Raises ArtifactError if it does not fit."""
+        """Return a file's content as ``kind``, or None if there is no file. Raises ArtifactError if it does
+        not fit.
+        """
         data = self._read(name, limit)
         if data is None:
             return None
@@ -84,7 +94,9 @@ class ForeignFolder:
             ) from error
 
     def read_text(self, name: str) -> str | None:
-        """Return a file's text, or None if there is no file. Raises ArtifactError if it is too long or not UTF-8."""
+        """Return a file's text, or None if there is no file. Raises ArtifactError if it is too long or not
+        UTF-8.
+        """
         data = self._read(name, MAX_TEXT_BYTES)
         try:
             return None if data is None else data.decode("utf-8")

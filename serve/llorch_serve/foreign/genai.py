@@ -77,7 +77,9 @@ class _Config(msgspec.Struct):
 
 
 def describe_genai(path: Path) -> ForeignModel:
-    """Read and check a folder. Raises ArtifactError if it is damaged, unsafe, or more than a decoder of text."""
+    """Read and check a folder. Raises ArtifactError if it is damaged, unsafe, or more than a decoder of
+    text.
+    """
     folder = ForeignFolder(path)
     config = folder.read_json(GENAI_CONFIG, _Config)
     if config is None:
@@ -130,13 +132,15 @@ def _refuse_extras(path: Path, model: _Model) -> None:
     parts += [f"decoder.{name}" for name in ("pipeline", "sliding_window") if getattr(model.decoder, name)]
     if parts:
         raise ArtifactError(
-            f"{path / GENAI_CONFIG} has {', '.join(parts)}; expected a plain decoder of text. Export its checkpoint "
+            f"{path / GENAI_CONFIG} has {', '.join(parts)}; expected a plain decoder of text. Export its "
+            f"checkpoint "
             "with llorch export instead"
         )
     library = model.decoder.session_options.custom_ops_library
     if library is not None:
         raise ArtifactError(
-            f"{path / GENAI_CONFIG} asks for the custom operators {library[:100]!r}; code from a model's folder is "
+            f"{path / GENAI_CONFIG} asks for the custom operators {library[:100]!r}; code from a model's "
+            f"folder is "
             "never loaded. Build the folder for the cpu provider"
         )
 

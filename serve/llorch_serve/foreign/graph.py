@@ -1,7 +1,7 @@
 """Loading another tool's graph and holding its inputs and outputs against what the folder's config says.
 
-Input is a :class:`ForeignModel`; output a loaded graph whose tensors are all known by name, type and shape, so that a
-session may bind them.
+Input is a :class:`ForeignModel`; output a loaded graph whose tensors are all known by name, type and shape,
+so that a session may bind them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class LoadedGraph:
     """A graph that is ready to run.
 
     runtime, session: the onnxruntime module and its InferenceSession.
-    ids_type, mask_type, positions_type: element types of the inputs; positions_type is None where there is none.
+    ids_type, mask_type, positions_type: element types of the inputs; positions_type is None where there is
+        none.
     logits_type, cache_type: of the logits and of keys and values.
     last_logits: the graph computes the last token's logits alone; else those of every token.
     """
@@ -53,8 +54,8 @@ class LoadedGraph:
 def load_graph(model: ForeignModel, threads: int) -> LoadedGraph:
     """Load and check a model's graph.
 
-    Raises ProviderError if the runtime is missing, ArtifactError if the graph is damaged or not the decoder that the
-    folder's config describes.
+    Raises ProviderError if the runtime is missing, ArtifactError if the graph is damaged or not the decoder
+    that the folder's config describes.
     """
     runtime = import_runtime(MIN_ONNXRUNTIME)
     try:

@@ -1,8 +1,8 @@
 """A session on a graph whose outputs, past and new keys and values joined, are the inputs of its next call.
 
-Such a graph has one length for all rows of a batch, so every slot runs on its own; and it is given each prompt whole,
-as the tool that made it does, because how it was traced decides whether a prompt in parts is masked rightly. A slot's
-cache is a set of immutable tensors: copying a slot shares them.
+Such a graph has one length for all rows of a batch, so every slot runs on its own; and it is given each
+prompt whole, as the tool that made it does, because how it was traced decides whether a prompt in parts is
+masked rightly. A slot's cache is a set of immutable tensors: copying a slot shares them.
 """
 
 from __future__ import annotations
@@ -63,14 +63,18 @@ class GrowingSession:
     def prefill(
         self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
     ) -> Logits:
-        """See :meth:`llorch_serve.runtime.session.DecoderSession.prefill`; ``start`` is 0 or the tokens that the slot holds."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.prefill`; ``start`` is 0 or the tokens that
+        the slot holds.
+        """
         if start == 0:
             self._slots[slot] = self._empty
         logits = self._advance(slot, token_ids, start)
         return logits[-1:] if wanted is None else logits[list(wanted)]
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
-        """See :meth:`llorch_serve.runtime.session.DecoderSession.decode`; each slot takes a call of its own."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.decode`; each slot takes a call of its
+        own.
+        """
         rows = enumerate(zip(token_ids, lengths, strict=True))
         return np.concatenate([self._advance(slot, (token,), length - 1) for slot, (token, length) in rows])
 
@@ -116,7 +120,8 @@ class GrowingSession:
         expected = (1, self._graph.logits_rows(len(token_ids)), self._vocab_size)
         if found.shape != expected:
             raise ProviderError(
-                f"the graph computed logits of shape {found.shape}, expected {expected}; its folder's config is not its own"
+                f"the graph computed logits of shape {found.shape}, expected {expected}; its folder's "
+                f"config is not its own"
             )
         rows: Logits = found[0].astype(np.float32, copy=False)
         return rows
@@ -130,7 +135,8 @@ def plan_growing(
 ) -> KvCapacity:
     """Choose the tokens per slot, so that a prompt of that length still fits memory.
 
-    cache_bytes: size of one cached number. While a slot grows it is there twice, a whole prompt's logits are in memory
+    cache_bytes: size of one cached number. While a slot grows it is there twice, a whole prompt's logits are
+        in memory
     twice, and its attention scores are a square for each head.
     Raises UsageError for values out of range, ResourceError if the choice does not fit ``free_bytes``.
     """
@@ -152,8 +158,10 @@ def plan_growing(
     fitting = bisect_right(range(wanted), budget, key=needed) - 1
     if max_context is not None or fitting < 2:
         raise ResourceError(
-            f"{slots} slots of {wanted} tokens need {needed(wanted) / 2**20:.0f} MiB in a graph with a growing cache and "
-            f"{budget / 2**20:.0f} MiB may be used ({MEMORY_SHARE:.0%} of what is free); choose fewer --slots or a "
+            f"{slots} slots of {wanted} tokens need {needed(wanted) / 2**20:.0f} MiB in a graph with a "
+            f"growing cache and "
+            f"{budget / 2**20:.0f} MiB may be used ({MEMORY_SHARE:.0%} of what is free); choose fewer "
+            f"--slots or a "
             "smaller --max-context"
         )
     return KvCapacity(slots, fitting, per_token, slots * fitting, limited_by_memory=True)

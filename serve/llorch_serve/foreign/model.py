@@ -1,7 +1,7 @@
 """A folder of another tool as the worker sees it: the counterpart of an artifact and its manifest.
 
-Filled by ``genai.py`` and ``optimum.py`` from the folder's JSON files; what only the graph can say is checked when it
-is loaded.
+Filled by ``genai.py`` and ``optimum.py`` from the folder's JSON files; what only the graph can say is checked
+when it is loaded.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _numbered(pattern: str, layer: int) -> str:
 class ForeignModel:
     """A described folder.
 
-    shared_cache: the graph appends to a buffer that is input and output at once; else its outputs are its next inputs.
+    shared_cache: the graph appends to a buffer that is input and output at once; else its outputs are its
+        next inputs.
     total_bytes: size of all files.
     """
 

@@ -1,4 +1,6 @@
-"""Opening a session on another tool's folder: the graph is loaded, memory planned, and the kind of cache chosen."""
+"""Opening a session on another tool's folder: the graph is loaded, memory planned, and the kind of cache
+chosen.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ def open_foreign(
 ) -> SharedSession | GrowingSession:
     """Load a folder's graph and make its cache.
 
-    Raises ProviderError if the runtime is missing or another provider than the CPU's is asked for, ArtifactError if the graph is
-    not what its folder says, UsageError for settings without effect, ResourceError or UsageError if slots and context do not fit.
+    Raises ProviderError if the runtime is missing or another provider than the CPU's is asked for,
+    ArtifactError if the graph is not what its folder says, UsageError for settings without effect,
+    ResourceError or UsageError if slots and context do not fit.
     """
     chosen = config.provider
     of_graph = "which is one graph over a cache of its own type"
@@ -42,7 +45,8 @@ def open_foreign(
             raise UsageError(f"{flag} has no effect on {model.graph_path}, {why}; leave it out")
     if chosen.name is not None and (row := find_provider(chosen.name)).name != "cpu":
         raise ProviderError(
-            f"--provider {row.name} is for llorch's own artifacts; {model.graph_path} runs on the cpu provider"
+            f"--provider {row.name} is for llorch's own artifacts; {model.graph_path} runs on the cpu "
+            f"provider"
         )
     free = max(psutil.virtual_memory().available - model.total_bytes, 0)
     threads = config.threads or usable_cpus()
@@ -65,7 +69,8 @@ def open_foreign(
     else:
         if config.kv_cache_bytes is not None:
             raise UsageError(
-                f"--kv-cache-memory has no effect on {model.graph_path}, whose cache grows outside llorch; leave it out"
+                f"--kv-cache-memory has no effect on {model.graph_path}, whose cache grows outside llorch; "
+                f"leave it out"
             )
         capacity = plan_growing(
             model,

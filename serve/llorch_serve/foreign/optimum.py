@@ -48,14 +48,16 @@ class _Generation(msgspec.Struct):
 
 
 def describe_optimum(path: Path) -> ForeignModel:
-    """Read and check a folder. Raises ArtifactError if it is damaged, unsafe, or of an older or another layout."""
+    """Read and check a folder. Raises ArtifactError if it is damaged, unsafe, or of an older or another
+    layout.
+    """
     folder = ForeignFolder(path)
     graph = folder.file(OPTIMUM_GRAPH)
     if graph is None:
         old = [name for name in OLD_OPTIMUM_GRAPHS if folder.file(name) is not None]
         raise ArtifactError(
-            f"{path} holds {', '.join(old) or 'no graph'}, an older Optimum's layout; expected one {OPTIMUM_GRAPH}: "
-            + EXPORT_AGAIN
+            f"{path} holds {', '.join(old) or 'no graph'}, an older Optimum's layout; expected one "
+            f"{OPTIMUM_GRAPH}: " + EXPORT_AGAIN
         )
     config = folder.read_json("config.json", _Config)
     if config is None or config.is_encoder_decoder:

@@ -1,7 +1,7 @@
 """A session on a graph that appends to one buffer of keys and values, its past and its present at once.
 
-Such a graph counts each row's tokens by its attention mask, so rows of different lengths share a call, and a prompt
-may come in parts: what llorch's own graphs do, told in another way.
+Such a graph counts each row's tokens by its attention mask, so rows of different lengths share a call, and a
+prompt may come in parts: what llorch's own graphs do, told in another way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the files around a foreign tokenizer say: chat template, and begin and end of sequence.
 
-Input are ``tokenizer_config.json``, ``tokenizer.json`` and ``chat_template.jinja``, in the forms that transformers
-writes; output are ids and the template's source.
+Input are ``tokenizer_config.json``, ``tokenizer.json`` and ``chat_template.jinja``, in the forms that
+transformers writes; output are ids and the template's source.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def special_tokens(
     for token_id in (*starts, *stops):
         if not 0 <= token_id < vocab_size:
             raise ArtifactError(
-                f"{folder.path} names {token_id} as begin or end of sequence, expected ids from 0 to {vocab_size - 1}; "
+                f"{folder.path} names {token_id} as begin or end of sequence, expected ids from 0 to "
+                f"{vocab_size - 1}; "
                 "its files belong to different models"
             )
     return SpecialTokens(
@@ -104,7 +105,8 @@ def chat_templates(folder: ForeignFolder) -> dict[str, str]:
             named[name.removesuffix(".jinja")] = template
     if named and "default" not in named:
         raise ArtifactError(
-            f"{folder.path / 'tokenizer_config.json'} has the chat templates {sorted(named)}, expected one named "
+            f"{folder.path / 'tokenizer_config.json'} has the chat templates {sorted(named)}, expected one "
+            f"named "
             "'default'; rename one"
         )
     if len(named) > MAX_TEMPLATES:

@@ -1,4 +1,6 @@
-"""An artifact that holds Optimum's graph, described as Optimum's own folders are, so that the same session runs it."""
+"""An artifact that holds Optimum's graph, described as Optimum's own folders are, so that the same session
+runs it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from llorch_serve.foreign.model import (
 
 
 def wrapped_model(artifact: Artifact) -> ForeignModel:
-    """Return the description of an artifact whose layout is ``optimum``. Raises ArtifactError for a bad template."""
+    """Return the description of an artifact whose layout is ``optimum``. Raises ArtifactError for a bad
+    template.
+    """
     manifest = artifact.manifest
     assert manifest.layout == "optimum"
     return ForeignModel(

@@ -1,10 +1,12 @@
 """One connection of a client: how long each part of its life may take, and whose certificate it shows.
 
-Input: uvicorn's own protocol for HTTP/1.1, which bounds how large a head may be, and how long a connection may be silent between
-requests. Output: the same, looked at every second from its first to its last, so that nothing a client leaves undone lasts: a head,
-the rest of a body that was answered before its end, an answer that is not read, a farewell. A body that is read has its time in
-``exchange.py``. What arrives is parsed on the event loop that answers everybody, so its lines and chunks are counted: each takes ten
-microseconds, however short it is. The holder of a client certificate, and the connection's place, are in the state of every request.
+Input: uvicorn's own protocol for HTTP/1.1, which bounds how large a head may be, and how long a connection
+may be silent between requests. Output: the same, looked at every second from its first to its last, so that
+nothing a client leaves undone lasts: a head, the rest of a body that was answered before its end, an answer
+that is not read, a farewell. A body that is read has its time in ``exchange.py``. What arrives is parsed on
+the event loop that answers everybody, so its lines and chunks are counted: each takes ten microseconds,
+however short it is. The holder of a client certificate, and the connection's place, are in the state of every
+request.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class _Phase(enum.Enum):
 
 
 class _Client(h11.Connection):
-    """h11's side of a connection, with heads of bounded lines and bodies of bounded chunks. max_head_bytes: of a head that is not whole."""
+    """h11's side of a connection, with heads of bounded lines and bodies of bounded chunks. max_head_bytes:
+    of a head that is not whole.
+    """
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_head_bytes)

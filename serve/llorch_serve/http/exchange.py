@@ -1,8 +1,9 @@
-"""One HTTP request and its answer: a bounded body in, JSON or server-sent events out, and an eye on the client.
+"""One HTTP request and its answer: a bounded body in, JSON or server-sent events out, and an eye on the
+client.
 
-Input: ASGI's scope, receive and send, as uvicorn gives them. A write waits while the client's socket is full, and what the
-engine makes meanwhile is joined in its :class:`llorch_serve.calls.live.LiveCall`, so a slow reader holds the rest of its
-own answer and one write, and nothing more.
+Input: ASGI's scope, receive and send, as uvicorn gives them. A write waits while the client's socket is full,
+and what the engine makes meanwhile is joined in its :class:`llorch_serve.calls.live.LiveCall`, so a slow
+reader holds the rest of its own answer and one write, and nothing more.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Bodies:
 
 
 class Exchange:
-    """One request. ``started``: the answer's headers are out, so that an error can only be told inside of it."""
+    """One request. ``started``: the answer's headers are out, so that an error can only be told inside of
+    it.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -73,7 +76,9 @@ class Exchange:
 
     @property
     def client(self) -> str:
-        """Who asks, for fairness among clients: the owner, else the address that the connection comes from."""
+        """Who asks, for fairness among clients: the owner, else the address that the connection comes
+        from.
+        """
         address = self._scope.get("client")
         return self.owner or (f"http:{address[0]}" if address else "http")
 
@@ -88,7 +93,8 @@ class Exchange:
     async def read_body(self, bodies: Bodies, limit: int = MAX_BODY_BYTES) -> bytes:
         """Return the body of a JSON request, which is counted among ``bodies`` until it is whole.
 
-        Raises HttpError if it is another type, too large, too slow or cut off, QueueFullError if too much is being received.
+        Raises HttpError if it is another type, too large, too slow or cut off, QueueFullError if too much is
+        being received.
         """
         kind = (self.header("content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -133,7 +139,8 @@ class Exchange:
             await asyncio.wait((working, leaving))
             for task in (working, leaving):
                 if not task.cancelled():
-                    task.exception()  # else asyncio logs it, words of the request included, where this is cancelled too
+                    # else asyncio logs it, words of the request included, where this is cancelled too
+                    task.exception()
         with contextlib.suppress(asyncio.CancelledError):  # the client has gone; there is nobody to tell
             working.result()
 

@@ -1,7 +1,8 @@
 """From the bytes of a JSON body to a typed structure, with every bad field named at once.
 
-msgspec stops at the first error of a document, so the document is cut into its top-level values first, which are
-skipped over and not built, and each is read as its field's type. Whatever no field knows is never built at all.
+msgspec stops at the first error of a document, so the document is cut into its top-level values first, which
+are skipped over and not built, and each is read as its field's type. Whatever no field knows is never built
+at all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 def read_struct(raw: bytes, kind: type[S]) -> S:
     """Return the document as ``kind``; a field that is null or absent takes its default.
 
-    Raises InvalidRequestError with every unknown field, every value of the wrong type and every missing field.
+    Raises InvalidRequestError with every unknown field, every value of the wrong type and every missing
+    field.
     """
     check_values(raw, BODY)
     values = _split(raw)
@@ -55,7 +57,9 @@ def read_struct(raw: bytes, kind: type[S]) -> S:
 
 
 def _decoded(raw: msgspec.Raw, type_: Any) -> Any:
-    """Decode a value; a list of structures one by one, since decoding thousands at once would hold every other thread up."""
+    """Decode a value; a list of structures one by one, since decoding thousands at once would hold every
+    other thread up.
+    """
     (item,) = typing.get_args(type_) if typing.get_origin(type_) is list else (None,)
     if not (isinstance(item, type) and issubclass(item, msgspec.Struct)):
         return msgspec.json.decode(raw, type=type_)
@@ -70,7 +74,9 @@ def _decoded(raw: msgspec.Raw, type_: Any) -> Any:
 
 
 def refuse_fields(bad: Sequence[FieldViolation], *, unlisted: int = 0) -> NoReturn:
-    """Raise InvalidRequestError with the first bad fields, and a count of the others, ``unlisted`` ones among them."""
+    """Raise InvalidRequestError with the first bad fields, and a count of the others, ``unlisted`` ones among
+    them.
+    """
     left = len(bad) + unlisted - MAX_LISTED
     more = [FieldViolation(BODY, f"at least {left} more fields are bad")] if left > 0 else []
     raise InvalidRequestError([*bad[:MAX_LISTED], *more])

@@ -1,7 +1,8 @@
 """What every HTTP request passes first: a correlation id, the bearer token, headers that bind browsers.
 
-Input: uvicorn's events. Output: the same, with the correlation id in the scope and in the answer, or 401, or 403 for a
-page of another site that a browser was led to take for this worker's, or 503 where too many requests run.
+Input: uvicorn's events. Output: the same, with the correlation id in the scope and in the answer, or 401, or
+403 for a page of another site that a browser was led to take for this worker's, or 503 where too many
+requests run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Bearer:
         self._digests = tuple(_digest(token.encode()) for token in tokens)
 
     def caller(self, header: str | None) -> str | None:
-        """Return a name for whoever an Authorization header's token belongs to, fit to be logged; None: nobody's."""
+        """Return a name for whoever an Authorization header's token belongs to, fit to be logged; None:
+        nobody's.
+        """
         scheme, _, given = (header or "").partition(" ")
         digest = _digest(given.strip().encode("latin-1", "replace"))
         known = [hmac.compare_digest(digest, expected) for expected in self._digests]
@@ -57,8 +60,9 @@ class Access:
 
     bearer: the tokens of which requests must carry one; None: none.
     open_paths: paths that need no token.
-    hosts: names under which the worker may be addressed (the header Host, without its port); None: any. On the loopback a
-        site whose name is made to point here would otherwise be let in by browsers as if it were this worker's own page.
+    hosts: names under which the worker may be addressed (the header Host, without its port); None: any. On
+        the loopback a site whose name is made to point here would otherwise be let in by browsers as if it
+        were this worker's own page.
     """
 
     bearer: Bearer | None
@@ -117,7 +121,9 @@ class Guard:
             self._on_answered(Answered(scope["method"], scope["path"], status, seconds, correlation_id))
 
     def _kept(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
-        """Keep the connection's place for a request; what is open to all keeps none. Raises HttpError if too many run."""
+        """Keep the connection's place for a request; what is open to all keeps none. Raises HttpError if too
+        many run.
+        """
         place: Place | None = scope.get("state", {}).get(PLACE)
         if place is None or scope["path"] in self._access.open_paths:
             return contextlib.nullcontext()
@@ -125,5 +131,7 @@ class Guard:
 
 
 def _correlation_id(given: str | None) -> str:
-    """Return the caller's id, in place of one that logs and headers should not carry its digest, or where there is none one of our own."""
+    """Return the caller's id, in place of one that logs and headers should not carry its digest, or where
+    there is none one of our own.
+    """
     return plain_id(given) if given else secrets.token_hex(8)

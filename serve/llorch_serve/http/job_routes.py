@@ -1,7 +1,7 @@
 """The API of the worker that this one descends from: POST /v1/inference (also /execute) and POST /cancel.
 
-Input: a job with its id, prompt and sampling. Output: the events ``started``, ``token``, ``metrics``, then exactly one of
-``end`` and ``error``, then ``[DONE]``. The job's id is the request's id.
+Input: a job with its id, prompt and sampling. Output: the events ``started``, ``token``, ``metrics``, then
+exactly one of ``end`` and ``error``, then ``[DONE]``. The job's id is the request's id.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Columns:
     def of(self, update: GenerationUpdate) -> dict[str, Any]:
         """Return the shape of /v1/completions, with the prompt's tokens where they are told (echo).
 
-        The prompt's first token has no log-probability. ``text_offset`` is where a token begins in the choice's text,
-        in characters.
+        The prompt's first token has no log-probability. ``text_offset`` is where a token begins in the
+        choice's text, in characters.
         """
         tokens: list[str] = []
         logprobs: list[float | None] = []

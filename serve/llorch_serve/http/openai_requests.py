@@ -1,8 +1,8 @@
 """From OpenAI's bodies to requests for the generator, and to what the answer must look like.
 
-Input: the raw body. Output: a :class:`llorch_serve.http.service.Plan`. What the engine cannot do is refused by the field's name
-with what is accepted instead; ranges of sampling values are judged by the generator, whose names for fields are
-turned back into OpenAI's.
+Input: the raw body. Output: a :class:`llorch_serve.http.service.Plan`. What the engine cannot do is refused
+by the field's name with what is accepted instead; ranges of sampling values are judged by the generator,
+whose names for fields are turned back into OpenAI's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _INDEXED: Final = re.compile(r"(?P<name>[a-z_]+)(?P<rest>.*)")
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """What the answer says beside its text. answer_id: its id. created: seconds since 1970. model: the served one's id.
+    """What the answer says beside its text. answer_id: its id. created: seconds since 1970. model: the served
+    one's id.
 
     include_usage: a stream ends with the usage of the whole request.
     answers: how many choices each prompt has. logprobs: choices carry log-probabilities.
@@ -81,7 +82,9 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
 
 
 def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
-    """Return what a body of /v1/chat/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
+    """Return what a body of /v1/chat/completions asks for. Raises InvalidRequestError or
+    ModelMismatchError.
+    """
     body = read_struct(raw, ChatBody)
     bad: list[FieldViolation] = []
     if body.top_logprobs is not None and not body.logprobs:
@@ -168,7 +171,9 @@ def check_model(asked: str | None, info: ModelInfo) -> None:
 
 
 def _rename(field: str, names: dict[str, str]) -> str:
-    """Return the body's name for a generator's: sampling.stop[0] is stop[0], input.chat.messages[0] messages[0]."""
+    """Return the body's name for a generator's: sampling.stop[0] is stop[0], input.chat.messages[0]
+    messages[0].
+    """
     if field.startswith("input.chat.template_arguments"):
         return "chat_template_kwargs"
     if field.startswith(("input.chat.messages", "input.chat.tools")):

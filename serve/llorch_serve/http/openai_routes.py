@@ -1,7 +1,7 @@
 """OpenAI's two generation routes: what connects reading, the running calls and the shapes of answers.
 
-Input: plans made by ``openai_requests.py`` and their live calls. Output: one JSON document, or chunks as events and
-``[DONE]``. Several prompts of one body run at once, and their chunks come as they are made.
+Input: plans made by ``openai_requests.py`` and their live calls. Output: one JSON document, or chunks as
+events and ``[DONE]``. Several prompts of one body run at once, and their chunks come as they are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The bodies of OpenAI's two generation routes, as msgspec structures: what is read, and what is known but has no effect.
+"""The bodies of OpenAI's two generation routes, as msgspec structures: what is read, and what is known but
+has no effect.
 
 A field that is not here is unknown and refused. What is here and cannot be honoured is refused by its name in
 ``openai_requests.py``; what is marked without effect says nothing about the answer's text.
@@ -12,7 +13,9 @@ import msgspec
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """How a stream is sent. include_obfuscation: padding against eavesdroppers on lengths, which is not sent."""
+    """How a stream is sent. include_obfuscation: padding against eavesdroppers on lengths, which is not
+    sent.
+    """
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -41,7 +44,9 @@ class MessageCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message. refusal, audio and annotations are read so that conversations can be sent back as they came."""
+    """One message. refusal, audio and annotations are read so that conversations can be sent back as they
+    came.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None

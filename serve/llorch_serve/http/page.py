@@ -1,7 +1,8 @@
-"""The built-in page: files in this package, sent with headers that let the page load and reach nothing but this worker.
+"""The built-in page: files in this package, sent with headers that let the page load and reach nothing but
+this worker.
 
-Input: a path. Output: the file. The page holds nothing of the model or its users, so it is sent without a token; it
-asks for one itself where the worker wants it.
+Input: a path. Output: the file. The page holds nothing of the model or its users, so it is sent without a
+token; it asks for one itself where the worker wants it.
 """
 
 from __future__ import annotations

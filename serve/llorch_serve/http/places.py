@@ -1,7 +1,9 @@
-"""How many connections the HTTP front holds, from the moment each is accepted, and which one makes room for another.
+"""How many connections the HTTP front holds, from the moment each is accepted, and which one makes room for
+another.
 
-Input: the listening sockets' accepted ones, TLS handshakes included, and the guard's word on which connections have a request
-that was let in. Output: at most so many open sockets. A new one always gets a place, since requests may fill only a part of
+Input: the listening sockets' accepted ones, TLS handshakes included, and the guard's word on which
+connections have a request that was let in. Output: at most so many open sockets. A new one always gets a
+place, since requests may fill only a part of
 them: the connection that has waited longest without a request makes room.
 """
 
@@ -18,14 +20,20 @@ from llorch_serve.http.problems import HttpError
 
 MAX_CONNECTIONS: Final = 1024
 MAX_REQUESTS: Final = 896
-"""Requests that are let in at once; the other places are left to probes, and to whoever is still to show a token."""
+"""Requests that are let in at once; the other places are left to probes, and to whoever is still to show a
+token.
+"""
 
 RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
-"""Of the kernel for each connection, which would otherwise grow to megabytes; no single read takes much more either."""
+"""Of the kernel for each connection, which would otherwise grow to megabytes; no single read takes much more
+either.
+"""
 
 
 class Place:
-    """One connection's. number: its file descriptor. transport: set once the connection is made, after TLS' handshake."""
+    """One connection's. number: its file descriptor. transport: set once the connection is made, after TLS'
+    handshake.
+    """
 
     def __init__(self, places: Places, connection: socket.socket) -> None:
         self._places = places
@@ -36,7 +44,9 @@ class Place:
 
     @property
     def serving(self) -> bool:
-        """Whether it has a request that was let in; two for a moment, where one comes close behind another that has been answered."""
+        """Whether it has a request that was let in; two for a moment, where one comes close behind another
+        that has been answered.
+        """
         return self._requests > 0
 
     @property
@@ -120,7 +130,8 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, object]:
         """Accept a connection, as the event loop does.
 
-        Raises BlockingIOError if the process may open no further file: the loop asks again, once a connection has left.
+        Raises BlockingIOError if the process may open no further file: the loop asks again, once a connection
+        has left.
         """
         try:
             connection, address = super().accept()

@@ -1,7 +1,9 @@
-"""Errors of ours as HTTP statuses: the table of the worker's contract, in OpenAI's words and in the older worker's.
+"""Errors of ours as HTTP statuses: the table of the worker's contract, in OpenAI's words and in the older
+worker's.
 
-Input: whatever a request ended with. Output: a :class:`Problem`, and from it a body in the shape that the route's
-clients read. Anything but a request's own error and want of memory is a bug: the log has both under an error id, and the client gets the id.
+Input: whatever a request ended with. Output: a :class:`Problem`, and from it a body in the shape that the
+route's clients read. Anything but a request's own error and want of memory is a bug: the log has both under
+an error id, and the client gets the id.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Problem:
     headers: tuple[tuple[str, str], ...] = ()
 
     def openai(self) -> dict[str, Any]:
-        """Return the body that OpenAI's clients read. ``errors``, beyond their schema, lists every bad field."""
+        """Return the body that OpenAI's clients read. ``errors``, beyond their schema, lists every bad
+        field.
+        """
         param = self.violations[0].field if self.violations else None
         body: dict[str, Any] = {
             "message": self.message,
@@ -71,7 +75,9 @@ class Problem:
         return {"error": body}
 
     def plain(self) -> dict[str, Any]:
-        """Return the body that clients of the older worker read: ``errors`` with every field, or one ``error``."""
+        """Return the body that clients of the older worker read: ``errors`` with every field, or one
+        ``error``.
+        """
         if self.violations:
             return {"errors": self._listed()}
         return {"error": {"code": self.code, "message": self.message}}

@@ -1,7 +1,7 @@
 """The HTTP front's life: bind, serve, drain, close, beside the gRPC server on the same event loop.
 
-Input: an address, then the loaded generator. Output: a listening uvicorn server. It is told what to do by the worker's
-own life (``rpc/lifecycle.py``) and handles no signals.
+Input: an address, then the loaded generator. Output: a listening uvicorn server. It is told what to do by the
+worker's own life (``rpc/lifecycle.py``) and handles no signals.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ logger = logging.getLogger(__name__)
 class HttpConfig:
     """How the front listens.
 
-    host, port: port 0 takes any free one. tokens: requests must carry one of them; none: no token is asked for.
-    tls: None: plain HTTP. stream_interval: tokens of an answer that one event of its stream waits for; None: as the load asks for.
+    host, port: port 0 takes any free one. tokens: requests must carry one of them; none: no token is asked
+        for.
+    tls: None: plain HTTP. stream_interval: tokens of an answer that one event of its stream waits for; None:
+        as the load asks for.
     """
 
     host: str
@@ -113,7 +115,9 @@ class HttpFront:
         return self._service.idle_s()
 
     async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
-        """Refuse new requests, let running ones finish within the timeout or until ``forced``, and end the rest."""
+        """Refuse new requests, let running ones finish within the timeout or until ``forced``, and end the
+        rest.
+        """
         self._service.refuse(STOPPING)
         waiting = [asyncio.ensure_future(self._service.wait_idle()), asyncio.ensure_future(forced.wait())]
         _, pending = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +145,9 @@ class HttpFront:
 
 
 def _hosts(host: str) -> frozenset[str] | None:
-    """Return the names under which a worker at ``host`` is addressed: on the loopback its own, elsewhere any."""
+    """Return the names under which a worker at ``host`` is addressed: on the loopback its own, elsewhere
+    any.
+    """
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -151,7 +157,9 @@ def _hosts(host: str) -> frozenset[str] | None:
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``, ``[::1]:PORT`` or ``PORT`` alone, which means the loopback. Raises PortError."""
+    """Return host and port of ``HOST:PORT``, ``[::1]:PORT`` or ``PORT`` alone, which means the loopback.
+    Raises PortError.
+    """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isdecimal() or not 0 <= int(port) <= 65_535:  # the highest port that there is

@@ -1,8 +1,8 @@
 """Generation over HTTP, between uvicorn's event loop and a TextGenerator.
 
-Input: a body and the :class:`Dialect` of its route. Requests are decoded, checked, tokenised and submitted on a small
-thread pool, as those over gRPC are. Output: what the dialect writes from the calls' updates, or one problem. A request
-whose client leaves is aborted at once, queued and in prefill too.
+Input: a body and the :class:`Dialect` of its route. Requests are decoded, checked, tokenised and submitted on
+a small thread pool, as those over gRPC are. Output: what the dialect writes from the calls' updates, or one
+problem. A request whose client leaves is aborted at once, queued and in prefill too.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class _Body:
 
 
 class HttpService:
-    """Serves one generator. All methods belong to the event loop that it is made on. ``bodies``: those being received.
+    """Serves one generator. All methods belong to the event loop that it is made on. ``bodies``: those being
+    received.
 
     stream_interval: see :class:`llorch_serve.calls.live.LiveCalls`.
     """

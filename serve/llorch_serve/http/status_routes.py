@@ -36,7 +36,9 @@ class StatusRoutes:
         self._created = int(time.time())
 
     async def health(self, _request: Request) -> Response:
-        """200 while requests are taken, 503 before and after; with where the model runs, once that is known."""
+        """200 while requests are taken, 503 before and after; with where the model runs, once that is
+        known.
+        """
         refusal = self._service.refusal
         load = self._service.load()
         body = {"status": load.state.value, "reason": refusal, "load_percent": load.load_percent}

@@ -1,4 +1,5 @@
-"""Counts the values of a JSON body before it is decoded: decoding holds the interpreter's lock, for a second per million of them.
+"""Counts the values of a JSON body before it is decoded: decoding holds the interpreter's lock, for a second
+per million of them.
 
 Input: a request's raw bytes, from ``fields.py``. What is malformed is left for the decoder to name.
 """
@@ -36,7 +37,8 @@ def check_values(raw: bytes, field: str) -> None:
         openings += outside.count(b"[") + outside.count(b"{")
         if commas > MAX_COMMAS or openings > MAX_OPENINGS:
             found = (
-                f"found more than {MAX_COMMAS} commas or {MAX_OPENINGS} objects and lists in {len(raw)} bytes, "
+                f"found more than {MAX_COMMAS} commas or {MAX_OPENINGS} objects and lists in {len(raw)} "
+                f"bytes, "
                 "expected fewer; send shorter lists"
             )
             raise InvalidRequestError([FieldViolation(field, found)])

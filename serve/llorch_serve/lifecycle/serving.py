@@ -1,7 +1,8 @@
 """A worker's whole life: bind, load, serve, drain; and what ends it early.
 
 Input: a function that loads a generator, an address, signals. Output: the methods of
-:class:`llorch_serve.rpc.server.WorkerServer` called in the right order, and the error that the process ends with.
+:class:`llorch_serve.rpc.server.WorkerServer` called in the right order, and the error that the process ends
+with.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ class ClosableGenerator(TextGenerator, Protocol):
         """Have ``tell`` called, on any thread, if the engine stops after an error; at once if it has."""
 
     def close(self) -> None:
-        """End what still runs, and free model and threads. Blocks until done; no update is delivered afterwards."""
+        """End what still runs, and free model and threads. Blocks until done; no update is delivered
+        afterwards.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyWorker:
-    """What companions see of a worker that serves. address: HOST:PORT. load: how busy it is, and its state."""
+    """What companions see of a worker that serves. address: HOST:PORT. load: how busy it is, and its
+    state.
+    """
 
     address: str
     generator: TextGenerator
@@ -50,10 +55,14 @@ class Companion(Protocol):
     """Something that goes on beside the gRPC server, on the same event loop."""
 
     async def run(self, worker: ReadyWorker) -> None:
-        """Do its work from SERVING on, until cancelled. An error raised here drains the worker and ends it."""
+        """Do its work from SERVING on, until cancelled. An error raised here drains the worker and ends
+        it.
+        """
 
     async def tell(self, state: WorkerState) -> None:
-        """Learn that the worker drains, has stopped or has failed. Must return within seconds and raise nothing."""
+        """Learn that the worker drains, has stopped or has failed. Must return within seconds and raise
+        nothing.
+        """
 
 
 async def serve(
@@ -73,8 +82,8 @@ async def serve(
     fronts: make further ways in, on the event loop.
     on_bound, on_ready: told HOST:PORT, with the real port, when listening and when SERVING.
 
-    Must run on the main thread, which alone may handle signals. Raises PortError if the address cannot be bound,
-    whatever ``open_generator`` or a companion raises, and EngineStoppedError if the engine dies.
+    Must run on the main thread, which alone may handle signals. Raises PortError if the address cannot be
+    bound, whatever ``open_generator`` or a companion raises, and EngineStoppedError if the engine dies.
     """
     stopping, forced = asyncio.Event(), asyncio.Event()
     progress = progress or LoadProgress()

@@ -1,6 +1,7 @@
 """Folders that can be served, whoever made them: llorch, onnxruntime-genai or Optimum.
 
-:func:`load_model` reads a folder and :func:`open_model` loads its graph; what they return fits the protocols of ``worker/served.py``.
+:func:`load_model` reads a folder and :func:`open_model` loads its graph; what they return fits the protocols
+of ``worker/served.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def load_model(folder: Path) -> Artifact | ForeignModel:
 def open_model(
     model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
 ) -> ServedSession:
-    """Load a model's graph and make its cache. See :func:`llorch_serve.runtime.opening.open_session` for the errors.
+    """Load a model's graph and make its cache. See :func:`llorch_serve.runtime.opening.open_session` for the
+    errors.
 
     Raises UsageError too where ``config.huge_pages`` is asked for and has no effect.
     """
@@ -69,6 +71,8 @@ def _open(
 def open_artifact(
     artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
 ) -> DecoderSession | FixedSession:
-    """Load the graphs of an artifact with one of llorch's own. See :func:`llorch_serve.runtime.opening.open_session` for the errors."""
+    """Load the graphs of an artifact with one of llorch's own. See
+    :func:`llorch_serve.runtime.opening.open_session` for the errors.
+    """
     opener = open_session if artifact.manifest.fixed_shapes is None else open_fixed
     return opener(artifact, config, report)

@@ -1,7 +1,8 @@
 """How far a worker is on its way to serving: counted by the thread that loads, read by whoever asks.
 
-Input: the folder's files as they are read (:func:`read_ahead`) and the phases after that. Output: percent and bytes,
-for ``GetLoad`` and the log. It also carries the wish to stop from the event loop to the thread that loads.
+Input: the folder's files as they are read (:func:`read_ahead`) and the phases after that. Output: percent and
+bytes, for ``GetLoad`` and the log. It also carries the wish to stop from the event loop to the thread that
+loads.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import psutil
 from llorch_serve.errors import UnavailableError
 
 READ_SHARE: Final = 90.0
-"""Percent of a load that reading the files counts for; the rest is making the session and warming up, whose time no
-runtime tells in advance."""
+"""Percent of a load that reading the files counts for; the rest is making the session and warming up, whose
+time no runtime tells in advance.
+"""
 
 _CHUNK_BYTES: Final = 8 * 2**20
 _LOG_INTERVAL_S: Final = 5.0
@@ -30,7 +32,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much is loaded. percent: 0..100, and 100 only when serving. loaded_bytes, total_bytes: of the folder's files."""
+    """How much is loaded. percent: 0..100, and 100 only when serving. loaded_bytes, total_bytes: of the
+    folder's files.
+    """
 
     percent: float
     loaded_bytes: int
@@ -38,7 +42,9 @@ class Progress:
 
 
 class LoadProgress:
-    """One load. Every method may be called from any thread. One that takes long is told in the log, every few seconds."""
+    """One load. Every method may be called from any thread. One that takes long is told in the log, every few
+    seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -86,7 +92,9 @@ class LoadProgress:
             raise UnavailableError("the worker was told to stop before it had loaded its model")
 
     def stoppable(self, stop: Callable[[], None] | None) -> None:
-        """Have ``stop`` called by :meth:`cancel`, at once if that has been; None: nothing is to be stopped any more."""
+        """Have ``stop`` called by :meth:`cancel`, at once if that has been; None: nothing is to be stopped
+        any more.
+        """
         with self._lock:
             self._stop = stop
             cancelled = self._cancelled
@@ -103,11 +111,12 @@ class LoadProgress:
 
 
 def read_ahead(files: Iterable[Path], progress: LoadProgress) -> None:
-    """Read files into the system's page cache, from where the runtime maps them; sequential reads are a disk's fastest.
+    """Read files into the system's page cache, from where the runtime maps them; sequential reads are a
+    disk's fastest.
 
-    Files that do not fit into free memory are not read: each would push out what the last one brought. One that cannot
-    be read is left to whoever opens it next, with the error that belongs to it. Raises UnavailableError if the load is
-    cancelled meanwhile.
+    Files that do not fit into free memory are not read: each would push out what the last one brought. One
+    that cannot be read is left to whoever opens it next, with the error that belongs to it. Raises
+    UnavailableError if the load is cancelled meanwhile.
     """
     found = [path for path in files if path.is_file()]
     total = sum(path.stat().st_size for path in found)

@@ -1,4 +1,6 @@
-"""A worker of a folder: its model read, its tokenizer and template made ready, its graph loaded, its engine started."""
+"""A worker of a folder: its model read, its tokenizer and template made ready, its graph loaded, its engine
+started.
+"""
 
 from __future__ import annotations
 

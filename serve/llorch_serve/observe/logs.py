@@ -1,7 +1,8 @@
 """Log lines on stderr: one JSON object each for machines, or text for people at a terminal.
 
-Input: the process's logging records. Output: lines from which secrets have been taken out. What is narrated (see
-``narration.py``) has its fields as keys of the object; control characters in a message cannot forge a second line.
+Input: the process's logging records. Output: lines from which secrets have been taken out. What is narrated
+(see ``narration.py``) has its fields as keys of the object; control characters in a message cannot forge a
+second line.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class JsonFormatter(logging.Formatter):
 
     def __init__(self, secrets: tuple[str, ...] = ()) -> None:
         super().__init__()
-        # As they stand inside a JSON string, where a quotation mark or a backslash is written as two characters.
+        # As they stand inside a JSON string, where a quotation mark or a backslash is written as two
+        # characters.
         self._secrets = tuple(msgspec.json.encode(secret).decode()[1:-1] for secret in secrets)
 
     def format(self, record: logging.LogRecord) -> str:

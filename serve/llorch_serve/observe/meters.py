@@ -1,7 +1,9 @@
 """Metrics for Prometheus, named as vLLM names them so that its dashboards need a new prefix and no more.
 
-Input: what ``tap.py`` tells of requests, the generator's own figures at the moment of a scrape, and the HTTP front's answers.
-Output: Prometheus' text. Everything is in a registry of its own; a second worker in the process has a second one.
+Input: what ``tap.py`` tells of requests, the generator's own figures at the moment of a scrape, and the HTTP
+front's answers.
+Output: Prometheus' text. Everything is in a registry of its own; a second worker in the process has a second
+one.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ _REASONS: Final = {
 
 
 class Meters:
-    """All metrics of a worker. Implements :class:`llorch_serve.observe.tap.Observer`; :meth:`expose` from any thread."""
+    """All metrics of a worker. Implements :class:`llorch_serve.observe.tap.Observer`; :meth:`expose` from any
+    thread.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -69,7 +73,8 @@ class Meters:
         self._generated = tokens("request_generation_tokens", "Generated tokens of requests that ended.")
         self._ended = Counter(
             "llorch:request_success",
-            "Requests that ended, by finish reason: stop, length, tool_calls, abort, or score of those for scores.",
+            "Requests that ended, by finish reason: stop, length, tool_calls, abort, or score of those for "
+            "scores.",
             ("finished_reason",),
             registry=self._registry,
         )

@@ -1,8 +1,8 @@
 """What happens, told as events: who did what to what, in words for people and fields for machines.
 
-Input: the worker's life, and requests as ``tap.py`` sees them. Output: logging records with ``actor``, ``action``,
-``target``, ``human``, ids, durations and token counts. No text of a prompt or an answer is among them, nor the words of a
-refusal, which may quote one.
+Input: the worker's life, and requests as ``tap.py`` sees them. Output: logging records with ``actor``,
+``action``, ``target``, ``human``, ids, durations and token counts. No text of a prompt or an answer is among
+them, nor the words of a refusal, which may quote one.
 """
 
 from __future__ import annotations

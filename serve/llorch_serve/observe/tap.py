@@ -1,7 +1,9 @@
-"""A generator with observers: every request passes through unchanged, and what happens to it is told on another thread.
+"""A generator with observers: every request passes through unchanged, and what happens to it is told on
+another thread.
 
-Input: a generator, and the calls of those who use it. Output: the same updates to the same sinks, and each request's
-life to the observers. The engine's thread only notes the time and puts a step's updates into a queue.
+Input: a generator, and the calls of those who use it. Output: the same updates to the same sinks, and each
+request's life to the observers. The engine's thread only notes the time and puts a step's updates into a
+queue.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Observed:
 
     submitted_ns: the same moment as ``submitted_s``, in nanoseconds since 1970.
     first_s, last_s: when its first and its last tokens came; None before.
-    last_by_answer: when each answer's last tokens came. completions: of the answers, or continuations, that have ended.
+    last_by_answer: when each answer's last tokens came. completions: of the answers, or continuations, that
+        have ended.
     scores: of the continuations that have been scored.
     """
 
@@ -74,7 +77,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One request that has been answered, for whoever keeps records. seconds: from its head to the answer's last byte.
+    """One request that has been answered, for whoever keeps records. seconds: from its head to the answer's
+    last byte.
 
     status: None if the client left before there was one.
     """
@@ -144,7 +148,8 @@ class ObservedGenerator:
         self._inner = inner
         self._observers = tuple(observers)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        # One tap for each sink, so that a step's updates still reach a sink in one call; it lives as long as a request.
+        # One tap for each sink, so that a step's updates still reach a sink in one call; it lives as long as
+        # a request.
         self._taps: weakref.WeakValueDictionary[int, _Tap] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._live: dict[str, Observed] = {}  # the observing thread's own

@@ -1,8 +1,8 @@
 """One OpenTelemetry span for each request, after the conventions for generative AI.
 
-Input: requests as ``tap.py`` sees them, with the caller's W3C traceparent. Output: spans to a provider, by default
-one that sends them over OTLP. Spans are made when a request has ended, on the observing thread. They carry figures and ids;
-no text, neither prompts nor stop strings.
+Input: requests as ``tap.py`` sees them, with the caller's W3C traceparent. Output: spans to a provider, by
+default one that sends them over OTLP. Spans are made when a request has ended, on the observing thread. They
+carry figures and ids; no text, neither prompts nor stop strings.
 """
 
 from __future__ import annotations

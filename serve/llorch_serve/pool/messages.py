@@ -1,4 +1,6 @@
-"""What a pool manager is told: one message when the worker is ready, then heartbeats. Both are JSON objects."""
+"""What a pool manager is told: one message when the worker is ready, then heartbeats. Both are JSON
+objects.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""One JSON document to one URL over HTTP or HTTPS: the status that came back, within a time limit that covers all of it.
+"""One JSON document to one URL over HTTP or HTTPS: the status that came back, within a time limit that covers
+all of it.
 
-The standard library's client on a daemon thread: it needs no event loop, and a manager that answers byte by byte can
-hold up neither the worker nor its end. When the time is over the connection is ended from outside, and with it the thread.
+The standard library's client on a daemon thread: it needs no event loop, and a manager that answers byte by
+byte can hold up neither the worker nor its end. When the time is over the connection is ended from outside,
+and with it the thread.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def read_url(value: str) -> CallbackUrl:
 class Poster:
     """Posts to one URL, one document at a time; belongs to one event loop.
 
-    A thread that is given up is woken by the end of its connection. One that still looks the host's address up cannot be
+    A thread that is given up is woken by the end of its connection. One that still looks the host's address
+    up cannot be
     woken: no other is started beside it.
     """
 
@@ -68,7 +71,9 @@ class Poster:
         self._under_way: _Attempt | None = None
 
     async def post(self, body: bytes, *, timeout_s: float) -> int:
-        """Send ``body``; return the answer's HTTP status. Raises OSError, TimeoutError among others, or HTTPException."""
+        """Send ``body``; return the answer's HTTP status. Raises OSError, TimeoutError among others, or
+        HTTPException.
+        """
         async with asyncio.timeout(timeout_s):
             if self._under_way is not None:
                 await asyncio.wait((asyncio.wrap_future(self._under_way.ended),))
@@ -81,7 +86,9 @@ class Poster:
 
 
 class _Attempt:
-    """One exchange with the manager, on a thread of its own. status: its result; ended: the thread needs nothing more."""
+    """One exchange with the manager, on a thread of its own. status: its result; ended: the thread needs
+    nothing more.
+    """
 
     def __init__(self, url: CallbackUrl, body: bytes, timeout_s: float) -> None:
         self._url = url
@@ -91,7 +98,8 @@ class _Attempt:
         self._given_up = False
         self._socket: socket.socket | None = None
         self.status: Future[int] = Future()
-        self.status.set_running_or_notify_cancel()  # from here on a caller that gives up cannot take it from the thread
+        # from here on a caller that gives up cannot take it from the thread
+        self.status.set_running_or_notify_cancel()
         self.ended: Future[None] = Future()
 
     def run(self) -> None:
@@ -104,7 +112,9 @@ class _Attempt:
             self.ended.set_result(None)
 
     def give_up(self) -> None:
-        """End the connection, and with it whatever waits for it, however slowly the manager still sends. Any thread."""
+        """End the connection, and with it whatever waits for it, however slowly the manager still sends. Any
+        thread.
+        """
         with self._lock:
             self._given_up = True
             if self._socket is not None:
@@ -153,7 +163,9 @@ class _Attempt:
         raise failure
 
     def _hold(self, made: socket.socket) -> None:
-        """Let ``give_up`` know a socket before anything waits for it. Raises TimeoutError if it has been called."""
+        """Let ``give_up`` know a socket before anything waits for it. Raises TimeoutError if it has been
+        called.
+        """
         made.settimeout(self._timeout_s)
         with self._lock:
             if self._given_up:

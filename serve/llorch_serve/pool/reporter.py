@@ -1,8 +1,8 @@
 """When a pool manager is told what: ready with back-off, heartbeats, and the worker's last words.
 
-A companion of ``rpc/lifecycle.py``: it starts once the worker serves. A manager that cannot be reached is tried again for
-as long as the worker lives; one that answers and refuses ends the worker. A manager that comes back and has forgotten the
-worker says so by answering a heartbeat with 404 or 410, and is told anew.
+A companion of ``rpc/lifecycle.py``: it starts once the worker serves. A manager that cannot be reached is
+tried again for as long as the worker lives; one that answers and refuses ends the worker. A manager that
+comes back and has forgotten the worker says so by answering a heartbeat with 404 or 410, and is told anew.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class PoolConfig:
     """Who is told, and what of.
 
     host: under which the manager's clients reach this worker. secure: over TLS.
-    heartbeat_s, timeout_s: interval and patience, in seconds. first_pause_s, longest_pause_s: between tries to be heard,
-        doubling. most_refusals: in a row, after which the worker gives up.
+    heartbeat_s, timeout_s: interval and patience, in seconds. first_pause_s, longest_pause_s: between tries
+        to be heard, doubling. most_refusals: in a row, after which the worker gives up.
     """
 
     worker_id: str
@@ -71,7 +71,9 @@ class PoolReporter:
                 await self._register(worker)
 
     async def tell(self, state: WorkerState) -> None:
-        """Send one heartbeat with that state; a manager that does not take it within two seconds goes without."""
+        """Send one heartbeat with that state; a manager that does not take it within two seconds goes
+        without.
+        """
         await self._beat(self._worker, state, min(_FAREWELL_S, self._config.timeout_s))
 
     async def _register(self, worker: ReadyWorker) -> None:
@@ -91,7 +93,8 @@ class PoolReporter:
             refusals = refusals + 1 if refused else 0
             if refusals >= config.most_refusals:
                 raise WorkerError(
-                    f"the pool manager at {config.url} refused this worker {refusals} times, at last with HTTP "
+                    f"the pool manager at {config.url} refused this worker {refusals} times, at last with "
+                    f"HTTP "
                     f"{status}; check --callback-url and --worker-id {config.worker_id}"
                 )
             await asyncio.sleep(pause_s)

@@ -1,4 +1,6 @@
-"""Execution providers: the table of them, the runtime that brings them, and where a graph's nodes really run."""
+"""Execution providers: the table of them, the runtime that brings them, and where a graph's nodes really
+run.
+"""
 
 from llorch_serve.providers.choose import ActiveProvider, ProviderChoice, activate
 from llorch_serve.providers.fitting import check_target, require_arithmetic

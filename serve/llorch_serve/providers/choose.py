@@ -1,4 +1,5 @@
-"""From what a person asks for to a provider that is ready: found in the table, present on this machine, its options checked.
+"""From what a person asks for to a provider that is ready: found in the table, present on this machine, its
+options checked.
 
 :func:`activate` is the only way to a provider; what it returns adds it to a session's options.
 """
@@ -29,7 +30,8 @@ class ProviderChoice:
     """What a person asks for.
 
     name: as ``--provider`` takes it; None: the CPU, or the only provider of ``library``.
-    options: ``KEY=VALUE`` texts. library: a plugin library. allow_cpu_nodes: nodes may run on the CPU's provider as well.
+    options: ``KEY=VALUE`` texts. library: a plugin library. allow_cpu_nodes: nodes may run on the CPU's
+        provider as well.
     """
 
     name: str | None = None
@@ -42,7 +44,8 @@ class ProviderChoice:
 class ActiveProvider:
     """A provider that this process can use.
 
-    row: None for a plugin that the table does not know. devices: onnxruntime's, of a plugin; empty for one that is built in.
+    row: None for a plugin that the table does not know. devices: onnxruntime's, of a plugin; empty for one
+        that is built in.
     """
 
     runtime_name: str
@@ -107,8 +110,8 @@ class ActiveProvider:
 def activate(choice: ProviderChoice, runtime: Any) -> ActiveProvider:
     """Make a provider ready. runtime: onnxruntime, of which nothing else is kept.
 
-    Raises ProviderError for a name or an option that does not exist, and for a provider that is not here, with what brings it;
-    UsageError for a choice without effect.
+    Raises ProviderError for a name or an option that does not exist, and for a provider that is not here,
+    with what brings it; UsageError for a choice without effect.
     """
     if choice.library is not None:
         return _from_library(choice, choice.library, runtime)
@@ -117,7 +120,8 @@ def activate(choice: ProviderChoice, runtime: Any) -> ActiveProvider:
     if row.runtime_name == CPU:
         if choice.allow_cpu_nodes:
             raise UsageError(
-                "--allow-cpu-nodes has no effect on the cpu provider, where all nodes are; leave it out, or name a --provider"
+                "--allow-cpu-nodes has no effect on the cpu provider, where all nodes are; leave it out, or "
+                "name a --provider"
             )
         return ActiveProvider(CPU, row, options)
     if row.plugin is None:
@@ -140,7 +144,8 @@ def _from_library(choice: ProviderChoice, library: Path, runtime: Any) -> Active
     found = sorted({str(device.ep_name) for device in devices})
     if not found:
         raise ProviderError(
-            f"{library} is loaded and offers no device on this machine; available here: {_list(available(runtime))}"
+            f"{library} is loaded and offers no device on this machine; available here: "
+            f"{_list(available(runtime))}"
         )
     wanted = found[0] if len(found) == 1 else ""
     row: Provider | None = None
@@ -171,7 +176,9 @@ def _selected(name: str, devices: Sequence[Any], options: dict[str, str]) -> tup
 
 
 def absent(row: Provider, runtime: Any) -> ProviderError:
-    """Return the error for a provider that is not here: what brings it, what is missing, and what there is."""
+    """Return the error for a provider that is not here: what brings it, what is missing, and what there
+    is.
+    """
     has = version_of(row.wheel) is not None
     if sys.platform not in row.systems:
         fault = f"its wheel {row.wheel} is for {_list(row.systems)}, and this is {sys.platform}"

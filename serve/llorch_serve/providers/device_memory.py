@@ -1,7 +1,9 @@
-"""A device's memory, as far as onnxruntime leaves it to others: how much is free, and copies of parts of a buffer.
+"""A device's memory, as far as onnxruntime leaves it to others: how much is free, and copies of parts of a
+buffer.
 
-onnxruntime allocates and binds, says nothing of what a device has, and copies whole tensors. CUDA's own runtime library does
-the rest; its provider has loaded it. Its functions and their arguments are those of NVIDIA's CUDA Runtime API.
+onnxruntime allocates and binds, says nothing of what a device has, and copies whole tensors. CUDA's own
+runtime library does the rest; its provider has loaded it. Its functions and their arguments are those of
+NVIDIA's CUDA Runtime API.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class DeviceMemory(Protocol):
         """Return the bytes that nobody holds."""
 
     def copy(self, target: int, source: int, *, rows: int, width: int, pitch: int) -> None:
-        """Begin to copy ``rows`` pieces of ``width`` bytes, whose starts are ``pitch`` bytes apart on both sides."""
+        """Begin to copy ``rows`` pieces of ``width`` bytes, whose starts are ``pitch`` bytes apart on both
+        sides.
+        """
 
     def wait(self) -> None:
         """Wait until the copies are done."""
@@ -47,7 +51,9 @@ class CudaMemory:
         return free.value
 
     def copy(self, target: int, source: int, *, rows: int, width: int, pitch: int) -> None:
-        """Begin to copy ``rows`` pieces of ``width`` bytes, whose starts are ``pitch`` bytes apart on both sides."""
+        """Begin to copy ``rows`` pieces of ``width`` bytes, whose starts are ``pitch`` bytes apart on both
+        sides.
+        """
         to, fro, step = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(pitch)
         size = (ctypes.c_size_t(width), ctypes.c_size_t(rows))
         self._call("cudaMemcpy2D", to, step, fro, step, *size, ctypes.c_int(_DEVICE_TO_DEVICE))
@@ -63,7 +69,8 @@ class CudaMemory:
             if code:
                 reason = self._library.cudaGetErrorString(code)
                 raise ProviderError(
-                    f"CUDA failed in {function} on device {self._device}: {reason.decode(errors='replace')} (error {code})"
+                    f"CUDA failed in {function} on device {self._device}: {reason.decode(errors='replace')} "
+                    f"(error {code})"
                 )
 
 

@@ -19,7 +19,8 @@ _EXPORTED_AS: Final[Mapping[ComputeType, str]] = {
 def check_target(target: Target, provider: str) -> None:
     """Raise ProviderError if a provider does not run graphs made for ``target``.
 
-    provider: onnxruntime's name. One that is not in the table is another's plugin, of which nothing is known before it runs.
+    provider: onnxruntime's name. One that is not in the table is another's plugin, of which nothing is known
+        before it runs.
     """
     runs = RUNS.get(provider)
     if runs is None or target in runs:
@@ -33,14 +34,18 @@ def check_target(target: Target, provider: str) -> None:
 
 
 def require_arithmetic(provider: str, types: Iterable[ComputeType]) -> None:
-    """Raise ProviderError if a provider has no arithmetic in one of the types that an artifact computes in."""
+    """Raise ProviderError if a provider has no arithmetic in one of the types that an artifact computes
+    in.
+    """
     known = ARITHMETIC.get(provider)
     if known is None:
         return
     for missing in sorted(set(types) - set(known)):
         others = [name for name, table in ARITHMETIC.items() if missing in table]
         raise ProviderError(
-            f"the artifact computes in {missing} and {provider} has no {missing} arithmetic; export the model again with "
-            f"{' or '.join(_EXPORTED_AS[kind] for kind in known)}, or run this artifact on a provider that has it "
+            f"the artifact computes in {missing} and {provider} has no {missing} arithmetic; export the "
+            f"model again with "
+            f"{' or '.join(_EXPORTED_AS[kind] for kind in known)}, or run this artifact on a provider that "
+            f"has it "
             f"({', '.join(others)})"
         )

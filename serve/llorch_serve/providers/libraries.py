@@ -59,7 +59,9 @@ def _unloadable(wanted: Mapping[str, str]) -> list[MissingLibrary]:
 
 
 def _name_here(name: str) -> str | None:
-    """Return what a library is called on this system, or None where it has none, or its wheel looks for it itself."""
+    """Return what a library is called on this system, or None where it has none, or its wheel looks for it
+    itself.
+    """
     return {"linux": name, "win32": _ON_WINDOWS.get(name)}.get(sys.platform)
 
 
@@ -71,7 +73,9 @@ def preload(runtime: Any) -> None:
 
 
 def available(runtime: Any) -> list[str]:
-    """Return onnxruntime's names of the providers that can run a decoder here: built in, or of a registered plugin."""
+    """Return onnxruntime's names of the providers that can run a decoder here: built in, or of a registered
+    plugin.
+    """
     found = [str(name) for name in runtime.get_available_providers() if name != "AzureExecutionProvider"]
     if hasattr(runtime, "get_ep_devices"):
         found += [str(device.ep_name) for device in runtime.get_ep_devices()]

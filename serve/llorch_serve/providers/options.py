@@ -1,7 +1,7 @@
 """Options of providers: what type each has, and the reading of ``--provider-option KEY=VALUE``.
 
-onnxruntime takes every value as text and, depending on the provider, ignores what it does not know; so names and values are
-checked here.
+onnxruntime takes every value as text and, depending on the provider, ignores what it does not know; so names
+and values are checked here.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def read_options(
 ) -> dict[str, str]:
     """Return the options in ``KEY=VALUE`` texts.
 
-    known: what the provider takes; None: not known, as of another's plugin, so that nothing is checked but the form.
-    Raises ProviderError for a text without a key, an unknown or repeated key, or a value that is not of its type.
+    known: what the provider takes; None: not known, as of another's plugin, so that nothing is checked but
+        the form.
+    Raises ProviderError for a text without a key, an unknown or repeated key, or a value that is not of its
+    type.
     """
     options: dict[str, str] = {}
     for text in given:

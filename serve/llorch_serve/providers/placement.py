@@ -1,7 +1,8 @@
-"""Where a graph's nodes and weights really run, and the refusal of a graph that runs elsewhere than was asked for.
+"""Where a graph's nodes and weights really run, and the refusal of a graph that runs elsewhere than was asked
+for.
 
-Input is what onnxruntime recorded while it divided the graph among providers, before its last fusions, so nodes have the
-names that they have in the file.
+Input is what onnxruntime recorded while it divided the graph among providers, before its last fusions, so
+nodes have the names that they have in the file.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ProviderShare:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the graph runs. node_share: part of the nodes on ``provider``, 0..1. shares: of every provider, that one first.
+    """Where the graph runs. node_share: part of the nodes on ``provider``, 0..1. shares: of every provider,
+    that one first.
 
     device: that provider's, like ``cuda:1``.
     """
@@ -57,8 +59,10 @@ def placement(
     """Return where the nodes of a session run.
 
     The session must have been made with ``session.record_ep_graph_assignment_info``.
-    graph: its file, which tells how much each node has of the weights; without it weights are counted like nodes.
-    Raises ProviderError if the runtime chose another provider, or some nodes are on another and that is not allowed.
+    graph: its file, which tells how much each node has of the weights; without it weights are counted like
+        nodes.
+    Raises ProviderError if the runtime chose another provider, or some nodes are on another and that is not
+    allowed.
     """
     providers = session.get_providers()
     if not providers or providers[0] != provider:
@@ -80,7 +84,8 @@ def _unrecorded(provider: str, providers: list[str], *, allow_cpu_nodes: bool) -
         return Placement(provider, 1.0, (ProviderShare(provider, 1.0, 1.0),))
     if not allow_cpu_nodes:
         raise ProviderError(
-            f"this onnxruntime does not record which nodes {provider} runs, so it cannot be told whether all do; "
+            f"this onnxruntime does not record which nodes {provider} runs, so it cannot be told whether "
+            f"all do; "
             "use a later release, or accept that with --allow-cpu-nodes"
         )
     return Placement(provider, 0.0)

@@ -39,7 +39,8 @@ def register(runtime: Any, library: Path) -> list[Any]:
     """
     if not hasattr(runtime, "register_execution_provider_library"):
         raise ProviderError(
-            f"onnxruntime {runtime.__version__} loads no plugin libraries; install {OLDEST_WITH_PLUGINS} or later"
+            f"onnxruntime {runtime.__version__} loads no plugin libraries; install {OLDEST_WITH_PLUGINS} or "
+            f"later"
         )
     path = library.resolve()
     if not path.is_file():

@@ -14,9 +14,11 @@ from typing import Any, Final
 from llorch_serve.errors import ProviderError
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
-"""A session setting for layers in whole bytes. x86 CPUs without VNNI add pairs of products in 16 bits, which saturates
-and gives wrong sums; with it the runtime makes the weights unsigned and takes exact, slower kernels. Everywhere: CPUs with
-VNNI, which are exact without it, then take more than twice as long. It also breaks DequantizeLinear over blocks."""
+"""A session setting for layers in whole bytes. x86 CPUs without VNNI add pairs of products in 16 bits, which
+saturates and gives wrong sums; with it the runtime makes the weights unsigned and takes exact, slower
+kernels. Everywhere: CPUs with VNNI, which are exact without it, then take more than twice as long. It also
+breaks DequantizeLinear over blocks.
+"""
 
 _EXACT_ANYWAY: Final = frozenset({"avx512_vnni", "avx_vnni"})
 _CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -36,7 +38,8 @@ DISTRIBUTIONS: Final = (
 def import_runtime(minimum: str, *, instead: str | None = None) -> ModuleType:
     """Return the onnxruntime module.
 
-    minimum: lowest version that loads the artifact's graph (``1.24``). instead: what helps beside a newer one.
+    minimum: lowest version that loads the artifact's graph (``1.24``). instead: what helps beside a newer
+        one.
     Raises ProviderError if it is missing, installed twice, or too old.
     """
     found = installed_runtimes()
@@ -49,7 +52,8 @@ def import_runtime(minimum: str, *, instead: str | None = None) -> ModuleType:
         import onnxruntime
     except ImportError as error:
         raise ProviderError(
-            f"onnxruntime cannot be imported ({error}); install a runtime: pip install 'llorch[cpu]' (or cuda, directml, openvino)"
+            f"onnxruntime cannot be imported ({error}); install a runtime: pip install 'llorch[cpu]' (or "
+            f"cuda, directml, openvino)"
         ) from error
     if _numbers(onnxruntime.__version__) < _numbers(minimum):
         raise ProviderError(
@@ -62,7 +66,9 @@ def import_runtime(minimum: str, *, instead: str | None = None) -> ModuleType:
 
 
 def takes_no_rows(runtime: Any) -> bool:
-    """Return whether layers in whole bytes may be given no rows at all: before 1.32, ReduceMax of none keeps its input's shape."""
+    """Return whether layers in whole bytes may be given no rows at all: before 1.32, ReduceMax of none keeps
+    its input's shape.
+    """
     return _numbers(runtime.__version__) >= (1, 32)
 
 
@@ -74,7 +80,8 @@ def usable_cpus() -> int:
 
 
 def byte_settings(cpu_info: Path = _CPU_INFO) -> dict[str, str]:
-    """Return the session settings with which products of bytes are exact here, and no slower than they must be.
+    """Return the session settings with which products of bytes are exact here, and no slower than they must
+    be.
 
     cpu_info: what Linux says of the CPUs; where there is none, :data:`EXACT_BYTES` is asked for.
     """
@@ -88,7 +95,9 @@ def byte_settings(cpu_info: Path = _CPU_INFO) -> dict[str, str]:
 
 
 def installed_runtimes() -> list[str]:
-    """Return the distributions that are installed of those that bring the module; more than one is a fault."""
+    """Return the distributions that are installed of those that bring the module; more than one is a
+    fault.
+    """
     return [name for name in DISTRIBUTIONS if version_of(name) is not None]
 
 

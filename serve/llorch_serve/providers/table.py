@@ -1,7 +1,7 @@
 """The execution providers that llorch knows: one row each, which everything else asks.
 
-What brings a provider, which options it takes, where its memory is, what it computes in, and which target's graphs it
-runs. Where the facts come from, and which rows have been run, is in docs/providers.md.
+What brings a provider, which options it takes, where its memory is, what it computes in, and which target's
+graphs it runs. Where the facts come from, and which rows have been run, is in docs/providers.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ CPU: Final = "CPUExecutionProvider"
 
 
 class Arithmetic(StrEnum):
-    """How a provider computes in a type. WIDENED: it stores the type and computes in float32, between casts."""
+    """How a provider computes in a type. WIDENED: it stores the type and computes in float32, between
+    casts.
+    """
 
     NATIVE = "native"
     WIDENED = "widened"
@@ -30,7 +32,8 @@ class Memory(StrEnum):
     """Where keys and values are kept.
 
     HOST: in the process, where one call advances many sequences.
-    DEVICE: on the device, one buffer for each sequence, each of which takes a call of its own, unless buffers are ``divisible``.
+    DEVICE: on the device, one buffer for each sequence, each of which takes a call of its own, unless buffers
+    are ``divisible``.
     """
 
     HOST = "host"
@@ -43,15 +46,19 @@ class Provider:
 
     name, aliases: what ``--provider`` takes. runtime_name: onnxruntime's name for it.
     wheel, extra: the distribution that brings it, and llorch's extra for that.
-    plugin: the module of a plugin wheel, which onnxruntime loads at run time; None: it is built into ``wheel``.
+    plugin: the module of a plugin wheel, which onnxruntime loads at run time; None: it is built into
+        ``wheel``.
     systems: values of ``sys.platform`` that the wheel is built for.
     libraries: shared libraries of others that it needs, and whose they are.
     options: what ``--provider-option`` takes. targets: whose graphs it runs, its own first.
     arithmetic: what it computes in; a type that is absent it has no kernels for.
-    threads: the option that limits its threads, where that of the session does not. device: what it runs on, for people.
-    label: what such a device is called for machines, before its number; empty: as the provider. device_type: onnxruntime's name of its memory, where that is a device's.
+    threads: the option that limits its threads, where that of the session does not. device: what it runs on,
+        for people.
+    label: what such a device is called for machines, before its number; empty: as the provider. device_type:
+        onnxruntime's name of its memory, where that is a device's.
     in_place: its kernels read host memory where it lies; else onnxruntime copies what is bound.
-    divisible: addresses within a buffer on its device can be computed, so that one call advances many sequences there too.
+    divisible: addresses within a buffer on its device can be computed, so that one call advances many
+        sequences there too.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """Cutting a client's connection, for a client that takes nothing of what it is sent.
 
-gRPC for asyncio can end a call with a status, but a status waits behind what the client has not taken, and nothing there cancels a call from
-the server's side. The system can: shutting a socket down ends the connection and every call on it.
+gRPC for asyncio can end a call with a status, but a status waits behind what the client has not taken, and
+nothing there cancels a call from the server's side. The system can: shutting a socket down ends the
+connection and every call on it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Final
 
 PAUSE_S: Final = 0.25
-"""Between two looks at this process's sockets, each of which takes milliseconds where there are a thousand."""
+"""Between two looks at this process's sockets, each of which takes milliseconds where there are a
+thousand.
+"""
 
 _DESCRIPTORS: Final = Path("/dev/fd")  # Linux and macOS
 
@@ -28,7 +31,8 @@ class Connections:
         self._unwanted: set[tuple[str, int]] = set()
 
     def cut(self, peer: str) -> None:
-        """Shut down the connection with ``peer``, given as gRPC does (ipv4:HOST:PORT, ipv6:[HOST]:PORT), within PAUSE_S.
+        """Shut down the connection with ``peer``, given as gRPC does (ipv4:HOST:PORT, ipv6:[HOST]:PORT),
+        within PAUSE_S.
 
         On Windows, which does not list a process's sockets, it stays.
         """
@@ -42,7 +46,8 @@ class Connections:
     def _cut_all(self) -> None:
         unwanted, self._unwanted = self._unwanted, set()
         for entry in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
-            # A descriptor of our own, so that the one looked at is the one shut down, whatever other threads close and open meanwhile.
+            # A descriptor of our own, so that the one looked at is the one shut down, whatever other threads
+            # close and open meanwhile.
             with contextlib.suppress(OSError), _opened(int(entry.name)) as connection:
                 if _other_end(connection) in unwanted:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -59,7 +64,9 @@ def _opened(descriptor: int) -> socket.socket:
 
 
 def _other_end(connection: socket.socket) -> tuple[str, int] | None:
-    """Return host and port; None for a socket of another family. Raises OSError where there is no other end."""
+    """Return host and port; None for a socket of another family. Raises OSError where there is no other
+    end.
+    """
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     host, port = connection.getpeername()[:2]

@@ -2,7 +2,8 @@
 
 ``read_*`` turn messages that came over the wire into plain types and raise InvalidRequestError with every bad
 field; ``write_*`` do the reverse. Ranges of sampling values are not judged here: the generator does that, for
-every caller. Here are refused only what has no plain form, and sizes no honest request has, before they are copied.
+every caller. Here are refused only what has no plain form, and sizes no honest request has, before they are
+copied.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ Check = Callable[[Prompt, SamplingParams], list[FieldViolation]]
 def read_generation_request(
     message: pb.GenerateRequest, *, connection: str = "", check: Check | None = None
 ) -> GenerationRequest:
-    """Return the request; one without a request_id gets a random one, one without a client_id is ``connection``'s.
+    """Return the request; one without a request_id gets a random one, one without a client_id is
+    ``connection``'s.
 
-    check: asked what is bad about prompt and sampling if anything else is, so that the caller learns everything at once.
+    check: asked what is bad about prompt and sampling if anything else is, so that the caller learns
+        everything at once.
     Raises InvalidRequestError.
     """
     bad: list[FieldViolation] = []
@@ -79,7 +82,9 @@ def read_generation_request(
 
 
 def read_ids(message: pb.GenerateRequest | pb.ScoreRequest, bad: list[FieldViolation]) -> str:
-    """Return a message's request_id, or a random one if it has none; add to ``bad`` what is wrong with ids and priority."""
+    """Return a message's request_id, or a random one if it has none; add to ``bad`` what is wrong with ids
+    and priority.
+    """
     request_id = message.request_id if message.HasField("request_id") else secrets.token_hex(8)
     size = len(request_id.encode())
     if not 0 < size <= MAX_REQUEST_ID_BYTES:
@@ -138,7 +143,9 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
 
 
 def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
-    """Return the message. Raises InvalidRequestError for values that no message can carry (ids below 0, lone surrogates)."""
+    """Return the message. Raises InvalidRequestError for values that no message can carry (ids below 0, lone
+    surrogates).
+    """
     bad: list[FieldViolation] = []
     message = pb.GenerateRequest()
     sampling = request.sampling

@@ -1,6 +1,8 @@
-"""The bridge between protobuf messages and the plain types of ``llorch_serve.requests``: answers, in parts and whole.
+"""The bridge between protobuf messages and the plain types of ``llorch_serve.requests``: answers, in parts
+and whole.
 
-``write_*`` turn what the generator gives into messages, on the worker's side; ``read_*`` do the reverse, on the client's.
+``write_*`` turn what the generator gives into messages, on the worker's side; ``read_*`` do the reverse, on
+the client's.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamR
 def read_update(
     request_id: str, message: pb.GenerateStreamResponse, *, open_answers: int = 1
 ) -> GenerationUpdate:
-    """Return the update that one message of a stream stands for; open_answers: those that went on before it."""
+    """Return the update that one message of a stream stands for; open_answers: those that went on before
+    it.
+    """
     completion = _read_completion(message.completion) if message.HasField("completion") else None
     left = open_answers - (completion is not None)
     return GenerationUpdate(

@@ -1,4 +1,5 @@
-"""Single fields of protobuf messages: values that a field cannot carry, lists longer than any honest request has.
+"""Single fields of protobuf messages: values that a field cannot carry, lists longer than any honest request
+has.
 
 Used by the bridges beside it, which collect what is bad about a whole request.
 """
@@ -39,7 +40,9 @@ def extend_field(
 
 
 def copied_ids(ids: Sequence[int]) -> tuple[int, ...]:
-    """Return a repeated field's numbers as a tuple, copied part by part, so that other threads run in between."""
+    """Return a repeated field's numbers as a tuple, copied part by part, so that other threads run in
+    between.
+    """
     copy: list[int] = []
     for at in range(0, len(ids), _PART):
         copy += ids[at : at + _PART]

@@ -1,4 +1,6 @@
-"""The bridge between protobuf messages and plain types: what a worker says of its model and of how busy it is."""
+"""The bridge between protobuf messages and plain types: what a worker says of its model and of how busy it
+is.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def write_load(load: Load) -> pb.GetLoadResponse:
 
 
 def read_load(message: pb.GetLoadResponse) -> Load:
-    """Return the figures; a worker that states none, or one that this client does not know, counts as ready."""
+    """Return the figures; a worker that states none, or one that this client does not know, counts as
+    ready.
+    """
     figures = {name: getattr(message, name) for name in _LOAD_FIELDS}
     return Load(state=_STATE_FROM_WIRE.get(message.state, WorkerState.READY), **figures)
 

@@ -1,4 +1,5 @@
-"""The bridge between protobuf messages and the plain types of ``llorch_serve.requests``: prompts, read and written.
+"""The bridge between protobuf messages and the plain types of ``llorch_serve.requests``: prompts, read and
+written.
 
 Used by the bridges of requests, for generation (``convert.py``) and for scores (``convert_score.py``).
 """
@@ -44,7 +45,9 @@ def read_token_ids(ids: Sequence[int], *, field: str) -> tuple[int, ...]:
 
 
 def read_input(message: pb.Input, bad: list[FieldViolation], field: str = "input") -> Prompt | None:
-    """Return the prompt, or None where there is none to return; add to ``bad`` what is wrong with ``field``."""
+    """Return the prompt, or None where there is none to return; add to ``bad`` what is wrong with
+    ``field``.
+    """
     kind = message.WhichOneof("kind")
     if kind == "text":
         return TextPrompt(message.text)

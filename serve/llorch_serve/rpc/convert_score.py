@@ -1,4 +1,6 @@
-"""The bridge between protobuf's and our own requests and answers of ``Score``, as ``convert.py`` is for the rest."""
+"""The bridge between protobuf's and our own requests and answers of ``Score``, as ``convert.py`` is for the
+rest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The part of ``convert.py`` for forms of answers: the oneof ``structured`` and the types of ``structured/spec.py``."""
+"""The part of ``convert.py`` for forms of answers: the oneof ``structured`` and the types of
+``structured/spec.py``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from llorch_serve.structured.spec import (
 
 
 def read_form(message: pb.Sampling) -> Structured | None:
-    """Return the form that a message asks for. Of too many options only one too many is read; that is told later."""
+    """Return the form that a message asks for. Of too many options only one too many is read; that is told
+    later.
+    """
     match message.WhichOneof("structured"):
         case "json_schema":
             return JsonSchema(message.json_schema)

@@ -1,7 +1,8 @@
 """grpc.health.v1 for anybody: what a worker says about itself, without ever waiting for whom it says it to.
 
-Setting a status marks it and wakes the watchers; each of them writes in its own call. A client that takes nothing is cut, and the number of
-calls is bounded: see ``rpc/places.py`` for who gives way. One that loses its watch asks again and is told the status at once.
+Setting a status marks it and wakes the watchers; each of them writes in its own call. A client that takes
+nothing is cut, and the number of calls is bounded: see ``rpc/places.py`` for who gives way. One that loses
+its watch asks again and is told the status at once.
 """
 
 from __future__ import annotations

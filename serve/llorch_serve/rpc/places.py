@@ -1,7 +1,8 @@
 """How often and how long a call may wait for its client: bounded places, and waits that end.
 
-A place is for one call. Where all are taken, a newcomer has the place of another: of the calls of the connection that holds most of them, the
-one that has held it longest. So a client that comes again is served again, and whoever fills the places drives out its own calls first.
+A place is for one call. Where all are taken, a newcomer has the place of another: of the calls of the
+connection that holds most of them, the one that has held it longest. So a client that comes again is served
+again, and whoever fills the places drives out its own calls first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ T = TypeVar("T")
 
 
 class Place:
-    """One call's place. connection: the call's, as gRPC names it. lost: done once another call has the place."""
+    """One call's place. connection: the call's, as gRPC names it. lost: done once another call has the
+    place.
+    """
 
     __slots__ = ("connection", "lost")
 
@@ -60,10 +63,12 @@ class Places:
 async def until(
     awaited: Awaitable[T], *, lost: asyncio.Future[None] | None = None, limit_s: float | None = None
 ) -> asyncio.Future[T]:
-    """Wait for what gRPC does for a call; return it, not yet done where a place is lost or the time over first.
+    """Wait for what gRPC does for a call; return it, not yet done where a place is lost or the time over
+    first.
 
-    It is never cancelled but left to end with its call: of a read that is cancelled gRPC would keep the message. The time is counted in
-    slices, so that a loop that was held up for long does not blame the client: what has come meanwhile is looked at before the next slice.
+    It is never cancelled but left to end with its call: of a read that is cancelled gRPC would keep the
+    message. The time is counted in slices, so that a loop that was held up for long does not blame the
+    client: what has come meanwhile is looked at before the next slice.
     """
     task = asyncio.ensure_future(awaited)
     task.add_done_callback(_look_at)

@@ -1,9 +1,9 @@
 """A call's message, received when there is room for it and within a time.
 
-Methods with one request are registered as if they took a stream of them, which is the same on the wire: gRPC then runs the handler first,
-which refuses what is to be refused, and receives no message that is not asked for. What a client sends before that waits in its stream's
-window. The moment gRPC has read the first bytes of a message it makes room for all of it, so a message being received is counted
-as the largest there may be.
+Methods with one request are registered as if they took a stream of them, which is the same on the wire: gRPC
+then runs the handler first, which refuses what is to be refused, and receives no message that is not asked
+for. What a client sends before that waits in its stream's window. The moment gRPC has read the first bytes of
+a message it makes room for all of it, so a message being received is counted as the largest there may be.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ SURE_S: Final = 2.0  # of it while others wait
 SMALL_PLACES: Final = 4  # messages of a few bytes being received at once
 SMALL_LIMIT_S: Final = 5.0
 SMALL_BYTES: Final = 2**18
-"""Of such a message, the most ids to abort among them. gRPC itself knows only the limit of all messages, so a larger one is received and let go."""
+"""Of such a message, the most ids to abort among them. gRPC itself knows only the limit of all messages, so a
+larger one is received and let go.
+"""
 
 
 class Receiving:
-    """Receives messages of any size up to ``max_message_bytes``, so many at once that they fit into RECEIVING_BYTES.
+    """Receives messages of any size up to ``max_message_bytes``, so many at once that they fit into
+    RECEIVING_BYTES.
 
-    Others wait, and connections have turns: one with a thousand calls keeps another waiting for one message, not for a thousand. While
-    any wait, a message that takes longer than SURE_S is given up.
+    Others wait, and connections have turns: one with a thousand calls keeps another waiting for one message,
+    not for a thousand. While any wait, a message that takes longer than SURE_S is given up.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -64,7 +67,8 @@ class Receiving:
                     raise _late(LIMIT_S)
             if not read.done():
                 raise QueueFullError(
-                    f"the request's message had not arrived after {SURE_S:g} s, and others wait to send theirs; try again",
+                    f"the request's message had not arrived after {SURE_S:g} s, and others wait to send "
+                    f"theirs; try again",
                     retry_after_s=1.0,
                 )
             return _found(read)
@@ -91,7 +95,10 @@ class Receiving:
             # Of the connection that has most of them, the last one gives way.
             last = self._take(max(self._turns, key=lambda name: len(self._turns[name])), -1)
             if not last.done():  # its caller may just have left
-                found = f"{MAX_EXPECTED} requests wait for their messages to be received, the most this worker lets wait; try again"
+                found = (
+                    f"{MAX_EXPECTED} requests wait for their messages to be received, the most this worker "
+                    f"lets wait; try again"
+                )
                 last.set_exception(QueueFullError(found, retry_after_s=1.0))
         try:
             await turn
@@ -124,7 +131,9 @@ class Receiving:
 
 
 class SmallReceiving:
-    """Receives messages that honest clients send in one piece; where too many dribble at once, one of them is given up."""
+    """Receives messages that honest clients send in one piece; where too many dribble at once, one of them is
+    given up.
+    """
 
     def __init__(self) -> None:
         self._places = Places(SMALL_PLACES)
@@ -148,7 +157,10 @@ class SmallReceiving:
 
 
 def _late(limit_s: float) -> InvalidRequestError:
-    found = f"its message had not arrived whole after {limit_s:g} s, the most this worker waits; send it faster, or a shorter one"
+    found = (
+        f"its message had not arrived whole after {limit_s:g} s, the most this worker waits; send it "
+        f"faster, or a shorter one"
+    )
     return InvalidRequestError([FieldViolation("request", found)])
 
 

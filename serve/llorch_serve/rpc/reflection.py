@@ -1,6 +1,8 @@
-"""grpc.reflection.v1alpha: what services there are, one answer at a time, to clients that ask and take what they asked for.
+"""grpc.reflection.v1alpha: what services there are, one answer at a time, to clients that ask and take what
+they asked for.
 
-The answers are those of gRPC's own servicer, which by itself lets a call wait for its client for as long as that likes.
+The answers are those of gRPC's own servicer, which by itself lets a call wait for its client for as long as
+that likes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who may call a worker: TLS and mTLS by certificates, bearer tokens by comparison in constant time.
 
-Input: files and tokens that the command line names. Output: the port's credentials, and an interceptor that ends calls
-without a known token with UNAUTHENTICATED before any handler sees them and any message is received. Health is exempt, so that probes need no secret.
+Input: files and tokens that the command line names. Output: the port's credentials, and an interceptor that
+ends calls without a known token with UNAUTHENTICATED before any handler sees them and any message is
+received. Health is exempt, so that probes need no secret.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Certificate:
 class Security:
     """What a worker asks of its callers.
 
-    tokens: one of them must be shown; none: no token is asked for. certificate: the worker's own; None: no TLS.
+    tokens: one of them must be shown; none: no token is asked for. certificate: the worker's own; None: no
+        TLS.
     client_ca: PEM of whoever signs client certificates, which are then required.
     """
 
@@ -108,18 +110,22 @@ def read_tokens(path: Path) -> tuple[str, ...]:
 
 
 def load_certificate(cert: Path | None, key: Path | None) -> Certificate | None:
-    """Return a certificate and its key if both are named. Raises UsageError if one is, or if they do not belong together."""
+    """Return a certificate and its key if both are named. Raises UsageError if one is, or if they do not
+    belong together.
+    """
     if cert is None and key is None:
         return None
     if cert is None or key is None:
         raise UsageError("--tls-cert and --tls-key belong together; give both, or neither")
     found = Certificate(read_secret("--tls-cert", cert), read_secret("--tls-key", key))
     try:
-        # gRPC itself says nothing about a bad pair until a client fails. No password: a key must not wait for a person.
+        # gRPC itself says nothing about a bad pair until a client fails. No password: a key must not wait for
+        # a person.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: b"")
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
-            f"--tls-cert {cert} and --tls-key {key} cannot be used together ({error}); expected PEM files of a "
+            f"--tls-cert {cert} and --tls-key {key} cannot be used together ({error}); expected PEM files "
+            f"of a "
             "certificate and its unencrypted key"
         ) from error
     return found

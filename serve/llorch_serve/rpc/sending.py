@@ -1,6 +1,7 @@
 """What strangers are sent: within a time, or their connection is cut.
 
-A client that takes nothing (an HTTP/2 window of 0, a socket that is not read) would keep a call for as long as it likes.
+A client that takes nothing (an HTTP/2 window of 0, a socket that is not read) would keep a call for as long
+as it likes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Sending:
     ) -> None:
         """Wait until a client has been sent something; cut its connection if it does not take it.
 
-        lost: of the place that the call holds. Raises what ``sending`` raises, and CancelledError where no more can reach the client.
+        lost: of the place that the call holds. Raises what ``sending`` raises, and CancelledError where no
+            more can reach the client.
         """
         sent = await until(sending, lost=lost, limit_s=LIMIT_S)
         if not sent.done() and lost is not None and lost.done():

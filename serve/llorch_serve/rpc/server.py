@@ -1,7 +1,7 @@
 """A worker's listening server: bind, ready, drain, fail, close.
 
-Input: an address, and a generator once it is loaded. Output: GenerationService, grpc.health.v1 and reflection on that
-address. In what order its methods are called is the business of ``rpc/lifecycle.py``.
+Input: an address, and a generator once it is loaded. Output: GenerationService, grpc.health.v1 and reflection
+on that address. In what order its methods are called is the business of ``rpc/lifecycle.py``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class WorkerServer:
         ):
             handlers = service.method_handlers()
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-        # Where gRPC supports it, health waits for the event loop in queues of its own, which floods of other calls do not fill.
+        # Where gRPC supports it, health waits for the event loop in queues of its own, which floods of other
+        # calls do not fill.
         self._server.add_registered_method_handlers(health.NAME, self._health.method_handlers())
         address = _bind(self._server, self._config)
         await self._server.start()
@@ -124,7 +125,8 @@ class WorkerServer:
         self._health.serve()
 
     async def drain(self, forced: asyncio.Event) -> None:
-        """Turn NOT_SERVING, refuse new calls, and let running ones finish within the drain timeout or until ``forced``.
+        """Turn NOT_SERVING, refuse new calls, and let running ones finish within the drain timeout or until
+        ``forced``.
 
         Those that do not finish end with UNAVAILABLE.
         """
@@ -161,11 +163,13 @@ class WorkerServer:
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a second worker on the port must fail, not take half of the calls
-        # Beyond gRPC's own 1,000 it cancels calls by chance, whoever's they are, so that one caller's flood costs others theirs.
-        # Calls wait for the event loop alone here, which refuses what the queue has no room for.
+        # Beyond gRPC's own 1,000 it cancels calls by chance, whoever's they are, so that one caller's flood
+        # costs others theirs. Calls wait for the event loop alone here, which refuses what the queue has no
+        # room for.
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
-        # Strangers are bounded by what one connection may do, and by how many there are; a connection that says nothing is closed.
+        # Strangers are bounded by what one connection may do, and by how many there are; a connection that
+        # says nothing is closed.
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
         ("grpc.absolute_max_metadata_size", 8 * 2**10),  # gRPC itself refuses by chance from 8 to 16 KiB
@@ -176,11 +180,13 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
-        # Clients may ping every 10 s, with or without a call; gRPC's own limit of 5 minutes would cut them off.
+        # Clients may ping every 10 s, with or without a call; gRPC's own limit of 5 minutes would cut them
+        # off.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-        # A client that vanished without closing its connection is found within a minute, and its requests aborted.
+        # A client that vanished without closing its connection is found within a minute, and its requests
+        # aborted.
         ("grpc.keepalive_time_ms", 40_000),
         ("grpc.keepalive_timeout_ms", 20_000),
     ]
@@ -203,10 +209,11 @@ def _bind(server: grpc.aio.Server, config: ServerConfig) -> str:
 
 
 def _probe(host: str, port: int, shown: str) -> None:
-    """Try to bind every address that ``host`` stands for. Raises PortError, with the system's reason, if one is taken.
+    """Try to bind every address that ``host`` stands for. Raises PortError, with the system's reason, if one
+    is taken.
 
-    gRPC itself is content if it gets one of several (localhost on ::1 while another worker has 127.0.0.1), and
-    does not say why it got none.
+    gRPC itself is content if it gets one of several (localhost on ::1 while another worker has 127.0.0.1),
+    and does not say why it got none.
     """
     if not 0 <= port <= MAX_PORT:  # the system would cut it down to 16 bits
         raise PortError(f"cannot listen on {shown}:{port}: a port is a number from 0 to {MAX_PORT}")
@@ -240,7 +247,9 @@ def _port_error(host: str, port: int, reason: str) -> PortError:
 
 
 async def first_of(*events: Awaitable[object], timeout_s: float | None = None) -> bool:
-    """Wait for the first of several events; tell whether one came before the timeout. Raises what an event ended with."""
+    """Wait for the first of several events; tell whether one came before the timeout. Raises what an event
+    ended with.
+    """
     tasks = [asyncio.ensure_future(event) for event in events]
     done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

@@ -1,12 +1,12 @@
 """The methods of GenerationService, between gRPC's event loop and a TextGenerator.
 
-Input: raw messages of calls, parsed, checked, tokenised and submitted on a small thread pool so that a long prompt
-never holds up another stream's tokens. Output: messages built from what :class:`LiveCalls` collects, or one status.
-A call that ends early, whatever the reason, aborts its request at once.
+Input: raw messages of calls, parsed, checked, tokenised and submitted on a small thread pool so that a long
+prompt never holds up another stream's tokens. Output: messages built from what :class:`LiveCalls` collects,
+or one status. A call that ends early, whatever the reason, aborts its request at once.
 
 Requests arrive as bytes and are parsed here rather than by gRPC, whose answer to a malformed message would be
-INTERNAL where the caller is to blame. They are received by the methods themselves (``rpc/receiving.py``), once a call is not refused; a
-message is let go of as soon as it has been read.
+INTERNAL where the caller is to blame. They are received by the methods themselves (``rpc/receiving.py``),
+once a call is not refused; a message is let go of as soon as it has been read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _Reader = Callable[[bytes, str, str], _Submission]
 class GenerationServicer:
     """Serves one generator. All methods belong to the event loop that it is made on.
 
-    progress: of the load that comes first. max_message_bytes: largest message. by_token: callers are known by their tokens.
+    progress: of the load that comes first. max_message_bytes: largest message. by_token: callers are known by
+        their tokens.
     stream_interval: see :class:`LiveCalls`.
 
     Until :meth:`start`, and after :meth:`refuse`, every new call but GetLoad and Abort ends with UNAVAILABLE.
@@ -140,7 +141,9 @@ class GenerationServicer:
         }
 
     def _with_status(self, name: str, body: Body) -> Callable[[object, Context], Awaitable[Any]]:
-        """Wrap a method: counted while it runs, refused where the worker is not serving, errors made statuses."""
+        """Wrap a method: counted while it runs, refused where the worker is not serving, errors made
+        statuses.
+        """
 
         async def handle(_requests: object, context: Context) -> Any:
             with self._activity.call(is_use=name in _WORK):
@@ -155,10 +158,12 @@ class GenerationServicer:
                         raise
                     except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
                         status = write_status(error, method=name)
-                    # Not while the error is handled: gRPC keeps what an abort raises, and that would keep the error, its frames and the message.
+                    # Not while the error is handled: gRPC keeps what an abort raises, and that would keep the
+                    # error, its frames and the message.
                     await context.abort(*status)
                 except grpc.aio.InternalError:
-                    # What was sent met a connection just closed. No status can reach the client, the cancellation is due.
+                    # What was sent met a connection just closed. No status can reach the client, the
+                    # cancellation is due.
                     raise asyncio.CancelledError from None
 
         return handle
@@ -211,7 +216,10 @@ class GenerationServicer:
             if not message.HasField("request"):
                 raise InvalidRequestError([FieldViolation("request", "not set, expected a GenerateRequest")])
             if message.request.sampling.HasField("best_of"):
-                found = "found with GenerateStream, which cannot know yet which answers are best; expected none, or Generate"
+                found = (
+                    "found with GenerateStream, which cannot know yet which answers are best; expected "
+                    "none, or Generate"
+                )
                 raise InvalidRequestError([FieldViolation("sampling.best_of", found)])
             return message.request
 
@@ -256,7 +264,9 @@ class GenerationServicer:
         *,
         whole: bool,
     ) -> R:
-        """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request does."""
+        """Admit a request, let ``consume`` take its updates, and abort it if that ends before the request
+        does.
+        """
         raw = await self._messages.message(context)
         owner = caller_of(context, by_token=self._by_token)
         call = self._calls.call(whole=whole, owner=owner)
@@ -331,5 +341,8 @@ def _parse(kind: type[M], raw: bytes) -> M:
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        found = f"not a valid {kind.DESCRIPTOR.name} ({error}); check the client's worker.proto, and that all text is UTF-8"
+        found = (
+            f"not a valid {kind.DESCRIPTOR.name} ({error}); check the client's worker.proto, and that all "
+            f"text is UTF-8"
+        )
         raise InvalidRequestError([FieldViolation("request", found)]) from error

@@ -1,9 +1,9 @@
 """Errors of ours to gRPC statuses and back: the table of the worker's contract, both directions in one place.
 
-The servicer calls :func:`write_status` with what a request ended with; the client calls :func:`read_status` with
-what gRPC raised. Between them travel a code, one line of text and google.rpc details: BadRequest with each bad
-field, RetryInfo where the queue or the memory is full, ErrorInfo where the worker itself (and not the network or a proxy) is
-unavailable, out of memory, or lacks what was asked for.
+The servicer calls :func:`write_status` with what a request ended with; the client calls :func:`read_status`
+with what gRPC raised. Between them travel a code, one line of text and google.rpc details: BadRequest with
+each bad field, RetryInfo where the queue or the memory is full, ErrorInfo where the worker itself (and not
+the network or a proxy) is unavailable, out of memory, or lacks what was asked for.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def write_status(
 ) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """Return code, text and trailing metadata for an error.
 
-    Anything but a request's own error and want of memory is a bug here: it is logged with a traceback and an error id, and
-    the caller learns the id only.
+    Anything but a request's own error and want of memory is a bug here: it is logged with a traceback and an
+    error id, and the caller learns the id only.
     """
     if isinstance(error, EngineStoppedError):  # logged once, where it happened
         return grpc.StatusCode.INTERNAL, str(error), ()
@@ -97,7 +97,9 @@ def write_status(
 
 
 def _out_of_memory(error_id: str) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """Return what a caller learns: to try again. What to change is for whoever runs the worker, so the log has it."""
+    """Return what a caller learns: to try again. What to change is for whoever runs the worker, so the log
+    has it.
+    """
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     text = f"the worker's memory is full; try again later. Its log says more under error id {error_id}"
     status = status_pb2.Status(code=code.value[0], message=text)
@@ -171,7 +173,8 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
         if _is_ours(error):
             return UnavailableError(text)
         return WorkerError(
-            f"no worker answers at {address} ({text}); start one with: llorch serve DIR, or correct the address"
+            f"no worker answers at {address} ({text}); start one with: llorch serve DIR, or correct the "
+            f"address"
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return WorkerError(

@@ -1,7 +1,7 @@
 """All ways in to one worker: the gRPC server, and the fronts beside it, led through their life together.
 
-Input: the server, and what makes fronts. Output: the same methods as the server's, for ``rpc/lifecycle.py``, which need not know
-how many there are.
+Input: the server, and what makes fronts. Output: the same methods as the server's, for ``rpc/lifecycle.py``,
+which need not know how many there are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class Front(Protocol):
-    """Another way in to the same generator, on the same event loop, which lives and ends with the gRPC server."""
+    """Another way in to the same generator, on the same event loop, which lives and ends with the gRPC
+    server.
+    """
 
     async def bind(self) -> str:
         """Listen, and refuse requests; return HOST:PORT. Raises PortError."""
@@ -32,7 +34,9 @@ class Front(Protocol):
         """Return for how long no request has run, in seconds."""
 
     async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
-        """Refuse new requests and let running ones finish within the timeout or until ``forced``; end the rest."""
+        """Refuse new requests and let running ones finish within the timeout or until ``forced``; end the
+        rest.
+        """
 
     async def fail(self, error: EngineStoppedError) -> None:
         """Refuse new requests for good and end those that run with the engine's error."""
@@ -87,7 +91,9 @@ class Ways:
         await self._server.set_ready(generator)
 
     async def drain(self, forced: asyncio.Event) -> None:
-        """Refuse what is new and let what runs finish within the drain timeout or until ``forced``; end the rest."""
+        """Refuse what is new and let what runs finish within the drain timeout or until ``forced``; end the
+        rest.
+        """
         timeout_s = self._server.drain_timeout_s
         await asyncio.gather(
             self._server.drain(forced), *(front.drain(forced, timeout_s) for front in self._fronts)

@@ -1,4 +1,5 @@
-"""Looks at a protobuf message before it is parsed, as parsing many fields or long texts holds the interpreter's lock.
+"""Looks at a protobuf message before it is parsed, as parsing many fields or long texts holds the
+interpreter's lock.
 
 It takes a second per million fields, and milliseconds per MiB of a text that becomes a string.
 
@@ -15,7 +16,9 @@ MAX_FIELDS: Final = 2**16
 """Of one message, those of messages inside included: more than any list that is accepted needs."""
 
 MAX_TEXT_BYTES: Final = 4 * 2**20
-"""Of one text, in UTF-8: a million tokens, which is more than contexts hold. HTTP's bodies have as many at most."""
+"""Of one text, in UTF-8: a million tokens, which is more than contexts hold. HTTP's bodies have as many at
+most.
+"""
 
 _SMALL_BYTES: Final = 2**16  # such a message has fewer fields than that
 
@@ -25,14 +28,18 @@ Descriptor: TypeAlias = Any
 
 
 def check_fields(raw: bytes, kind: Descriptor) -> None:
-    """Raise InvalidRequestError for a message of more than MAX_FIELDS fields, or with a text of more than MAX_TEXT_BYTES."""
+    """Raise InvalidRequestError for a message of more than MAX_FIELDS fields, or with a text of more than
+    MAX_TEXT_BYTES.
+    """
     if len(raw) > _SMALL_BYTES and _count(raw, kind) > MAX_FIELDS:
         found = f"found more than {MAX_FIELDS} fields in {len(raw)} bytes, expected fewer; send shorter lists"
         raise InvalidRequestError([FieldViolation("request", found)])
 
 
 def _count(raw: bytes, kind: Descriptor) -> int:
-    """Return how many fields there are, or one more than are allowed, or those before the first malformed one."""
+    """Return how many fields there are, or one more than are allowed, or those before the first malformed
+    one.
+    """
     found, waiting = 0, [(0, len(raw), kind)]
     try:
         while waiting:

@@ -1,7 +1,7 @@
 """A loaded graph whose KV inputs and outputs are the slots of a cache.
 
-Input and output buffers are bound once for each range of slots and then updated in place: binding the KV tensors
-afresh would cost a tenth of a decode step.
+Input and output buffers are bound once for each range of slots and then updated in place: binding the KV
+tensors afresh would cost a tenth of a decode step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def runs() -> Iterator[None]:
 
 
 class LogitsBuffer:
-    """Logits [rows, vocabulary] of the last call, whichever graph made it; it grows with the rows that are asked for."""
+    """Logits [rows, vocabulary] of the last call, whichever graph made it; it grows with the rows that are
+    asked for.
+    """
 
     def __init__(self, rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -46,8 +48,8 @@ class BoundGraph:
     """Runs tokens through one graph on the slots of one cache.
 
     session: onnxruntime's. inputs: names of the graph's inputs.
-    in_place: inputs are read where they lie in each call; else onnxruntime copies them to the device when they are bound, and they
-        are bound anew for each call.
+    in_place: inputs are read where they lie in each call; else onnxruntime copies them to the device when
+        they are bound, and they are bound anew for each call.
     options: onnxruntime's, of every call.
     """
 
@@ -74,7 +76,8 @@ class BoundGraph:
     ) -> Logits:
         """Run as many tokens in each of ``len(lengths)`` slots from ``first`` on.
 
-        token_ids: slot by slot. lengths: tokens of each slot including these. wanted: indices into ``token_ids`` whose
+        token_ids: slot by slot. lengths: tokens of each slot including these. wanted: indices into
+            ``token_ids`` whose
         logits are returned, [len(wanted), vocabulary], valid until the next call.
         Raises ProviderError if the runtime fails.
         """
@@ -108,7 +111,8 @@ class BoundGraph:
 class _Binding:
     """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call.
 
-    inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to nothing.
+    inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to
+        nothing.
     """
 
     def __init__(self, io: Any, batch: int, inputs: frozenset[str]) -> None:
@@ -135,7 +139,9 @@ class _Binding:
             self._bind_input(name, array)
 
     def resize(self, *, tokens: int, rows: int, buffer: Logits) -> None:
-        """Bind inputs for ``tokens`` tokens a slot and the first ``rows`` rows of ``buffer``, unless bound already."""
+        """Bind inputs for ``tokens`` tokens a slot and the first ``rows`` rows of ``buffer``, unless bound
+        already.
+        """
         if self._tokens != tokens:
             self._tokens = tokens
             self.input_ids = np.zeros((self.batch, tokens), np.int64)

@@ -1,7 +1,9 @@
-"""A loaded graph on a device whose cache all slots share: steps of running sequences have inputs at fixed addresses there.
+"""A loaded graph on a device whose cache all slots share: steps of running sequences have inputs at fixed
+addresses there.
 
-Binding the cache takes longer than a small model's step on a GPU, so what a step reads is bound once for each number of
-sequences and then written in place. That is also what CUDA graphs need: a recorded step reads and writes the same addresses.
+Binding the cache takes longer than a small model's step on a GPU, so what a step reads is bound once for each
+number of sequences and then written in place. That is also what CUDA graphs need: a recorded step reads and
+writes the same addresses.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class DeviceGraph:
         io = self._session.io_binding()
         self._cache.bind(io, 0, count)
         options = self._options(count) if self._captured else None
-        # A recording keeps the length that it was made with, so that is the longest; attention reads each row's own beside it.
+        # A recording keeps the length that it was made with, so that is the longest; attention reads each
+        # row's own beside it.
         total = self._cache.capacity.context if self._captured else None
         return _Step(self._session, io, options, self._buffers, count, self._vocab_size, total)
 
@@ -76,7 +79,9 @@ class DeviceGraph:
 
 
 class _Step:
-    """One token of each of the first ``count`` slots. total: the largest length that the graph is told; None: the one there is."""
+    """One token of each of the first ``count`` slots. total: the largest length that the graph is told; None:
+    the one there is.
+    """
 
     def __init__(
         self,

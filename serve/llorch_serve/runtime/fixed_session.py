@@ -1,8 +1,8 @@
 """A session on two graphs of fixed shapes, for one token and for a part of a prompt, as Core ML wants them.
 
-Each takes one sequence, and its past has every position of the context from the start: a bias hides those that hold
-nothing yet. What a call computes comes out beside the past and is written into it here. A call costs by the context,
-not by the length of the sequence.
+Each takes one sequence, and its past has every position of the context from the start: a bias hides those
+that hold nothing yet. What a call computes comes out beside the past and is written into it here. A call
+costs by the context, not by the length of the sequence.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class FixedSession:
         self.capabilities = Capabilities(
             batched_decode=False, batch_invariant=False, drafts=False, separate_prompts=True
         )
-        # The graph reads the whole context, whatever of it sequences may use; what was never written takes no memory.
+        # The graph reads the whole context, whatever of it sequences may use; what was never written takes no
+        # memory.
         self._context = manifest.context_length
         self._cache = KvCache(manifest.kv, replace(capacity, context=self._context))
         self._graphs = graphs
@@ -96,12 +97,16 @@ class FixedSession:
         return self._stack([found[row] for row in rows])
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
-        """See :meth:`llorch_serve.runtime.session.DecoderSession.decode`; each slot takes a call of its own."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.decode`; each slot takes a call of its
+        own.
+        """
         rows = enumerate(zip(token_ids, lengths, strict=True))
         return self._stack([self._run(slot, (token,), length - 1, 1, 0) for slot, (token, length) in rows])
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
-        """See :meth:`llorch_serve.runtime.session.DecoderSession.verify`; each token takes a call of its own."""
+        """See :meth:`llorch_serve.runtime.session.DecoderSession.verify`; each token takes a call of its
+        own.
+        """
         rows = enumerate(token_ids, start)
         return self._stack([self._run(slot, (token,), position, 1, 0) for position, token in rows])
 
@@ -118,7 +123,8 @@ class FixedSession:
         self._cache.release(slot, keep)
 
     def _run(self, slot: int, token_ids: Sequence[int], start: int, tokens: int, wanted: int) -> Logits:
-        """Run ``token_ids``, padded to ``tokens``, and keep their keys and values; return logits [vocabulary].
+        """Run ``token_ids``, padded to ``tokens``, and keep their keys and values; return logits
+        [vocabulary].
 
         Raises ProviderError if the runtime fails.
         """
@@ -151,7 +157,9 @@ class FixedSession:
 
 
 def _bias(start: int, tokens: int, context: int, window: int | None) -> npt.NDArray[np.float32]:
-    """Return [tokens, context + tokens]: zero where a token sees a position of the past, or one of its own call."""
+    """Return [tokens, context + tokens]: zero where a token sees a position of the past, or one of its own
+    call.
+    """
     columns = np.concatenate([np.arange(context), start + np.arange(tokens)])
     written = np.concatenate([np.arange(context) < start, np.ones(tokens, bool)])
     rows = (start + np.arange(tokens))[:, None]
@@ -187,7 +195,8 @@ def open_fixed(
     assert provider.memory is Memory.HOST  # as of every provider that such graphs are for
     if odd := sorted({spec.name for spec in manifest.inputs} - _FILLED - cache_names(manifest.kv)):
         raise ArtifactError(
-            f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; export the model again"
+            f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; "
+            f"export the model again"
         )
     free = provider.memory_limit(psutil.virtual_memory().available)
     capacity = plan_capacity(

@@ -1,4 +1,5 @@
-"""One graph of an artifact in the runtime: its session's settings, and whether it is the one that the manifest describes.
+"""One graph of an artifact in the runtime: its session's settings, and whether it is the one that the
+manifest describes.
 
 ``session.py`` loads an artifact's graphs here; sessions for other tools' graphs take the settings alone.
 """
@@ -24,8 +25,8 @@ def runtime_options(runtime: Any, threads: int) -> Any:
     # An explicit count also keeps the runtime from pinning threads to CPUs outside the process's cpuset.
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # A session's threads go on spinning for a while after a call. The threads of a prompt's graph would take the processors
-    # from the one that decodes, and those of both from whoever sends the answers.
+    # A session's threads go on spinning for a while after a call. The threads of a prompt's graph would take
+    # the processors from the one that decodes, and those of both from whoever sends the answers.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -39,8 +40,8 @@ _PLAIN_ATTENTION: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 def _attention_kernel(*, plain: bool) -> Iterator[None]:
     """Choose the CPU's attention kernel for sessions that are made inside: plain, or in tiles.
 
-    Over int8 and for whole chunks of prompts the plain one is the faster. The runtime reads the choice from the
-    environment when a session is made.
+    Over int8 and for whole chunks of prompts the plain one is the faster. The runtime reads the choice from
+    the environment when a session is made.
     """
     before = os.environ.get(_PLAIN_ATTENTION)
     if plain:
@@ -57,7 +58,8 @@ def _attention_kernel(*, plain: bool) -> Iterator[None]:
 def load_graph(
     path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
 ) -> Any:
-    """Load one graph on a provider. plain: take the CPU's plain attention kernel, see :func:`_attention_kernel`.
+    """Load one graph on a provider. plain: take the CPU's plain attention kernel, see
+    :func:`_attention_kernel`.
 
     Raises ArtifactError if the runtime does not take the graph.
     """

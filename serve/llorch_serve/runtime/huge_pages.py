@@ -1,9 +1,10 @@
 """Loaded weights in huge pages, where Linux has them.
 
-A step reads every weight once, and in pages of 4 KiB looking up where each lies takes a share of it (docs/performance.md). The
-runtime allocates the weights itself and asks for no larger pages, so they are gathered once it has: the kernel copies each run of small
-pages into a huge one at the same address (madvise(2), MADV_COLLAPSE). What has never been touched gets no memory by that, so a
-cache that grows page by page still does.
+A step reads every weight once, and in pages of 4 KiB looking up where each lies takes a share of it
+(docs/performance.md). The runtime allocates the weights itself and asks for no larger pages, so they are
+gathered once it has: the kernel copies each run of small pages into a huge one at the same address
+(madvise(2), MADV_COLLAPSE). What has never been touched gets no memory by that, so a cache that grows page by
+page still does.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ def require() -> None:
 
 
 def gather() -> None:
-    """Move this process's large allocations into huge pages where the system can. The log tells how much, or why not."""
+    """Move this process's large allocations into huge pages where the system can. The log tells how much, or
+    why not.
+    """
     if (lack := lacking()) is not None:
         logger.info("weights stay in small pages: %s", lack)
         return
     began = time.perf_counter()
     page = int(_PAGE_SIZE.read_text(encoding="ascii"))
-    # The list is complete before anything moves. A range that is gone by then is refused by the kernel, and no loss.
+    # The list is complete before anything moves. A range that is gone by then is refused by the kernel, and
+    # no loss.
     for start, end in list(_allocations(_MAPS.read_text(encoding="utf-8", errors="replace"), page)):
         _advise(start, end - start)
     logger.info(

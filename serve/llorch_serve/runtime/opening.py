@@ -44,7 +44,9 @@ from llorch_serve.runtime.row_pairs import PairedGraph, even, require_effect, ta
 from llorch_serve.runtime.session import DecoderSession, Graph
 
 _MOST_SCORES: Final = 2**28
-"""Bytes of attention scores that the plain kernel may hold at once; in longer contexts prompts take the one in tiles."""
+"""Bytes of attention scores that the plain kernel may hold at once; in longer contexts prompts take the one
+in tiles.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,14 @@ def open_session(
 ) -> DecoderSession:
     """Load the artifact's graph and allocate its KV cache.
 
-    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the graph,
-    ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
+    Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the
+    graph, ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
     """
     manifest = artifact.manifest
     if manifest.layout != "llorch":
         raise ArtifactError(
-            f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; expected one of "
+            f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; "
+            f"expected one of "
             "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
         )
     if config.provider == ProviderChoice():  # what the table says of the CPU needs no runtime
@@ -199,7 +202,8 @@ def _chosen_dtype(manifest: Manifest, config: SessionConfig) -> KvDtype:
     """Return what the cache holds. Raises UsageError if the artifact has no graph for it."""
     if config.kv_dtype is not None and config.kv_dtype not in manifest.kv_dtypes:
         raise UsageError(
-            f"--kv-dtype is {config.kv_dtype}; this artifact has graphs for {' and '.join(manifest.kv_dtypes)}. "
+            f"--kv-dtype is {config.kv_dtype}; this artifact has graphs for "
+            f"{' and '.join(manifest.kv_dtypes)}. "
             "Export it with --kv-dtype int8 for a cache in int8, or in another --compute-type"
         )
     return config.kv_dtype or manifest.kv_dtypes[0]
@@ -214,7 +218,8 @@ def _check_inputs(artifact: Artifact) -> None:
     kv = artifact.manifest.kv
     if odd := sorted({spec.name for spec in artifact.manifest.inputs} - _FILLED - cache_names(kv)):
         raise ArtifactError(
-            f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; it fills "
+            f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; "
+            f"it fills "
             f"{', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"
         )
 
@@ -222,10 +227,11 @@ def _check_inputs(artifact: Artifact) -> None:
 def loaded_bytes(
     manifest: Manifest, provider: str, *, weights: int = 1, prompts: PromptGraph | None = None
 ) -> int:
-    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice their size.
+    """Return the memory that the loaded files take: those of whole weights in a type that is widened, twice
+    their size.
 
-    weights: graphs that are loaded over the first data file; each has them once more, as its kernels arrange them. One for prompts
-        that has others beside them counts whole, which is a little too much.
+    weights: graphs that are loaded over the first data file; each has them once more, as its kernels arrange
+        them. One for prompts that has others beside them counts whole, which is a little too much.
     prompts: the graph for prompts, if it is loaded too.
     """
     apart = 0 if manifest.prompts is None else _bytes(manifest, manifest.prompts.data)

@@ -24,8 +24,10 @@ from llorch_serve.runtime.operator_graphs import (
 class OperatorResult:
     """What an operator did.
 
-    passed: it computes what it should. provider: where it ran; another than the one under test takes it instead.
-    error: the largest difference as part of the largest value, or None where it did not run; reason: why not, or with what limit.
+    passed: it computes what it should. provider: where it ran; another than the one under test takes it
+        instead.
+    error: the largest difference as part of the largest value, or None where it did not run; reason: why not,
+        or with what limit.
     """
 
     name: str
@@ -39,7 +41,8 @@ _FEWER: Final = (4, 2, 1)  # rows of attention to try where more are computed wr
 
 
 def attention_rows(runtime: Any, provider: ActiveProvider, threads: int) -> int | None:
-    """Return how many tokens of a prompt a provider's attention computes rightly in one call; None: any number.
+    """Return how many tokens of a prompt a provider's attention computes rightly in one call; None: any
+    number.
 
     One that does not load leaves it to the graph that needs it to say so.
     Raises ProviderError if it is wrong for a single one.
@@ -52,7 +55,8 @@ def attention_rows(runtime: Any, provider: ActiveProvider, threads: int) -> int 
         if _run(runtime, provider, threads, attention(rows, WIDE - rows, element)).passed:
             return rows
     raise ProviderError(
-        f"{provider.runtime_name} computes {ATTENTION} wrongly here: it is off by {wide.error:.2g} of the largest value; "
+        f"{provider.runtime_name} computes {ATTENTION} wrongly here: it is off by {wide.error:.2g} of the "
+        f"largest value; "
         "use another provider, or another release of its wheel"
     )
 
@@ -85,7 +89,10 @@ def _narrowed(result: OperatorResult, runtime: Any, provider: ActiveProvider, th
 
 def too_many_rows(rows: int) -> str:
     """Return a phrase for people."""
-    return f"attention over more than {rows} rows is wrong here, so prompts go {rows} token{'s' if rows > 1 else ''} at a time"
+    return (
+        f"attention over more than {rows} rows is wrong here, so prompts go {rows} "
+        f"token{'s' if rows > 1 else ''} at a time"
+    )
 
 
 def _run(runtime: Any, provider: ActiveProvider, threads: int, case: OperatorCase) -> OperatorResult:

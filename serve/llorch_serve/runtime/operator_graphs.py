@@ -1,4 +1,5 @@
-"""Graphs of one operator each, with an input and the answer that numpy computes from the operator's definition.
+"""Graphs of one operator each, with an input and the answer that numpy computes from the operator's
+definition.
 
 The operators are those of the targets' decoders. The graphs are a few hundred bytes, made from
 :mod:`llorch_serve.providers.onnx_messages`, so that serving needs no package to write ONNX.
@@ -28,7 +29,8 @@ ATTENTION: Final = "GroupQueryAttention"
 class OperatorCase:
     """One operator, once.
 
-    name: for people. model: the graph. feeds: its inputs. expected: its first output. tolerance: of the largest difference,
+    name: for people. model: the graph. feeds: its inputs. expected: its first output. tolerance: of the
+        largest difference,
     as part of the largest value.
     """
 
@@ -50,7 +52,9 @@ def _graph(
     element: str = "float32",
     **attributes: int | float,
 ) -> bytes:
-    """Return a model of one node. order: its inputs, "" for one left out; by default inputs, then weights. element: of its outputs."""
+    """Return a model of one node. order: its inputs, "" for one left out; by default inputs, then weights.
+    element: of its outputs.
+    """
     model = model_class()(ir_version=10)
     model.opset_import.add(domain="", version=23 if not domain else 21)
     model.opset_import.add(domain=_CONTRIB, version=1)

@@ -1,8 +1,10 @@
-"""Runs a graph on an even number of rows, so that kernels which take rows in pairs give each row the same bits in any call.
+"""Runs a graph on an even number of rows, so that kernels which take rows in pairs give each row the same
+bits in any call.
 
-MatMulNBits multiplies by 4-bit weights, and by 8-bit ones in blocks of more than 64, two rows at a time, and a last odd row by another kernel, whose last bits differ. So a row's
-bits depend on whether it is that one: alone, at the end of an odd batch, or at the end of a part of a prompt. The session puts
-:class:`PairedGraph` around its graphs under ``--batch-invariant``; what it returns has no padding in it.
+MatMulNBits multiplies by 4-bit weights, and by 8-bit ones in blocks of more than 64, two rows at a time, and
+a last odd row by another kernel, whose last bits differ. So a row's bits depend on whether it is that one:
+alone, at the end of an odd batch, or at the end of a part of a prompt. The session puts :class:`PairedGraph`
+around its graphs under ``--batch-invariant``; what it returns has no padding in it.
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ def require_effect(recipes: Sequence[Recipe], *, on_cpu: bool) -> None:
     """
     if not on_cpu:
         raise UsageError(
-            "--batch-invariant is for the cpu provider; what another gives a row in a batch is not known. Leave it out"
+            "--batch-invariant is for the cpu provider; what another gives a row in a batch is not known. "
+            "Leave it out"
         )
     if not any(map(takes_pairs, recipes)):
         found = sorted({precision for recipe in recipes for precision in recipe.precisions})
         raise UsageError(
-            f"--batch-invariant has no effect here: {' and '.join(found)} give every request the same bits in any batch "
+            f"--batch-invariant has no effect here: {' and '.join(found)} give every request the same bits "
+            f"in any batch "
             "as they are; leave it out"
         )
 
@@ -55,7 +59,8 @@ def require_effect(recipes: Sequence[Recipe], *, on_cpu: bool) -> None:
 class PairedGraph:
     """A graph whose calls have an even number of rows, of tokens and of logits.
 
-    cache: what the graph is bound to, with an even number of slots: the last of an odd batch stands beside another one.
+    cache: what the graph is bound to, with an even number of slots: the last of an odd batch stands beside
+        another one.
     """
 
     def __init__(self, graph: BoundGraph, cache: KvCache) -> None:
@@ -68,7 +73,8 @@ class PairedGraph:
     def run(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
     ) -> Logits:
-        """Do what :meth:`llorch_serve.runtime.bound_graph.BoundGraph.run` does, beside a row of padding where one is missing.
+        """Do what :meth:`llorch_serve.runtime.bound_graph.BoundGraph.run` does, beside a row of padding where
+        one is missing.
 
         Raises ProviderError if the runtime fails.
         """
@@ -84,7 +90,8 @@ class PairedGraph:
         return self._graph.run(first, (*token_ids, token_ids[-1]), (length + 1,), rows)[: len(wanted)]
 
     def _to_the_end(self, first: int, token_ids: Sequence[int], length: int, wanted: Sequence[int]) -> Logits:
-        """Run an odd part, of three tokens or more, that fills the context: no position is left for one of padding.
+        """Run an odd part, of three tokens or more, that fills the context: no position is left for one of
+        padding.
 
         All but the last token are run, and then the last two.
         """

@@ -24,8 +24,10 @@ class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe.
 
     steps: the graph that advances running sequences. prompts: the one that takes prompts, often the same.
-    cache: what running sequences read. capacity: what of it there is for sequences. handoff: where prompts are computed in another type than that one's.
-    most_rows: of one sequence that a call may have; None: any number. some_row: a call has some row of logits, wanted or not.
+    cache: what running sequences read. capacity: what of it there is for sequences. handoff: where prompts
+        are computed in another type than that one's.
+    most_rows: of one sequence that a call may have; None: any number. some_row: a call has some row of
+        logits, wanted or not.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class DecoderSession:
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
         """Run one token of each of the slots 0, 1, ... len(token_ids) - 1.
 
-        lengths: tokens of each slot including this one. Returns logits [slots, vocabulary], valid until the next call.
+        lengths: tokens of each slot including this one. Returns logits [slots, vocabulary], valid until the
+            next call.
         Raises ProviderError if the runtime fails.
         """
         if self.capabilities.batched_decode:
@@ -96,7 +99,8 @@ class DecoderSession:
         )
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
-        """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids), vocabulary].
+        """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids),
+        vocabulary].
 
         Raises ProviderError if the runtime fails.
         """

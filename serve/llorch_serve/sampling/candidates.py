@@ -1,8 +1,8 @@
 """Which tokens of a row can still be drawn, before the exact filters look at them.
 
-Top-k, top-p and min-p nearly always leave few of a vocabulary's tokens. Here a row's scores are looked at as a whole,
-in a handful of passes at memory speed that sort nothing, and what no filter can keep is dropped. Row by row: a row fits
-the processor's cache where a batch does not.
+Top-k, top-p and min-p nearly always leave few of a vocabulary's tokens. Here a row's scores are looked at as
+a whole, in a handful of passes at memory speed that sort nothing, and what no filter can keep is dropped. Row
+by row: a row fits the processor's cache where a batch does not.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def weights_of(scores: FloatArray, temperature: float) -> FloatArray:
     """Return exp(score / temperature) for each, scaled so that the largest is 1."""
     with np.errstate(over="ignore"):  # beyond float32 is as good as infinitely far: it weighs nothing
         weights: FloatArray = scores - scores.max()
-        # Below the smallest normal float32 the division would be by zero; there it picks the maximum, as it should.
+        # Below the smallest normal float32 the division would be by zero; there it picks the maximum, as it
+        # should.
         weights /= np.float32(max(temperature, _TINY))
     np.exp(weights, out=weights)
     return weights
@@ -67,8 +68,9 @@ def weights_of(scores: FloatArray, temperature: float) -> FloatArray:
 def _heavy(scores: FloatArray, params: ResolvedSampling) -> Candidates:
     """Return the tokens that top-p may keep.
 
-    Whatever weighs less than a share 1 - top_p of the whole, spread evenly over the tokens, can all be left out without
-    the rest falling short of top_p. What is left has fewer tokens, so the same reasoning drops more.
+    Whatever weighs less than a share 1 - top_p of the whole, spread evenly over the tokens, can all be left
+    out without the rest falling short of top_p. What is left has fewer tokens, so the same reasoning drops
+    more.
     """
     weights = weights_of(scores, params.temperature)
     total = float(weights.sum(dtype=np.float64))

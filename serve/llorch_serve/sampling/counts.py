@@ -11,7 +11,8 @@ from llorch_serve.sampling.selection import IdArray
 
 
 class TokenCounts:
-    """Occurrences of tokens among those appended last. Each :meth:`append` takes constant time, whatever came before.
+    """Occurrences of tokens among those appended last. Each :meth:`append` takes constant time, whatever came
+    before.
 
     window: how many of the last tokens count; None: all.
     """

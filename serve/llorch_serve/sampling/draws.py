@@ -1,4 +1,6 @@
-"""Random numbers that belong to a seed and a position, so that a draw depends on nothing that happened before it."""
+"""Random numbers that belong to a seed and a position, so that a draw depends on nothing that happened before
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Draws:
 def uniforms(seed: int, first: int, count: int) -> npt.NDArray[np.float64]:
     """Return ``count`` numbers in [0, 1), multiples of 2**-53, of the positions from ``first`` on.
 
-    Philox is counter-based (Salmon et al. 2011): each position has its own block of four numbers, of which one is used.
+    Philox is counter-based (Salmon et al. 2011): each position has its own block of four numbers, of which
+    one is used.
     """
     raw = np.random.Philox(key=seed, counter=first).random_raw(4 * count)
     numbers: npt.NDArray[np.float64] = (raw[::4] >> np.uint64(11)) * np.float64(2.0**-53)

@@ -1,8 +1,9 @@
 """Top-k, top-p, min-p and typical-p, exactly, on the candidates of each row.
 
-Two forms of the same rules. Few candidates: rows are put under each other, sorted, and share every operation. Many: a
-row by itself, where only the bin at a filter's edge is sorted. Which form a row gets depends on its own candidates alone,
-and every sum runs from left to right along its own row, so that its bits do not depend on the rows beside it.
+Two forms of the same rules. Few candidates: rows are put under each other, sorted, and share every operation.
+Many: a row by itself, where only the bin at a filter's edge is sorted. Which form a row gets depends on its
+own candidates alone, and every sum runs from left to right along its own row, so that its bits do not depend
+on the rows beside it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ FEW: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What may be drawn of several rows: ids and float64 weights [rows, width]; what may not be drawn weighs 0."""
+    """What may be drawn of several rows: ids and float64 weights [rows, width]; what may not be drawn weighs
+    0.
+    """
 
     ids: IdArray
     weights: Values
 
 
 def filter_few(rows: Sequence[Candidates], params: Sequence[ResolvedSampling]) -> Table:
-    """Return what is left of rows of at most FEW candidates each, the likeliest first, of equals the lower id."""
+    """Return what is left of rows of at most FEW candidates each, the likeliest first, of equals the lower
+    id.
+    """
     width = max(map(len, rows))
     scores = np.full((len(rows), width), -np.inf)
     ids = np.zeros((len(rows), width), dtype=np.int64)
@@ -63,7 +68,8 @@ def filter_few(rows: Sequence[Candidates], params: Sequence[ResolvedSampling]) -
 def _keep_typical(weights: Values, distance: Values, mass: Values) -> None:
     """Set to 0 what typical-p leaves out. distance: -log of the weights before any filter; mass: [rows, 1].
 
-    A token's surprise is its distance and a constant of the row, which the difference from the expected one is free of.
+    A token's surprise is its distance and a constant of the row, which the difference from the expected one
+    is free of.
     """
     kept = weights > 0
     distance = np.where(kept, distance, 0)
@@ -78,7 +84,9 @@ def _keep_typical(weights: Values, distance: Values, mass: Values) -> None:
 
 
 def filter_many(row: Candidates, params: ResolvedSampling) -> tuple[IdArray | None, FloatArray]:
-    """Return what is left of a row of many candidates: ids, ascending (None: every token), and float32 weights."""
+    """Return what is left of a row of many candidates: ids, ascending (None: every token), and float32
+    weights.
+    """
     ids, scores = row.ids, row.scores
     weights = weights_of(scores, params.temperature)
 

@@ -1,8 +1,9 @@
-"""Log-probabilities of tokens, as the model gave them: computed from a row of logits, and told with the tokens' text.
+"""Log-probabilities of tokens, as the model gave them: computed from a row of logits, and told with the
+tokens' text.
 
-:func:`score_token` runs between sampling and detokenising, on the logits before any penalty, bias, mask or temperature
-has touched them, and only for requests that ask. Its :class:`TokenScores` become :class:`TokenLogprobs` where the
-tokenizer is at hand.
+:func:`score_token` runs between sampling and detokenising, on the logits before any penalty, bias, mask or
+temperature has touched them, and only for requests that ask. Its :class:`TokenScores` become
+:class:`TokenLogprobs` where the tokenizer is at hand.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MAX_LOGPROBS: Final = 20
 class TokenScores:
     """One place of a text, as numbers.
 
-    token_id, logprob: the token there, and its natural log-probability, at most 0 and at least LOWEST_LOGPROB.
+    token_id, logprob: the token there, and its natural log-probability, at most 0 and at least
+        LOWEST_LOGPROB.
     top: the likeliest tokens of that place with theirs, the likeliest first; of equals, the lower id.
     """
 
@@ -40,7 +42,8 @@ class TokenLogprob:
     """A token and its natural log-probability.
 
     text: what the token stands for, with replacement characters where its bytes are part of a character.
-    raw: its bytes; those of successive tokens make up the text exactly. Both are empty for an id without a token.
+    raw: its bytes; those of successive tokens make up the text exactly. Both are empty for an id without a
+        token.
     """
 
     token_id: int
@@ -51,7 +54,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One place of a text: the token there, and the likeliest ones, the likeliest first (it may be among them)."""
+    """One place of a text: the token there, and the likeliest ones, the likeliest first (it may be among
+    them).
+    """
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
@@ -65,7 +70,9 @@ class TokenBytes(Protocol):
 
 
 def score_token(logits: FloatArray, token_id: int, *, top: int) -> TokenScores:
-    """Return the log-softmax of float32 logits [vocabulary], all finite, at ``token_id`` and at the ``top`` largest."""
+    """Return the log-softmax of float32 logits [vocabulary], all finite, at ``token_id`` and at the ``top``
+    largest.
+    """
     best = logits.max()
     with np.errstate(over="ignore"):  # a difference beyond float32 is as good as infinite: it weighs nothing
         weights = np.exp(logits - best)

@@ -1,4 +1,5 @@
-"""What a request may ask of sampling, in ranges that are checked, with gaps filled by the artifact's defaults.
+"""What a request may ask of sampling, in ranges that are checked, with gaps filled by the artifact's
+defaults.
 
 Input comes from the command line or gRPC; :class:`ResolvedSampling` goes to ``sampler.py``, which does it.
 """
@@ -30,19 +31,21 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when generation ends. None means: the artifact's default, else the neutral value.
+    """How tokens are chosen and when generation ends. None means: the artifact's default, else the neutral
+    value.
 
     temperature: 0..2; 0 is greedy.
     top_k: keep the k most likely tokens; 0 keeps all.
     top_p: (0, 1]; keep the smallest set of tokens whose probability reaches p.
     min_p: 0..1; drop tokens less likely than min_p times the most likely one.
-    typical_p: (0, 1]; keep the smallest set of tokens that reaches p, of those whose surprise is nearest to what is
-        expected (Meister et al. 2023).
-    repetition_penalty: (0, 2]; logits of tokens already in prompt or answer are divided by it when positive and
-        multiplied when negative (Keskar et al. 2019).
+    typical_p: (0, 1]; keep the smallest set of tokens that reaches p, of those whose surprise is nearest to
+        what is expected (Meister et al. 2023).
+    repetition_penalty: (0, 2]; logits of tokens already in prompt or answer are divided by it when positive
+        and multiplied when negative (Keskar et al. 2019).
     presence_penalty: -2..2; taken from the logit of each token that is in the answer.
     frequency_penalty: -2..2; taken from a token's logit as often as the token is in the answer.
-    repeat_last_n: how many of the last tokens, prompt and answer together, the three penalties look at; -1: all, 0: none.
+    repeat_last_n: how many of the last tokens, prompt and answer together, the three penalties look at; -1:
+        all, 0: none.
     logit_bias: what is added to the logits of some ids, -100..100.
     seed: 0..2**63-1; absent: drawn at random and reported.
     max_tokens: most tokens to generate; absent: until the context is full.
@@ -50,12 +53,13 @@ class SamplingParams:
     stop: strings that end generation and are not part of the text.
     stop_token_ids: further tokens that end generation.
     ignore_eos: the model's own stop tokens do not end generation.
-    logprobs: 0..20; each generated token comes with its log-probability and those of so many of the likeliest ones.
-        None: without any.
+    logprobs: 0..20; each generated token comes with its log-probability and those of so many of the likeliest
+        ones. None: without any.
     keep_special_tokens: special tokens are part of the text.
     n: answers, 1..16, each with a seed of its own.
     best_of: n..16: generate so many, and return the n of the highest mean log-probability.
-    prompt_logprobs: 0..20: list the log-probability of each token of the prompt, and so many of the likeliest ones.
+    prompt_logprobs: 0..20: list the log-probability of each token of the prompt, and so many of the likeliest
+        ones.
     echo: the prompt's text comes before the answer's.
     structured: the form that the answer is held to, from its first token to its last.
     """
@@ -217,7 +221,8 @@ def _has_surrogate(text: str) -> bool:
 class ResolvedSampling:
     """Sampling values with nothing left open. Ranges and meanings are those of :class:`SamplingParams`.
 
-    temperature: 0 is greedy.  top_p, typical_p, repetition_penalty: 1 is off.  top_k, min_p and the other penalties: 0 is off.
+    temperature: 0 is greedy.  top_p, typical_p, repetition_penalty: 1 is off.  top_k, min_p and the other
+        penalties: 0 is off.
     """
 
     temperature: float

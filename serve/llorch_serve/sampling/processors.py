@@ -1,7 +1,8 @@
 """What changes logits before temperature: bias, penalties, and the stop tokens that ``min_tokens`` forbids.
 
-Input is a batch of logits as the model gave them and the state of each row; output a row of scores for each, which is
-the model's own row where nothing applies. Few logits of a row are touched, so the rows of a batch share each operation.
+Input is a batch of logits as the model gave them and the state of each row; output a row of scores for each,
+which is the model's own row where nothing applies. Few logits of a row are touched, so the rows of a batch
+share each operation.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Adjustment:
 def adjusted(logits: FloatArray, rows: Sequence[Adjustment]) -> list[FloatArray]:
     """Return the scores of every row, float32 [vocabulary]; a view of ``logits`` where nothing applies to it.
 
-    logits: float32 [len(rows), vocabulary], all finite; not modified. Scores of forbidden tokens are -inf, all others
+    logits: float32 [len(rows), vocabulary], all finite; not modified. Scores of forbidden tokens are -inf,
+        all others
     finite.
     """
     changed = [index for index, row in enumerate(rows) if row.applies]
@@ -89,7 +91,9 @@ def adjusted(logits: FloatArray, rows: Sequence[Adjustment]) -> list[FloatArray]
 
 
 def _change(scores: FloatArray, rows: Sequence[Adjustment]) -> None:
-    """Apply, in this order: bias, repetition penalty, frequency and presence penalty, forbidden stop tokens."""
+    """Apply, in this order: bias, repetition penalty, frequency and presence penalty, forbidden stop
+    tokens.
+    """
     _edit(scores, [(i, row.bias_ids, row.bias) for i, row in enumerate(rows) if row.bias_ids.size], np.add)
     _edit(
         scores,
@@ -125,7 +129,9 @@ def _taken(said: TokenCounts, params: ResolvedSampling) -> Values:
 
 
 def _penalised(values: Values, penalty: Values) -> Values:
-    """Make each value less likely by a penalty above 1: one below 0 is multiplied by it, any other divided."""
+    """Make each value less likely by a penalty above 1: one below 0 is multiplied by it, any other
+    divided.
+    """
     with np.errstate(over="ignore"):
         return np.where(values < 0, values * penalty, values / penalty)
 
@@ -135,7 +141,9 @@ def _edit(
     edits: Sequence[tuple[int, IdArray, Values]],
     change: Callable[[Values, Values], Values],
 ) -> None:
-    """Give ``change`` the scores at some ids of some rows, in float64, with a number for each, and store what it returns."""
+    """Give ``change`` the scores at some ids of some rows, in float64, with a number for each, and store what
+    it returns.
+    """
     if not edits:
         return
     places = np.concatenate([index * scores.shape[1] + ids for index, ids, _ in edits])

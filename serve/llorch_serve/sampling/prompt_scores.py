@@ -1,7 +1,8 @@
 """Log-probabilities of a prompt's own tokens, taken chunk by chunk while the prompt is computed.
 
-The intake gives a sequence a :class:`PromptScores` where a request wants them; the scheduler plans for which positions of a
-chunk logits are computed, the runner brings them here, and when the prompt is done its answer reads what was found.
+The intake gives a sequence a :class:`PromptScores` where a request wants them; the scheduler plans for which
+positions of a chunk logits are computed, the runner brings them here, and when the prompt is done its answer
+reads what was found.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class PromptScores:
         return len(self.found) == len(self.tokens) - self.first
 
     def wanted(self, start: int, count: int) -> range:
-        """Return which of ``count`` positions from ``start`` on, counted from there, tell of a token that is still to score."""
+        """Return which of ``count`` positions from ``start`` on, counted from there, tell of a token that is
+        still to score.
+        """
         following = self.first + len(self.found) - 1
         return range(max(following - start, 0), max(min(count, len(self.tokens) - 1 - start), 0))
 
@@ -65,7 +68,9 @@ class PromptScores:
             place = self.first + len(self.found)
             if not (np.isfinite(row.max()) and np.isfinite(row.min())):
                 raise NonFiniteLogitsError(
-                    f"the model gave logits that are not finite for token {place} of the prompt; expected numbers. "
-                    "Run llorch verify on the artifact, or export it in fp32 or, for a provider that has it, bf16."
+                    f"the model gave logits that are not finite for token {place} of the prompt; expected "
+                    f"numbers. "
+                    "Run llorch verify on the artifact, or export it in fp32 or, for a provider that has "
+                    "it, bf16."
                 )
             self.found.append(score_token(row, self.tokens[place], top=self.top))

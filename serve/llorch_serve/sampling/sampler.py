@@ -1,10 +1,13 @@
-"""From logits to a token: :func:`sample_batch` chooses the next token of every row, by :class:`ResolvedSampling`.
+"""From logits to a token: :func:`sample_batch` chooses the next token of every row, by
+:class:`ResolvedSampling`.
 
-Logits come from the runner after each step; the chosen ids go back to the engine. docs/generation.md states the order of
-operations, which is that of transformers' processors and warpers: ``adjusting.py`` does what comes before temperature,
-``candidates.py`` and ``filters.py`` temperature and the filters, this module the draw.
+Logits come from the runner after each step; the chosen ids go back to the engine. docs/generation.md states
+the order of operations, which is that of transformers' processors and warpers: ``adjusting.py`` does what
+comes before temperature, ``candidates.py`` and ``filters.py`` temperature and the filters, this module the
+draw.
 
-A row's draw depends on its own logits, seed and position only, bit for bit, never on its neighbours in the batch.
+A row's draw depends on its own logits, seed and position only, bit for bit, never on its neighbours in the
+batch.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
     assert len(logits) == len(rows)
     chosen: list[int | RequestError] = []
     rest = []
-    # One by one, as a step of the model leaves nothing in the processor's caches: the second look at a row then finds it there.
+    # One by one, as a step of the model leaves nothing in the processor's caches: the second look at a row
+    # then finds it there.
     for index, (values, row) in enumerate(zip(logits, rows, strict=True)):
         best = int(values.argmax())
         # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
@@ -99,9 +103,11 @@ def sample_draft(
 ) -> tuple[int, ...] | RequestError:
     """Choose the tokens that follow, as long as they are the guessed ones, and one more; at least one.
 
-    logits: float32 [len(draft) + 1, vocab_size], after the sequence's last token and after each guess. Every token is
-    drawn from its own logits, seed and position, exactly as without a guess: a guess only decides how many logits are
-    of use. The tokens are counted in ``row``. Returns the error instead where the first choice already fails.
+    logits: float32 [len(draft) + 1, vocab_size], after the sequence's last token and after each guess. Every
+        token is
+    drawn from its own logits, seed and position, exactly as without a guess: a guess only decides how many
+    logits are of use. The tokens are counted in ``row``. Returns the error instead where the first choice
+    already fails.
     """
     chosen: list[int] = []
     for values, guess in zip(logits, (*draft, None), strict=True):
@@ -118,7 +124,8 @@ def sample_draft(
 def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]:
     """Return the ids that may be drawn for one row, and their weights, not normalised.
 
-    logits: float32 [vocab_size], finite. Raises InvalidRequestError if ``min_tokens`` and the grammar forbid the whole vocabulary.
+    logits: float32 [vocab_size], finite. Raises InvalidRequestError if ``min_tokens`` and the grammar forbid
+        the whole vocabulary.
     """
     scores = _allowed(adjusted(logits[None], [row.adjustment])[0], row)
     if np.isneginf(scores.max()):
@@ -136,7 +143,9 @@ def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]
 
 
 def _allowed(scores: FloatArray, row: SamplingRow) -> FloatArray:
-    """Return the scores with those of tokens that the row's grammar forbids at -inf. Raises what the grammar does."""
+    """Return the scores with those of tokens that the row's grammar forbids at -inf. Raises what the grammar
+    does.
+    """
     if row.constraint is None:
         return scores
     return np.where(row.constraint.forbidden(), np.float32(-np.inf), scores)
@@ -145,7 +154,8 @@ def _allowed(scores: FloatArray, row: SamplingRow) -> FloatArray:
 def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
     """Choose the next token of rows of finite logits that need more than a look for the largest."""
     chosen: list[int | RequestError] = [0] * len(rows)
-    # Tables of rows with few candidates, by the number of binary digits of that: rows of one table are of like length.
+    # Tables of rows with few candidates, by the number of binary digits of that: rows of one table are of
+    # like length.
     tables: defaultdict[int, list[tuple[int, Candidates]]] = defaultdict(list)
     for index, (scores, row) in enumerate(
         zip(adjusted(logits, [r.adjustment for r in rows]), rows, strict=True)
@@ -179,7 +189,8 @@ def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | Reque
 def _draw_from_table(table: Table, numbers: Sequence[float]) -> list[int]:
     """Draw one token of each row, by its number in [0, 1)."""
     sums = table.weights.cumsum(axis=1)
-    # Never past the end: a number is at most 1 - 2**-53, and rounding cannot lift the product to the last sum.
+    # Never past the end: a number is at most 1 - 2**-53, and rounding cannot lift the product to the last
+    # sum.
     targets = np.array(numbers) * sums[:, -1]
     places = (sums <= targets[:, None]).sum(axis=1)
     found: list[int] = table.ids[np.arange(len(places)), places].tolist()
@@ -189,8 +200,8 @@ def _draw_from_table(table: Table, numbers: Sequence[float]) -> list[int]:
 def _draw_from_many(weights: FloatArray, number: float) -> int:
     """Return the index that a number in [0, 1) falls on, where each has the share of its weight.
 
-    A running sum over a whole vocabulary is the slowest part of a draw: here the weights are lines below each other, a
-    column is drawn by the columns' sums, and then one of its weights.
+    A running sum over a whole vocabulary is the slowest part of a draw: here the weights are lines below each
+    other, a column is drawn by the columns' sums, and then one of its weights.
     """
     columns = len(weights) // _LINES
     lines = weights[: columns * _LINES].reshape(_LINES, columns)
@@ -202,7 +213,8 @@ def _draw_from_many(weights: FloatArray, number: float) -> int:
         return columns * _LINES + column - columns
     below = sums[column - 1] if column > 0 else 0.0
     inside = below + lines[:, column].cumsum(dtype=np.float64)
-    # Added in another order, the sums may end a hair below the column's; then it is the last weight that counts.
+    # Added in another order, the sums may end a hair below the column's; then it is the last weight that
+    # counts.
     line = min(int(inside.searchsorted(target, side="right")), int(np.flatnonzero(lines[:, column])[-1]))
     return line * columns + column
 

@@ -1,4 +1,6 @@
-"""The largest of many numbers without sorting them all. The numbers are a row of logits, or what became of it."""
+"""The largest of many numbers without sorting them all. The numbers are a row of logits, or what became of
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _ROWS: Final = (
 
 
 def largest(scores: FloatArray, k: int) -> IdArray:
-    """Return the indices of the k largest of float32 scores [size], the largest first; of equals, the lower index."""
+    """Return the indices of the k largest of float32 scores [size], the largest first; of equals, the lower
+    index.
+    """
     k = min(k, len(scores))
     if k == 0:
         return np.empty(0, dtype=np.int64)
@@ -26,13 +30,15 @@ def largest(scores: FloatArray, k: int) -> IdArray:
 
 
 def at_least_kth(scores: FloatArray, k: int) -> IdArray:
-    """Return the indices, ascending, of all that reach the k-th largest of float32 scores [size]; 1 <= k <= size."""
+    """Return the indices, ascending, of all that reach the k-th largest of float32 scores [size]; 1 <= k <=
+    size.
+    """
     columns = len(scores) // _ROWS
     if k > columns:
         return np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
-    # Each column's maximum is a score of its own, so at least k scores reach the k-th largest maximum. What lies below
-    # it is out, and with it every column whose maximum does: few columns remain, and a partition of those few scores
-    # is far cheaper than one of all.
+    # Each column's maximum is a score of its own, so at least k scores reach the k-th largest maximum. What
+    # lies below it is out, and with it every column whose maximum does: few columns remain, and a partition
+    # of those few scores is far cheaper than one of all.
     table = scores[: columns * _ROWS].reshape(_ROWS, columns)
     maxima = table.max(axis=0)
     floor = np.partition(maxima, columns - k)[columns - k]
@@ -46,13 +52,15 @@ def at_least_kth(scores: FloatArray, k: int) -> IdArray:
 
 
 def fewest_reaching(keys: Values, weights: FloatArray, target: float, *, with_ties: bool) -> IdArray:
-    """Return the indices, ascending, of the fewest elements by ascending key whose weights add up to ``target``.
+    """Return the indices, ascending, of the fewest elements by ascending key whose weights add up to
+    ``target``.
 
     keys: float64, none below 0, may be infinite. weights: float32, none below 0.
     with_ties: also those whose key equals the last one's; else, of equal keys, the lower index comes first.
 
-    A sort of a whole vocabulary would take milliseconds. The upper half of a non-negative float32's bits orders it as
-    the number does, so sums over these bins find the bin at the edge, and only that one is sorted.
+    A sort of a whole vocabulary would take milliseconds. The upper half of a non-negative float32's bits
+    orders it as the number does, so sums over these bins find the bin at the edge, and only that one is
+    sorted.
     """
     rounded = keys.astype(np.float32)
     np.abs(rounded, out=rounded)  # a difference of zeros may be a negative one, whose bits would come first

@@ -1,10 +1,12 @@
-"""From the form that a request asks for to the program that its answers' constraints are made of: compiled once, beside everything else.
+"""From the form that a request asks for to the program that its answers' constraints are made of: compiled
+once, beside everything else.
 
 Requests come from the worker on any thread. A grammar that is known gives its program at once; another is
-examined in a process of its own and then compiled on this module's thread, and the caller hears of it later. Clients take turns.
+examined in a process of its own and then compiled on this module's thread, and the caller hears of it later.
+Clients take turns.
 
-Programs are kept for requests of the same cache salt alone: by the time it takes, a grammar that is known would tell that somebody
-has asked for it, and what one answer does to a program's states shows in the others.
+Programs are kept for requests of the same cache salt alone: by the time it takes, a grammar that is known
+would tell that somebody has asked for it, and what one answer does to a program's states shows in the others.
 """
 
 from __future__ import annotations
@@ -111,14 +113,17 @@ class GrammarCompiler:
     ) -> Program | None:
         """Return the program if the grammar is compiled already; else None, and ``done`` is called once.
 
-        ticket: names the caller in :meth:`cancel`. ``done`` is called on the compiling thread and must not block.
-        client, cache_salt: see :class:`llorch_serve.engine.sequence.Sequence`. tokens: those of the request's prompts.
-        Raises UnsupportedError without llguidance, or where it cannot read the tokenizer, QueueFullError if too many grammars,
-        requests for them or tokens of those wait.
+        ticket: names the caller in :meth:`cancel`. ``done`` is called on the compiling thread and must not
+            block.
+        client, cache_salt: see :class:`llorch_serve.engine.sequence.Sequence`. tokens: those of the request's
+            prompts.
+        Raises UnsupportedError without llguidance, or where it cannot read the tokenizer, QueueFullError if
+        too many grammars, requests for them or tokens of those wait.
         """
         if importlib.util.find_spec("llguidance") is None:
             raise UnsupportedError(
-                "structured output needs llguidance, which is not installed; install it where the worker runs with: "
+                "structured output needs llguidance, which is not installed; install it where the worker "
+                "runs with: "
                 "pip install 'llorch[structured]'"
             )
         if self._no_vocabulary is not None:
@@ -153,7 +158,10 @@ class GrammarCompiler:
         elif key not in self._waiting and len(self._waiting) >= MAX_WAITING:
             found = f"{MAX_WAITING} grammars wait to be compiled, the most this worker holds"
         elif key not in self._waiting and len(self._lines.get(client, ())) >= MAX_OF_CLIENT:
-            found = f"{MAX_OF_CLIENT} grammars of this client wait to be compiled, the most this worker holds of one"
+            found = (
+                f"{MAX_OF_CLIENT} grammars of this client wait to be compiled, the most this worker holds "
+                f"of one"
+            )
         if found is not None:
             raise QueueFullError(f"{found}; try again", retry_after_s=1.0)
 
@@ -205,7 +213,9 @@ class GrammarCompiler:
                 logger.exception("a request could not be told of its grammar")
 
     def _take(self) -> _Key | None:
-        """Take the form whose turn it is; None if nobody waits for it any more, as whoever comes now has a job of its own."""
+        """Take the form whose turn it is; None if nobody waits for it any more, as whoever comes now has a
+        job of its own.
+        """
         with self._lock:
             if not self._lines:
                 return None
@@ -243,13 +253,16 @@ class GrammarCompiler:
         raise InvalidRequestError([FieldViolation(field, f"cannot be used: {one_line(reason)}")])
 
     def _make_room(self, key: _Key, size: int) -> None:
-        """Forget kept programs, the oldest first, until one more of ``size`` bytes fits. Raises QueueFullError."""
+        """Forget kept programs, the oldest first, until one more of ``size`` bytes fits. Raises
+        QueueFullError.
+        """
         with self._lock:
             self._kept.pop(key, None)  # broken, or there would be nothing to compile
             while (used := sum(program.size for program in self._alive)) + size > MAX_PROGRAM_BYTES:
                 if not self._kept:
                     raise QueueFullError(
-                        f"the grammars of requests take {used >> 20} MiB and this one {size >> 20}, the most this worker holds is "
+                        f"the grammars of requests take {used >> 20} MiB and this one {size >> 20}, the "
+                        f"most this worker holds is "
                         f"{MAX_PROGRAM_BYTES >> 20}; try again",
                         retry_after_s=1.0,
                     )

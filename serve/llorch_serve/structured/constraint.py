@@ -1,8 +1,8 @@
 """What one answer's grammar lets follow: a mask over the vocabulary for each of its steps.
 
-The engine's thread owns a :class:`Constraint`: it reads the mask when it samples and tells the token it chose. The next
-mask is computed meanwhile on the :class:`MaskThread`, beside the model's call, as llguidance does not hold the
-interpreter for it.
+The engine's thread owns a :class:`Constraint`: it reads the mask when it samples and tells the token it
+chose. The next mask is computed meanwhile on the :class:`MaskThread`, beside the model's call, as llguidance
+does not hold the interpreter for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Program:
     field: what the request called it, for errors.
     first: the mask of an answer's first token.
     size: bytes of memory that it takes.
-    broken: it has reached a limit, so that the states that it keeps are full, or the library has panicked over it.
+    broken: it has reached a limit, so that the states that it keeps are full, or the library has panicked
+        over it.
     """
 
     matcher: LLMatcher
@@ -159,7 +160,9 @@ class Constraint:
         self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do the library's work, and count its time. Where it panics, LibraryPanicError: it may have left anything behind."""
+        """Do the library's work, and count its time. Where it panics, LibraryPanicError: it may have left
+        anything behind.
+        """
         started = time.thread_time()
         try:
             with panics_as_errors("llguidance"):

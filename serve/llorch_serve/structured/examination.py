@@ -1,8 +1,10 @@
-"""The process that tries grammars before the worker compiles them: ``python -m llorch_serve.structured.examination``.
+"""The process that tries grammars before the worker compiles them: ``python -m
+llorch_serve.structured.examination``.
 
-Input, a line of JSON each: first the vocabulary's size and special tokens and the most memory, then grammars. Output, a line of JSON for
-each line: why the grammar was refused, or null, and the bytes of memory that it takes. A grammar that takes too long, too much memory, or that breaks the library
-takes this process with it and nothing else; ``examiner.py`` is the other end.
+Input, a line of JSON each: first the vocabulary's size and special tokens and the most memory, then grammars.
+Output, a line of JSON for each line: why the grammar was refused, or null, and the bytes of memory that it
+takes. A grammar that takes too long, too much memory, or that breaks the library takes this process with it
+and nothing else; ``examiner.py`` is the other end.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class _MallocInfo(ctypes.Structure):
 
 
 def _memory() -> Callable[[], int]:
-    """Return what tells the bytes in use: of the heap with glibc, else of the process, which then counts no memory used again."""
+    """Return what tells the bytes in use: of the heap with glibc, else of the process, which then counts no
+    memory used again.
+    """
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):

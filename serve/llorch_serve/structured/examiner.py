@@ -1,6 +1,8 @@
-"""The worker's end of the examination: one process that is kept, killed when a grammar holds it, and started again.
+"""The worker's end of the examination: one process that is kept, killed when a grammar holds it, and started
+again.
 
-Compiling cannot be interrupted inside this process, and some short grammars take minutes, gigabytes or the stack.
+Compiling cannot be interrupted inside this process, and some short grammars take minutes, gigabytes or the
+stack.
 """
 
 from __future__ import annotations
@@ -113,7 +115,8 @@ class Examiner:
         return reply or None
 
     def _watch(self, pid: int, kill: Callable[[], None], limit_s: float, answered: threading.Event) -> None:
-        """Kill a process that has used its time. A thread of its own; ``late`` says afterwards whether it did.
+        """Kill a process that has used its time. A thread of its own; ``late`` says afterwards whether it
+        did.
 
         Counted is the processor's time, so that nothing is refused because the machine is busy.
         """

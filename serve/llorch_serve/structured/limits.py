@@ -14,10 +14,14 @@ EXAMINATION_BYTES: Final = 256 * 2**20
 """Most memory that compiling one may take."""
 
 STEP_S: Final = 0.01
-"""Processor time that the grammar of an answer may take for every token, in seconds; the usual is a few ten-thousandths."""
+"""Processor time that the grammar of an answer may take for every token, in seconds; the usual is a few
+ten-thousandths.
+"""
 
 MOST_OVER_S: Final = 0.3
-"""What all tokens of an answer may take beyond that, in seconds; then the answer ends. Others wait for all of it."""
+"""What all tokens of an answer may take beyond that, in seconds; then the answer ends. Others wait for all of
+it.
+"""
 
 MAX_WAITING: Final = 64
 """Grammars that may wait to be compiled."""
@@ -36,7 +40,9 @@ MAX_PROGRAM_BYTES: Final = 512 * 2**20
 
 
 def parser_limits() -> LLParserLimits:
-    """Return what bounds a grammar's size, the work of one mask (some 40 ms, if every token reaches it) and the states that are kept."""
+    """Return what bounds a grammar's size, the work of one mask (some 40 ms, if every token reaches it) and
+    the states that are kept.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(

@@ -34,7 +34,9 @@ class JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """Text that a regular expression matches from its first character to its last; no look-around, no back references."""
+    """Text that a regular expression matches from its first character to its last; no look-around, no back
+    references.
+    """
 
     field: ClassVar[str] = "regex"
     pattern: str

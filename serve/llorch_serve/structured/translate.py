@@ -1,4 +1,6 @@
-"""From a form to the text that llguidance compiles. What it yields is still untrusted: ``examiner.py`` tries it first."""
+"""From a form to the text that llguidance compiles. What it yields is still untrusted: ``examiner.py`` tries
+it first.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ JSON_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,20}"
 
 
 def translate(form: Structured, *, prefix: str = "sampling") -> str:
-    """Return the grammar; needs llguidance. Raises InvalidRequestError for a schema that is no JSON object or true."""
+    """Return the grammar; needs llguidance. Raises InvalidRequestError for a schema that is no JSON object or
+    true.
+    """
     match form:
         case Regex(pattern):
             from llguidance import LLMatcher

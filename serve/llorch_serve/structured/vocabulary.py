@@ -29,8 +29,8 @@ class Vocabulary:
     size: tokens that the model knows, the length of a row of logits.
     special: special tokens, by id.
     model_stops: tokens that end the model's answers.
-    unwritten: ids below ``size`` that no grammar may allow: beyond tokenizer.json, and the model's stop tokens where
-        tokenizer.json has them as plain text.
+    unwritten: ids below ``size`` that no grammar may allow: beyond tokenizer.json, and the model's stop
+        tokens where tokenizer.json has them as plain text.
     """
 
     trie: LLTokenizer
@@ -63,7 +63,8 @@ def build(tokenizer: Tokenizer, vocab_size: int, model_stops: frozenset[int]) ->
     except (ValueError, LibraryPanicError) as error:
         reason = str(error).splitlines()[0]
         raise UnsupportedError(
-            f"structured output is impossible with this model's tokenizer.json: {reason}; send the request without it"
+            f"structured output is impossible with this model's tokenizer.json: {reason}; send the request "
+            f"without it"
         ) from error
     special = tokenizer.special_tokens
     plain_stops = [id_ for id_ in model_stops if id_ not in special and id_ < vocab_size]
@@ -72,7 +73,9 @@ def build(tokenizer: Tokenizer, vocab_size: int, model_stops: frozenset[int]) ->
 
 
 def _spell_out_spaces(description: dict[str, Any]) -> None:
-    """Write Metaspace as the replacements that it makes, which llguidance reads, without the space it puts first."""
+    """Write Metaspace as the replacements that it makes, which llguidance reads, without the space it puts
+    first.
+    """
     if (description.get("pre_tokenizer") or {}).get("type") != "Metaspace":
         return
     space = {"String": " "}

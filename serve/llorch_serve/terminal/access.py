@@ -53,7 +53,9 @@ TlsKey = Annotated[
 def read_access(
     token: str | None, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None
 ) -> Access:
-    """Return how to reach a worker. Raises UsageError for files that cannot be used, and an impossible token."""
+    """Return how to reach a worker. Raises UsageError for files that cannot be used, and an impossible
+    token.
+    """
     from llorch_serve.client.channel import Access
     from llorch_serve.rpc.security import load_authority, load_certificate
 

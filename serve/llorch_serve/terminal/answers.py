@@ -1,4 +1,6 @@
-"""What ``llorch generate`` and ``llorch score`` print: answers as text or JSON, and log-probabilities as JSON."""
+"""What ``llorch generate`` and ``llorch score`` print: answers as text or JSON, and log-probabilities as
+JSON.
+"""
 
 from __future__ import annotations
 

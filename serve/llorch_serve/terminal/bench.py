@@ -57,7 +57,8 @@ def command(
         typer.Option(
             "--provider",
             metavar="NAME[@PYTHON][=DIR]",
-            help="A provider, the interpreter that has it, and an artifact for it; may be repeated. Default: cpu, this one, DIR.",
+            help="A provider, the interpreter that has it, and an artifact for it; may be repeated. Default: "
+            "cpu, this one, DIR.",
             show_default=False,
         ),
     ] = None,
@@ -150,8 +151,9 @@ def command(
 ) -> None:
     """Measure prefill and decode speed, greedy, with stop tokens ignored; several providers in rounds.
 
-    Prefill: all prompt tokens over the time until every stream has its first token. Decode: all later tokens over
-    the time from there. Speed says nothing about fidelity: --reference puts its figure beside it. docs/bench.md says more.
+    Prefill: all prompt tokens over the time until every stream has its first token. Decode: all later tokens
+    over the time from there. Speed says nothing about fidelity: --reference puts its figure beside it.
+    docs/bench.md says more.
 
     For example:
 
@@ -159,7 +161,8 @@ def command(
 
         llorch bench artifacts/smollm2 --reference smollm2.reference --depth 0,2048
 
-        llorch bench --provider cpu=artifacts/cpu --provider openvino@ov/bin/python=artifacts/ov --allow-cpu-nodes --html r.html
+        llorch bench --provider cpu=artifacts/cpu --provider openvino@ov/bin/python=artifacts/ov
+        --allow-cpu-nodes --html r.html
 
         llorch bench --connect 127.0.0.1:50051 --streams 1,8,32 --json
 
@@ -256,7 +259,9 @@ def _read_numbers(flag: str, value: str, *, least: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a worker is asked for. prompt_ids: a file of them, which ``prompt_tokens`` of the sample text stand for otherwise."""
+    """What a worker is asked for. prompt_ids: a file of them, which ``prompt_tokens`` of the sample text
+    stand for otherwise.
+    """
 
     prompt_tokens: int
     prompt_ids: Path | None
@@ -280,7 +285,8 @@ def _remote(address: str, access: Access, wait: float | None, asked: _Work) -> R
         info = client.model_info()
         if max(asked.counts) > info.slots:
             say(
-                f"note: the worker has {info.slots} slots; of {max(asked.counts)} streams the others wait their turn"
+                f"note: the worker has {info.slots} slots; of {max(asked.counts)} streams the others wait "
+                f"their turn"
             )
         if asked.prompt_ids is None:
             ids = text_prompt(asked.prompt_tokens, client.tokenize)

@@ -20,7 +20,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A figure that is held against the limit, like ttft_p50_ms; may be repeated. Default: every speed, and failed requests.",
+            help="A figure that is held against the limit, like ttft_p50_ms; may be repeated. Default: every "
+            "speed, and failed requests.",
             show_default=False,
         ),
     ] = None,
@@ -32,10 +33,11 @@ def command(
         bool, typer.Option("--json", help="Print one JSON document instead of a table.")
     ] = False,
 ) -> None:
-    """Compare two reports, figure by figure. Above 1 the later one is better, in either direction of a figure.
+    """Compare two reports, figure by figure. Above 1 the later one is better, in either direction of a
+    figure.
 
-    Exit codes: 0 passed; 1 a ratio below the limit, or something that was measured before is missing, fails or has lost its
-    fidelity; 2 the reports cannot be compared.
+    Exit codes: 0 passed; 1 a ratio below the limit, or something that was measured before is missing, fails
+    or has lost its fidelity; 2 the reports cannot be compared.
 
     For example:
 

@@ -28,7 +28,9 @@ from llorch_serve.terminal.target import find_artifact, find_target, find_tokeni
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The flags, as they came. providers, options, library, allow_cpu_nodes: see :func:`llorch_serve.bench.entries.find_entries`."""
+    """The flags, as they came. providers, options, library, allow_cpu_nodes: see
+    :func:`llorch_serve.bench.entries.find_entries`.
+    """
 
     model_dir: str | None
     model: str | None
@@ -48,7 +50,9 @@ class Asked:
 
 
 def measure_here(asked: Asked) -> Report:
-    """Measure every entry. Raises what makes the whole command impossible; what one entry lacks is in its ``problem``."""
+    """Measure every entry. Raises what makes the whole command impossible; what one entry lacks is in its
+    ``problem``.
+    """
     prompt = None if asked.prompt_ids is None else read_prompt(asked.prompt_ids)
     tests = plan_tests(
         _works(asked.works),
@@ -107,7 +111,8 @@ def _folder(asked: Asked) -> Path | None:
     if asked.providers and len(named) == len(asked.providers):
         if asked.model_dir or asked.model:
             raise UsageError(
-                f"DIR is {asked.model_dir or asked.model} and every --provider names a folder of its own; leave DIR out"
+                f"DIR is {asked.model_dir or asked.model} and every --provider names a folder of its own; "
+                f"leave DIR out"
             )
         return None
     return resolve_artifact(find_target(asked.model_dir, asked.model))
@@ -126,6 +131,7 @@ def _check_folder(one: Wanted, reference: Path | None) -> None:
     kind = None if is_artifact(one.folder) else foreign_kind(one.folder)
     if kind is not None:
         raise UsageError(
-            f"--reference is for llorch's own artifacts and {one.folder} was made by {kind.value}; leave it out"
+            f"--reference is for llorch's own artifacts and {one.folder} was made by {kind.value}; leave it "
+            f"out"
         )
     check_reference(read_reference(reference), load_artifact(one.folder))

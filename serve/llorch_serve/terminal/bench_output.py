@@ -1,4 +1,6 @@
-"""Where a benchmark's report goes: stdout as a table or JSON, files as CSV, Markdown and HTML, failures to stderr."""
+"""Where a benchmark's report goes: stdout as a table or JSON, files as CSV, Markdown and HTML, failures to
+stderr.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Outputs:
                 raise UsageError(f"{flag} is {path}; expected a file in a folder that exists")
 
     def show(self, report: Report) -> None:
-        """Write everything; exit with the code of the first failure, if there was any. With nothing measured, only say why."""
+        """Write everything; exit with the code of the first failure, if there was any. With nothing measured,
+        only say why.
+        """
         if any(entry.rows for entry in report.entries):
             self._write(report)
         problems = list(_problems(report))

@@ -38,8 +38,8 @@ def measure_worker(
 ) -> Report:
     """Put the worker at ``address`` (HOST:PORT, or http://HOST:PORT for its HTTP front) under load.
 
-    Raises UsageError for flags that say nothing together or that this worker cannot follow, WorkerError if it cannot be
-    reached or no request of a run succeeds.
+    Raises UsageError for flags that say nothing together or that this worker cannot follow, WorkerError if it
+    cannot be reached or no request of a run succeeds.
     """
     http = "://" in address
     dataset = None if flags.dataset is None else read_dataset(flags.dataset)
@@ -74,7 +74,9 @@ def measure_worker(
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A worker that answers. prompt: so many token ids, made with a seed. call: opens the way that requests go."""
+    """A worker that answers. prompt: so many token ids, made with a seed. call: opens the way that requests
+    go.
+    """
 
     info: ModelInfo
     prompt: Callable[[int, int], tuple[int, ...]]
@@ -155,6 +157,7 @@ def _say_if_late(row: Row) -> None:
     late = row.figures.get("late_p99_ms")
     if late is not None and late.median > _LATE_SHARE * row.figures["ttft_p50_ms"].median:
         say(
-            f"note: this client itself sent requests up to {late.median:.0f} ms late (p99), which is part of the latencies; "
+            f"note: this client itself sent requests up to {late.median:.0f} ms late (p99), which is part "
+            f"of the latencies; "
             "run it on another machine than the worker, or at a lower rate"
         )

@@ -1,7 +1,8 @@
 """What ``llorch serve`` runs beside the gRPC server: the HTTP front, metrics, narration and traces.
 
-Input: flags. Output: fronts for :func:`llorch_serve.lifecycle.serving.serve`, and a wrapper that puts observers around the loaded
-generator. A library that is not installed is named, with its pip line, before anything is loaded.
+Input: flags. Output: fronts for :func:`llorch_serve.lifecycle.serving.serve`, and a wrapper that puts
+observers around the loaded generator. A library that is not installed is named, with its pip line, before
+anything is loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from llorch_serve.terminal.serving_flags import judge_exposure
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """fronts: for the server. observe: puts observers around the generator. narrator: tells the worker's own life."""
+    """fronts: for the server. observe: puts observers around the generator. narrator: tells the worker's own
+    life.
+    """
 
     fronts: tuple[FrontMaker, ...]
     observe: Callable[[ClosableGenerator], ClosableGenerator]
@@ -91,7 +94,9 @@ def read_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise UsageError for an address that spans cannot be sent to: the exporter would only log, again and again."""
+    """Raise UsageError for an address that spans cannot be sent to: the exporter would only log, again and
+    again.
+    """
     try:
         parts = urlsplit(endpoint)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

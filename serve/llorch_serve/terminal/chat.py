@@ -1,4 +1,6 @@
-"""``llorch chat``: a conversation at the terminal, with an artifact in this process or with a running worker."""
+"""``llorch chat``: a conversation at the terminal, with an artifact in this process or with a running
+worker.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,10 @@ def run_command(line: str, conversation: Conversation, model: ModelInfo) -> Repl
 def _help(_conversation: Conversation, _model: ModelInfo, _argument: str) -> Reply:
     width = max(len(command.usage) for command in COMMANDS.values())
     lines = [f"{command.usage:<{width}}  {command.help}" for command in COMMANDS.values()]
-    keys = "Enter sends; Alt-Enter, or a backslash at the end, begins a new line. Ctrl-C stops an answer, Ctrl-D leaves."
+    keys = (
+        "Enter sends; Alt-Enter, or a backslash at the end, begins a new line. Ctrl-C stops an answer, "
+        "Ctrl-D leaves."
+    )
     return Reply("\n".join([*lines, keys]))
 
 

@@ -1,7 +1,7 @@
 """The loop of ``llorch chat``: a line in, a command or an answer out, until the user leaves.
 
-Ctrl-C ends the answer under way, whose text so far stays part of the conversation, or drops the line being written; it
-never ends the program. A refused request is told and taken back, and the chat goes on.
+Ctrl-C ends the answer under way, whose text so far stays part of the conversation, or drops the line being
+written; it never ends the program. A refused request is told and taken back, and the chat goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the lines of ``llorch chat`` come from.
 
-At a terminal prompt_toolkit reads them, with history, several lines and a status line below; otherwise they are read from
-standard input as they are.
+At a terminal prompt_toolkit reads them, with history, several lines and a status line below; otherwise they
+are read from standard input as they are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Printing: results to stdout, everything else to stderr, colour and progress bars only on a terminal.
 
-What a model writes, or a worker elsewhere, reaches a terminal without control characters, which could do more than show text.
+What a model writes, or a worker elsewhere, reaches a terminal without control characters, which could do more
+than show text.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def write(text: str) -> None:
 
 
 def show_aside(text: str, style: str = DIM, *, end: str = "\n") -> None:
-    """Print what is not the result itself, like a model's thoughts, on stderr; in a style where a terminal shows it."""
+    """Print what is not the result itself, like a model's thoughts, on stderr; in a style where a terminal
+    shows it.
+    """
     terminal = sys.stderr.isatty()
     shown = _harmless(text) if terminal else text
     if terminal and not os.environ.get("NO_COLOR"):

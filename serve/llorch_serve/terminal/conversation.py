@@ -26,7 +26,9 @@ _ELSEWHERE: Final = frozenset({"n", "best_of", "logprobs", "prompt_logprobs", "e
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages without the system's, which is kept apart. The last one is the user's only while an answer is due."""
+    """Messages without the system's, which is kept apart. The last one is the user's only while an answer is
+    due.
+    """
 
     system: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -1,4 +1,6 @@
-"""``llorch doctor``: what this machine has for running models, what it lacks, and whether it computes what it should."""
+"""``llorch doctor``: what this machine has for running models, what it lacks, and whether it computes what it
+should.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def command(
     allow_cpu_nodes: AllowCpuNodes = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Examine this machine: CPU, memory, runtimes, providers; test the operators that decoders rely upon against numpy.
+    """Examine this machine: CPU, memory, runtimes, providers; test the operators that decoders rely upon
+    against numpy.
 
     Exit codes: 0 all is well, 3 the artifact, 4 the runtime, the provider or an operator, 6 memory.
 

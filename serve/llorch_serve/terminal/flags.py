@@ -30,7 +30,8 @@ ModelDir = Annotated[
     str | None,
     typer.Argument(
         metavar="DIR",
-        help="Artifact folder, one made by onnxruntime-genai or Optimum, or a source (GGUF file, Hugging Face folder, hub id) that is exported once into a cache.",
+        help="Artifact folder, one made by onnxruntime-genai or Optimum, or a source (GGUF file, Hugging "
+        "Face folder, hub id) that is exported once into a cache.",
         show_default=False,
     ),
 ]
@@ -61,7 +62,8 @@ KvCacheDtype = Annotated[
     KvDtype | None,
     typer.Option(
         "--kv-dtype",
-        help="What the KV cache holds; int8 takes a quarter of float32's memory. Default: int8 if the artifact has a graph for it.",
+        help="What the KV cache holds; int8 takes a quarter of float32's memory. Default: int8 if the "
+        "artifact has a graph for it.",
         show_default=False,
     ),
 ]
@@ -76,14 +78,16 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant/--no-batch-invariant",
-        help="Run 4-bit weights on even numbers of rows, so that an answer is the same bits whatever else is running.",
+        help="Run 4-bit weights on even numbers of rows, so that an answer is the same bits whatever else is "
+        "running.",
     ),
 ]
 HugePages = Annotated[
     bool | None,
     typer.Option(
         "--huge-pages/--no-huge-pages",
-        help="Move the loaded weights into huge pages: faster, after a load that takes longer. Default: where the system can (Linux 6.1).",
+        help="Move the loaded weights into huge pages: faster, after a load that takes longer. Default: "
+        "where the system can (Linux 6.1).",
         show_default=False,
     ),
 ]
@@ -95,7 +99,8 @@ StrictReuse = Annotated[
     bool,
     typer.Option(
         "--strict-reuse/--no-strict-reuse",
-        help="Of earlier requests, reuse only what was prefilled: the same bits as without reuse, but for what a cache in int8 rounds.",
+        help="Of earlier requests, reuse only what was prefilled: the same bits as without reuse, but for "
+        "what a cache in int8 rounds.",
     ),
 ]
 Lookup = Annotated[
@@ -110,7 +115,8 @@ ToolFormat = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How calls of tools are read out of answers to chats: mistral, granite, llama3, hermes, none, or auto (by the chat template).",
+        help="How calls of tools are read out of answers to chats: mistral, granite, llama3, hermes, none, "
+        "or auto (by the chat template).",
     ),
 ]
 ReasoningFormat = Annotated[
@@ -128,7 +134,8 @@ Http = Annotated[
         "--http",
         metavar="HOST:PORT",
         envvar="LLORCH_HTTP",
-        help="Serve HTTP too: OpenAI's routes, /health, /metrics and a page. A port alone means the loopback. Needs the extra http.",
+        help="Serve HTTP too: OpenAI's routes, /health, /metrics and a page. A port alone means the "
+        "loopback. Needs the extra http.",
         show_default=False,
     ),
 ]
@@ -157,7 +164,8 @@ Provider = Annotated[
     typer.Option(
         "--provider",
         metavar="NAME",
-        help="What runs the graph: cpu, cuda, coreml, directml, openvino, webgpu, tensorrt, mlx. Default: cpu.",
+        help="What runs the graph: cpu, cuda, coreml, directml, openvino, webgpu, tensorrt, mlx. Default: "
+        "cpu.",
         show_default=False,
     ),
 ]
@@ -205,7 +213,8 @@ def refuse_invariant_lookup(*, batch_invariant: bool, lookup: int) -> None:
     """Raise UsageError if answers must not depend on the batch and guesses, which do, are asked for."""
     if batch_invariant and lookup:
         raise UsageError(
-            "--batch-invariant does not go with --lookup, whose checks depend on how many sequences are running; leave one of them out"
+            "--batch-invariant does not go with --lookup, whose checks depend on how many sequences are "
+            "running; leave one of them out"
         )
 
 

@@ -57,7 +57,9 @@ def read_form(
     choice: list[str] | None,
     grammar: str | None,
 ) -> Structured | None:
-    """Return the form that the flags ask for, or None. Raises UsageError for two forms, or a file that cannot be read."""
+    """Return the form that the flags ask for, or None. Raises UsageError for two forms, or a file that cannot
+    be read.
+    """
     asked = {
         "--json-schema": json_schema is not None,
         "--json-object": json_object,

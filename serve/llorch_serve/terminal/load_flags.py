@@ -23,7 +23,8 @@ Concurrency = Annotated[
     typer.Option(
         "--concurrency",
         metavar="1,8",
-        help="With --connect: closed loops of so many clients, each of which sends when its last request is answered.",
+        help="With --connect: closed loops of so many clients, each of which sends when its last request is "
+        "answered.",
         show_default=False,
     ),
 ]
@@ -32,7 +33,8 @@ RequestRate = Annotated[
     typer.Option(
         "--request-rate",
         metavar="2,4",
-        help="With --connect: open loops of so many requests per second, at random moments that no answer delays.",
+        help="With --connect: open loops of so many requests per second, at random moments that no answer "
+        "delays.",
         show_default=False,
     ),
 ]
@@ -41,7 +43,8 @@ Burstiness = Annotated[
     typer.Option(
         "--burstiness",
         metavar="B",
-        help="With --request-rate: below 1 requests come in bursts, above 1 evenly. Default: 1, Poisson arrivals.",
+        help="With --request-rate: below 1 requests come in bursts, above 1 evenly. Default: 1, Poisson "
+        "arrivals.",
         show_default=False,
     ),
 ]
@@ -72,7 +75,8 @@ Dataset = Annotated[
     typer.Option(
         "--dataset",
         metavar="FILE",
-        help='Under load: prompts from a file of JSON lines, {"prompt": "..."} or {"messages": [...]}, each with "max_tokens" or not.',
+        help='Under load: prompts from a file of JSON lines, {"prompt": "..."} or {"messages": [...]}, each '
+        'with "max_tokens" or not.',
         show_default=False,
     ),
 ]
@@ -87,7 +91,8 @@ Slo = Annotated[
     typer.Option(
         "--slo",
         metavar="NAME:MS",
-        help="Under load: a limit in ms that a good request keeps, like ttft:200, tpot:50 or e2e:5000; may be repeated.",
+        help="Under load: a limit in ms that a good request keeps, like ttft:200, tpot:50 or e2e:5000; may "
+        "be repeated.",
         show_default=False,
     ),
 ]
@@ -114,16 +119,20 @@ class LoadFlags:
         return [f"--{name.replace('_', '-')}" for name in names]
 
     def check(self, connect: str | None, streams: str | None) -> None:
-        """Raise UsageError where there is no worker to put under load, or something else is asked of it, too."""
+        """Raise UsageError where there is no worker to put under load, or something else is asked of it,
+        too.
+        """
         if self.given and connect is None:
             raise UsageError(f"{self.given[0]} puts a running worker under load; name it with --connect")
         if self.given and streams is not None:
             raise UsageError(
-                f"--streams start together and {self.given[0]} is for requests that come one after the other; leave one out"
+                f"--streams start together and {self.given[0]} is for requests that come one after the "
+                f"other; leave one out"
             )
         if connect is not None and "://" in connect and not self.given:
             raise UsageError(
-                f"--connect is {connect}; over HTTP a worker is measured with --concurrency or --request-rate, else expected HOST:PORT"
+                f"--connect is {connect}; over HTTP a worker is measured with --concurrency or "
+                f"--request-rate, else expected HOST:PORT"
             )
 
 
@@ -139,7 +148,8 @@ class LengthFlags:
 def plan_load(
     flags: LoadFlags, lengths: LengthFlags, *, prompt_tokens: int | None, dataset: str | None, http: bool
 ) -> list[ServingTest]:
-    """Return the tests that the flags ask for. Prompts have ``prompt_tokens``, or are those of a dataset, of which this is the name.
+    """Return the tests that the flags ask for. Prompts have ``prompt_tokens``, or are those of a dataset, of
+    which this is the name.
 
     Raises UsageError for flags that say nothing together, and for values out of range.
     """

@@ -12,7 +12,9 @@ from llorch_serve.worker.worker import Worker
 
 
 def open_worker(folder: Path, config: EngineConfig, *, tokenizer: Path | None) -> Worker:
-    """Load an artifact or another tool's folder; see :func:`llorch_serve.loading.worker.load_worker` for the errors."""
+    """Load an artifact or another tool's folder; see :func:`llorch_serve.loading.worker.load_worker` for the
+    errors.
+    """
     worker = load_worker(folder, config, report_load, tokenizer=tokenizer)
     for note in notes(worker):
         say(f"note: {note}")

@@ -15,5 +15,6 @@ def required(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ProviderError(
-            f"{error.name} is not installed, and this command needs it; install it with: pip install 'llorch[{extra}]'"
+            f"{error.name} is not installed, and this command needs it; install it with: pip install "
+            f"'llorch[{extra}]'"
         ) from error

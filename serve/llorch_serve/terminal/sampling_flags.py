@@ -1,4 +1,6 @@
-"""How tokens are chosen, as flags: those that ``generate`` and ``chat`` share, and the others of ``generate``."""
+"""How tokens are chosen, as flags: those that ``generate`` and ``chat`` share, and the others of
+``generate``.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ BestOf = Annotated[
 
 
 def read_bias(given: Sequence[str]) -> dict[int, float]:
-    """Return the biases by token id. Raises UsageError for anything but an id and a number, and for an id given twice."""
+    """Return the biases by token id. Raises UsageError for anything but an id and a number, and for an id
+    given twice.
+    """
     bias: dict[int, float] = {}
     for text in given:
         token, _, value = text.partition("=")

@@ -1,4 +1,6 @@
-"""``llorch score``: how likely continuations of a context are, from an artifact in this process or from a running worker."""
+"""``llorch score``: how likely continuations of a context are, from an artifact in this process or from a
+running worker.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,13 @@ def command(
         bool, typer.Option("--json", help="Print one JSON document instead of lines.")
     ] = False,
 ) -> None:
-    """Print the log-likelihood of each continuation of a context, and whether greedy decoding would have said it.
+    """Print the log-likelihood of each continuation of a context, and whether greedy decoding would have said
+    it.
 
     For example:
 
-        llorch score artifacts/smollm2 --context "The capital of France is" --continuation " Paris" --continuation " Rome"
+        llorch score artifacts/smollm2 --context "The capital of France is" --continuation " Paris"
+        --continuation " Rome"
 
     """
     if logprobs is not None and not as_json:

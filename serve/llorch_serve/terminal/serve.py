@@ -122,7 +122,8 @@ def command(
     log_level: LogLevelFlag = LogLevel.INFO,
     preload_only: PreloadOnly = False,
 ) -> None:
-    """Serve an artifact, or a folder of onnxruntime-genai or Optimum, over gRPC (llorch.v1.GenerationService, health, reflection), and HTTP if asked to, until SIGTERM.
+    """Serve an artifact, or a folder of onnxruntime-genai or Optimum, over gRPC (llorch.v1.GenerationService,
+    health, reflection), and HTTP if asked to, until SIGTERM.
 
     For example:
 
@@ -132,9 +133,11 @@ def command(
 
         llorch serve artifacts/smollm2 --http 8080
 
-        LLORCH_API_TOKEN=... llorch serve artifacts/smollm2 --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+        LLORCH_API_TOKEN=... llorch serve artifacts/smollm2 --host 0.0.0.0 --tls-cert cert.pem --tls-key
+        key.pem
 
-        grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051 llorch.v1.GenerationService/Generate
+        grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051
+        llorch.v1.GenerationService/Generate
 
     """
     from llorch_serve.lifecycle.serving import serve

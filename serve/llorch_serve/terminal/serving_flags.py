@@ -1,4 +1,6 @@
-"""Arguments of ``llorch serve`` alone (limits, secrets, the pool manager, the end), and what must be true of them together."""
+"""Arguments of ``llorch serve`` alone (limits, secrets, the pool manager, the end), and what must be true of
+them together.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ CacheSharingFlag = Annotated[
     CacheSharing,
     typer.Option(
         "--cache-sharing",
-        help="Whose requests share cached prefixes and compiled grammars: each caller's its own (all, where callers are not "
+        help="Whose requests share cached prefixes and compiled grammars: each caller's its own (all, where "
+        "callers are not "
         "known by token or certificate), each client_id's (else each connection's), or everybody's.",
     ),
 ]
@@ -45,7 +48,8 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Bearer tokens, one a line and caller; calls must show one. The variable LLORCH_API_TOKEN names a single one.",
+        help="Bearer tokens, one a line and caller; calls must show one. The variable LLORCH_API_TOKEN names "
+        "a single one.",
         show_default=False,
     ),
 ]
@@ -75,14 +79,16 @@ RequireAuth = Annotated[
     bool,
     typer.Option(
         "--require-auth/--no-require-auth",
-        help="Refuse to start where callers are not known, or beyond loopback without TLS, instead of warning.",
+        help="Refuse to start where callers are not known, or beyond loopback without TLS, instead of "
+        "warning.",
     ),
 ]
 StreamInterval = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Tokens that each message of a stream waits for, but the first and the last. auto: all streams together get "
+        help="Tokens that each message of a stream waits for, but the first and the last. auto: all streams "
+        "together get "
         "80 messages a second, which cost the model little of its time, and no token waits for over 0.1 s.",
     ),
 ]

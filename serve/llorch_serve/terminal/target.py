@@ -1,4 +1,6 @@
-"""From what the user points at to a folder to serve: an export as it is, a checkpoint exported once into a cache."""
+"""From what the user points at to a folder to serve: an export as it is, a checkpoint exported once into a
+cache.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _HUB_ID: Final = re.compile(r"[^/\\\s]+/[^/\\\s]+")
 
 
 def find_target(argument: str | None, option: str | None) -> str:
-    """Return what DIR, --model or MODEL_PATH name, in this order. Raises UsageError for none or two different ones."""
+    """Return what DIR, --model or MODEL_PATH name, in this order. Raises UsageError for none or two different
+    ones.
+    """
     if argument is not None and option is not None and argument != option:
         raise UsageError(f"DIR is {argument} and --model is {option}; give one of them")
     target = argument or option or os.environ.get("MODEL_PATH")
@@ -55,19 +59,23 @@ def find_tokenizer() -> Path | None:
 def resolve_artifact(target: str) -> Path:
     """Return the folder to serve for a target, exporting a source into the cache first if need be.
 
-    Raises ArtifactError if there is no such thing. Exits with the exporter's code if it fails; it has then said why.
+    Raises ArtifactError if there is no such thing. Exits with the exporter's code if it fails; it has then
+    said why.
     """
     return find_artifact(target) or export_source(target)
 
 
 def find_artifact(target: str) -> Path | None:
-    """Return the folder to serve for a target; None if it is a source. Raises ArtifactError if there is no such thing."""
+    """Return the folder to serve for a target; None if it is a source. Raises ArtifactError if there is no
+    such thing.
+    """
     path = Path(target)
     if is_artifact(path) or foreign_kind(path) is not None:
         return path
     if not _exists(path) and not _HUB_ID.fullmatch(target):
         raise ArtifactError(
-            f"{target!r} does not exist; expected an artifact folder, a GGUF file, a Hugging Face folder or a hub id"
+            f"{target!r} does not exist; expected an artifact folder, a GGUF file, a Hugging Face folder or "
+            f"a hub id"
         )
     if path.is_dir() and not (path / "config.json").is_file():
         return path  # not a checkpoint either: loading it as an artifact says what is missing
@@ -77,7 +85,8 @@ def find_artifact(target: str) -> Path | None:
 def export_source(target: str, progress: LoadProgress | None = None) -> Path:
     """Export a source into the cache, unless it is there; return the folder.
 
-    progress: of the load that this is a part of; cancelling it ends the exporter, and this with UnavailableError.
+    progress: of the load that this is a part of; cancelling it ends the exporter, and this with
+        UnavailableError.
     Exits with the exporter's code if it fails; it has then said why.
     """
     progress = progress or LoadProgress()

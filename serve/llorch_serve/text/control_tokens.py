@@ -1,8 +1,8 @@
 """Tells control tokens from text that only looks like them, and encodes text in which both occur.
 
-A rendered conversation comes from the chat module; ids go back to it. The encoder is a copy of the tokenizer whose
-special tokens have other, secret names. The text's control tokens are given these names before the one and only pass
-over it, so that sections, prefix spaces and merges are those of an ordinary encoding.
+A rendered conversation comes from the chat module; ids go back to it. The encoder is a copy of the tokenizer
+whose special tokens have other, secret names. The text's control tokens are given these names before the one
+and only pass over it, so that sections, prefix spaces and merges are those of an ordinary encoding.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _secret_text() -> str:
 
 
 class ControlTokenGuard:
-    """See the module. Safe to use from many threads; made while a model is loaded, since it takes the lock for long.
+    """See the module. Safe to use from many threads; made while a model is loaded, since it takes the lock
+    for long.
 
     inner: the tokenizer to guard.
     """
@@ -52,7 +53,8 @@ class ControlTokenGuard:
         self._special = {token["id"]: token for token in self._added if token["special"]}
         model = spec["model"]
         unknown = {model.get("unk_token"), *_unigram_unknown(model)}
-        # Ids that plain text must not produce. The unknown token is what text without a token becomes: no harm.
+        # Ids that plain text must not produce. The unknown token is what text without a token becomes: no
+        # harm.
         self._control = {
             id_: token["content"] for id_, token in self._special.items() if token["content"] not in unknown
         }
@@ -74,7 +76,9 @@ class ControlTokenGuard:
         return [id_ for id_ in ids if id_ in self._control]
 
     def spots(self, text: str) -> list[Spot]:
-        """Return where the tokenizer finds special tokens in a text, in their order; whatever made the text spell them out."""
+        """Return where the tokenizer finds special tokens in a text, in their order; whatever made the text
+        spell them out.
+        """
         tokens, ids = self._finder
         found = encoded(tokens, text, add_special_tokens=False, field="input.chat")
         pairs = zip(found.ids, found.offsets, strict=True)
@@ -87,7 +91,8 @@ class ControlTokenGuard:
     def encode(self, text: str, written: Sequence[Spot], field: str) -> tuple[int, ...]:
         """Return the ids of a text whose control tokens are ``written``, and in which all else is plain text.
 
-        Raises InvalidRequestError, naming ``field``, if the tokenizer's model itself makes a control token of plain text.
+        Raises InvalidRequestError, naming ``field``, if the tokenizer's model itself makes a control token of
+        plain text.
         """
         inner, aliases, originals = self._encoder
         pieces: list[str] = []
@@ -103,7 +108,10 @@ class ControlTokenGuard:
         for id_ in ids:
             if id_ in self._control and id_ not in originals:
                 name = self._control[id_]
-                problem = f"found the text {name!r}, which this model's tokenizer cannot tell from its control token"
+                problem = (
+                    f"found the text {name!r}, which this model's tokenizer cannot tell from its control "
+                    f"token"
+                )
                 raise InvalidRequestError([FieldViolation(field, f"{problem}; expected text without it")])
         return tuple(originals.get(id_, id_) for id_ in ids)
 
@@ -115,7 +123,9 @@ class ControlTokenGuard:
         return left + aliases[token_id] + right
 
     def _made_finder(self, spec: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
-        """A tokenizer that finds added tokens as the guarded one does and makes one token of all between them; real ids by its own."""
+        """A tokenizer that finds added tokens as the guarded one does and makes one token of all between
+        them; real ids by its own.
+        """
         rest = _secret_text()
         model = {"type": "WordLevel", "vocab": {rest: 0}, "unk_token": rest}
         changed: dict[str, Any] = {
@@ -136,10 +146,13 @@ class ControlTokenGuard:
     def _made_encoder(
         self, spec: dict[str, Any]
     ) -> tuple[tokenizers.Tokenizer, dict[int, str], dict[int, int]]:
-        """The copy; the aliases of special tokens by their ids; the original ids of added tokens by the copy's."""
+        """The copy; the aliases of special tokens by their ids; the original ids of added tokens by the
+        copy's.
+        """
         model = spec["model"]
         if model["type"] == "Unigram":
-            # It takes any piece of its vocabulary for text that looks like it, so these get names that no text has.
+            # It takes any piece of its vocabulary for text that looks like it, so these get names that no
+            # text has.
             hidden = set(self._control.values())
             vocab = [[_secret_text() if piece in hidden else piece, score] for piece, score in model["vocab"]]
             model = model | {"vocab": vocab}

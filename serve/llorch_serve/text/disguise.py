@@ -1,8 +1,9 @@
-"""Gives the characters of a user's text stand-ins, so that what a template makes of the text shows who wrote what.
+"""Gives the characters of a user's text stand-ins, so that what a template makes of the text shows who wrote
+what.
 
-The chat module renders a conversation once as it is and once disguised. Stand-ins are characters of two planes of Unicode that nobody has
-used (15 and 16, private ones, unless somebody has): whatever special token the disguised rendering spells out, the template alone has
-written.
+The chat module renders a conversation once as it is and once disguised. Stand-ins are characters of two
+planes of Unicode that nobody has used (15 and 16, private ones, unless somebody has): whatever special token
+the disguised rendering spells out, the template alone has written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-# From a character of planes 0 and 1 to its stand-in, the first choice first; all but the first are unassigned.
+# From a character of planes 0 and 1 to its stand-in, the first choice first; all but the first are
+# unassigned.
 _OFFSETS: Final = (0xF0000, 0xC0000, 0xA0000, 0x80000, 0x60000, 0x40000)
 _SPAN: Final = 2 * 2**16  # of what has stand-ins, and of these
 _PIECE: Final = 2**16  # characters that are changed at a time; other threads may run in between
@@ -26,7 +28,8 @@ _ESCAPED: Final = re.compile(
 class Disguise:
     """Stand-ins for the characters that could belong to one of ``special_texts``.
 
-    Left as they are, unless a special token has them: white space, which templates trim, and what JSON escapes.
+    Left as they are, unless a special token has them: white space, which templates trim, and what JSON
+    escapes.
 
     normalised: what the tokenizer's normaliser makes of a character.
     """
@@ -42,7 +45,9 @@ class Disguise:
         self._names = {name for text in texts for name in re.findall(r"\w+", text.casefold())}
 
     def unlike(self, texts: Iterable[str]) -> Disguise | None:
-        """Return a disguise whose stand-ins are in none of ``texts``, as they are or escaped; None if there is no such."""
+        """Return a disguise whose stand-ins are in none of ``texts``, as they are or escaped; None if there
+        is no such.
+        """
         used = {plane for text in (*texts, *self._special) for plane in _planes(text)}
         for offset in _OFFSETS:
             if used.isdisjoint((offset >> 16, (offset >> 16) + 1)):
@@ -56,9 +61,11 @@ class Disguise:
         return self._changed(text, letters=True)
 
     def marks(self, text: str) -> str:
-        """Return a text in which only those characters have stand-ins that special tokens have, or get from the normaliser.
+        """Return a text in which only those characters have stand-ins that special tokens have, or get from
+        the normaliser.
 
-        ASCII letters, digits and ``_`` stay, since templates compare with words and change their case. A text that is nothing but a name inside a special token is changed as a whole.
+        ASCII letters, digits and ``_`` stay, since templates compare with words and change their case. A text
+        that is nothing but a name inside a special token is changed as a whole.
         """
         return self._changed(text, letters=text.strip().casefold() in self._names)
 

@@ -1,6 +1,7 @@
 """Panics of libraries in Rust, which pyo3 raises as BaseException, made errors like any other.
 
-Used around every call of such a library: a panic ends what was asked of it, and neither a thread nor the worker.
+Used around every call of such a library: a panic ends what was asked of it, and neither a thread nor the
+worker.
 """
 
 from __future__ import annotations
@@ -34,5 +35,6 @@ class _Guard(AbstractContextManager[None]):
             return
         # The panic's own words may quote what was worked on, which no log may hold.
         raise LibraryPanicError(
-            f"{self._library} failed in its own code ({type(found).__name__}); what it was given is damaged, or it has a defect"
+            f"{self._library} failed in its own code ({type(found).__name__}); what it was given is "
+            f"damaged, or it has a defect"
         ) from None

@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives piece by piece, from the detokeniser on its way to the caller.
 
-What could still become a stop string is held back, so that no part of one is ever seen. Results depend on the text
-alone, not on where it was cut.
+What could still become a stop string is held back, so that no part of one is ever seen. Results depend on the
+text alone, not on where it was cut.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def _replacement(rule: dict[str, object]) -> tuple[str, str] | None:
 def _byte_level_alphabet() -> dict[str, int]:
     """Return the byte that each character of byte-level vocabularies stands for.
 
-    Bytes that are printable in Latin-1 are written as themselves, the others, in their order, as the characters from
-    U+0100 on (the alphabet of GPT-2).
+    Bytes that are printable in Latin-1 are written as themselves, the others, in their order, as the
+    characters from U+0100 on (the alphabet of GPT-2).
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))

@@ -1,13 +1,14 @@
-"""Between text and token ids: :class:`Tokenizer` for whole texts, :class:`TextStream` for an answer as it grows.
+"""Between text and token ids: :class:`Tokenizer` for whole texts, :class:`TextStream` for an answer as it
+grows.
 
 tokenizer.json comes from the artifact folder; ids go to the engine, and text goes back to the caller.
 
-``tokenizers.decoders.DecodeStream`` is not used. On byte-fallback tokenizers it raises ("Invalid prefix encountered")
-or emits text that the whole decode does not contain, because a run of byte tokens is valid or invalid as a whole; it
-also has no way to flush, and decodes ever longer windows while bytes stay invalid. TextStream decodes a window of few
-tokens with the tokenizer's own decoder, and keeps this rule: joined pieces equal the decode of all ids, whenever the
-stream ends. A token costs the same however long the answer or a run of byte tokens has become; a run is decoded whole
-once, where it ends.
+``tokenizers.decoders.DecodeStream`` is not used. On byte-fallback tokenizers it raises ("Invalid prefix
+encountered") or emits text that the whole decode does not contain, because a run of byte tokens is valid or
+invalid as a whole; it also has no way to flush, and decodes ever longer windows while bytes stay invalid.
+TextStream decodes a window of few tokens with the tokenizer's own decoder, and keeps this rule: joined pieces
+equal the decode of all ids, whenever the stream ends. A token costs the same however long the answer or a run
+of byte tokens has become; a run is decoded whole once, where it ends.
 """
 
 from __future__ import annotations
@@ -32,19 +33,27 @@ MAX_TOKENIZER_BYTES = 128 * 2**20
 REPLACEMENT = "\ufffd"
 
 SMALL_BYTES: Final = 2**18
-"""A text of so many bytes is encoded at once: it has no more tokens than bytes, and those are made into Python's numbers, and
-freed, within some ten milliseconds, during which no other thread runs."""
+"""A text of so many bytes is encoded at once: it has no more tokens than bytes, and those are made into
+Python's numbers, and freed, within some ten milliseconds, during which no other thread runs.
+"""
 PIECE_CHARS: Final = 2**15
-"""What is encoded at a time to find out whether a longer text has too many tokens; few enough to be freed in no time."""
+"""What is encoded at a time to find out whether a longer text has too many tokens; few enough to be freed in
+no time.
+"""
 MANY_IDS: Final = 64
-"""From so many on, ids are decoded without the interpreter's lock; for fewer, giving it away costs more than it gains."""
+"""From so many on, ids are decoded without the interpreter's lock; for fewer, giving it away costs more than
+it gains.
+"""
 
 
 class Tokenizer:
-    """A tokenizer.json, without padding or truncation whatever the file says. Safe to use from many threads."""
+    """A tokenizer.json, without padding or truncation whatever the file says. Safe to use from many
+    threads.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        # The library's batches are used for one text each, to be free of the lock; a pool of threads would have nothing to do.
+        # The library's batches are used for one text each, to be free of the lock; a pool of threads would
+        # have nothing to do.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._inner = inner
         with rust_call:
@@ -68,18 +77,22 @@ class Tokenizer:
             size = path.stat().st_size
             if size > MAX_TOKENIZER_BYTES:
                 raise ArtifactError(
-                    f"{path} has {size} bytes; expected at most {MAX_TOKENIZER_BYTES}. Export the model again."
+                    f"{path} has {size} bytes; expected at most {MAX_TOKENIZER_BYTES}. Export the model "
+                    f"again."
                 )
             data = path.read_bytes()
         except OSError as error:
             raise ArtifactError(
-                f"{path} cannot be read ({error.strerror}); expected a tokenizer.json. Export the model again."
+                f"{path} cannot be read ({error.strerror}); expected a tokenizer.json. Export the model "
+                f"again."
             ) from error
         return cls.from_json(data, origin=str(path))
 
     @classmethod
     def from_json(cls, data: bytes, *, origin: str) -> Tokenizer:
-        """Build a tokenizer from the content of a tokenizer.json; ``origin`` names it in errors (ArtifactError)."""
+        """Build a tokenizer from the content of a tokenizer.json; ``origin`` names it in errors
+        (ArtifactError).
+        """
         try:
             tokenizer = cls(read_tokenizer(data, origin=origin))
         except LibraryPanicError as error:
@@ -119,10 +132,12 @@ class Tokenizer:
     def encode(
         self, text: str, add_special_tokens: bool, *, field: str = "input.text", most: int | None = None
     ) -> tuple[int, ...]:
-        """Return the ids of a text. Special tokens that it spells out become control tokens. Other threads run meanwhile.
+        """Return the ids of a text. Special tokens that it spells out become control tokens. Other threads
+        run meanwhile.
 
         add_special_tokens: let tokenizer.json's post-processor add its tokens (BOS).
-        field: names the text in an error. Raises InvalidRequestError for lone surrogates, and LibraryPanicError as all
+        field: names the text in an error. Raises InvalidRequestError for lone surrogates, and
+            LibraryPanicError as all
         methods do.
         most: see :meth:`check_fits`, which comes first; None: it does not.
         """
@@ -132,9 +147,11 @@ class Tokenizer:
         return tuple(encoded(self._inner, text, add_special_tokens=add_special_tokens, field=field).ids)
 
     def check_fits(self, text: str, most: int, *, field: str) -> None:
-        """Raise InvalidRequestError for a long text that clearly has more than ``most`` tokens, before all of it is encoded.
+        """Raise InvalidRequestError for a long text that clearly has more than ``most`` tokens, before all of
+        it is encoded.
 
-        Clearly: its pieces, encoded one by one, have more than twice as many, which cuts between them cannot explain.
+        Clearly: its pieces, encoded one by one, have more than twice as many, which cuts between them cannot
+        explain.
         """
         if len(text) <= SMALL_BYTES and len(text.encode()) <= SMALL_BYTES:
             return
@@ -180,7 +197,9 @@ class Tokenizer:
             return self._inner.decode_batch([ids], skip_special_tokens=not keep_special_tokens)[0]
 
     def token_text(self, token_id: int) -> str | None:
-        """Return a token as it is written: a special token's text, else what it decodes to; None if unknown."""
+        """Return a token as it is written: a special token's text, else what it decodes to; None if
+        unknown.
+        """
         if token_id in self._special:
             return self._special[token_id]
         if not 0 <= token_id < self.vocab_size or not self.has_text(token_id):
@@ -221,9 +240,9 @@ def _byte_values(rules: Sequence[Mapping[str, object]], vocabulary: Mapping[str,
 class TextStream:
     """Turns the ids of one answer into text, id by id. Not for use from several threads.
 
-    Joined, the pieces are ``tokenizer.decode(ids)``, cut at the first stop string. Held back are: bytes that may yet
-    become a character; with byte-fallback decoders a whole run of byte tokens, as one bad byte spoils it all; and
-    what may yet become a stop string.
+    Joined, the pieces are ``tokenizer.decode(ids)``, cut at the first stop string. Held back are: bytes that
+    may yet become a character; with byte-fallback decoders a whole run of byte tokens, as one bad byte spoils
+    it all; and what may yet become a stop string.
 
     stop_strings: each ends the stream; none is empty.
     kept: special tokens that are part of the text although others are not.
@@ -240,8 +259,8 @@ class TextStream:
         self._tokenizer = tokenizer
         self._hidden = frozenset() if keep_special_tokens else tokenizer.special_tokens.keys() - kept
         self._stops = StopMatcher(tuple(stop_strings))
-        # The last decoded tokens, and how many characters of their text are not news any more. The first token is
-        # context: alone it would lose its leading space.
+        # The last decoded tokens, and how many characters of their text are not news any more. The first
+        # token is context: alone it would lose its leading space.
         self._window: list[int] = []
         self._told = 0
         # Watches the run of byte tokens that the window ends with, if there are stop strings.
@@ -274,8 +293,8 @@ class TextStream:
         return shown if matched else shown + self._stops.flush()
 
     def _push_byte(self, token_id: int, byte: int) -> tuple[str, str | None]:
-        # The run's text is known when it ends. If it would complete a stop string now, the answer ends here, and so
-        # does the run.
+        # The run's text is known when it ends. If it would complete a stop string now, the answer ends here,
+        # and so does the run.
         if self._stops.stop_strings:
             if self._run is None:
                 self._run = _ByteRun(self._decode, self._window, self._told, self._stops)
@@ -290,8 +309,10 @@ class TextStream:
         return "", None
 
     def _shrink(self, text: str) -> None:
-        # An unfinished character has at most three bytes, hence tokens; one more is context. What a cut leaves of an
-        # older character decodes to replacement characters of its own, which are told already and stay as they are.
+        # An unfinished character has at most three bytes, hence tokens; one more is context. What a cut
+        # leaves of an older character decodes to replacement characters of its own, which are told already
+        # and stay as
+        # they are.
         unfinished = text.endswith(REPLACEMENT)
         keep = 4 if unfinished else 1
         if len(self._window) > keep:
@@ -305,11 +326,12 @@ class TextStream:
 class _ByteRun:
     """Finds stop strings in a run of byte tokens while it grows, without decoding it anew for each token.
 
-    A run of n bytes stands for its text if that is UTF-8, else for n replacement characters. Both are followed from
-    the first byte on, since a valid run may be spoiled by any byte, and one that ends inside a character may yet be
-    completed.
+    A run of n bytes stands for its text if that is UTF-8, else for n replacement characters. Both are
+    followed from the first byte on, since a valid run may be spoiled by any byte, and one that ends inside a
+    character may yet be completed.
 
-    decode: text of token ids. before: the ids before the run on which its text depends; told: how many characters of
+    decode: text of token ids. before: the ids before the run on which its text depends; told: how many
+        characters of
     theirs are not news. stops: where the text before has left the search.
     """
 

@@ -1,7 +1,8 @@
-"""The boundary to tokenizers, the Rust library: what it is given has been checked, and its panics are errors of ours.
+"""The boundary to tokenizers, the Rust library: what it is given has been checked, and its panics are errors
+of ours.
 
-Content of a tokenizer.json comes in; a ``tokenizers.Tokenizer`` goes out. Whoever calls that one does so inside
-:data:`rust_call`.
+Content of a tokenizer.json comes in; a ``tokenizers.Tokenizer`` goes out. Whoever calls that one does so
+inside :data:`rust_call`.
 """
 
 from __future__ import annotations
@@ -17,26 +18,38 @@ from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestErr
 from llorch_serve.text.panics import panics_as_errors
 
 MAX_TOKENS: Final = 2**21
-"""Most tokens, and one more than the highest id: masks and rows are as long as that. Vocabularies have up to 2**18."""
+"""Most tokens, and one more than the highest id: masks and rows are as long as that. Vocabularies have up to
+2**18.
+"""
 
 MAX_TOKEN_CHARS: Final = 2048
-"""Longest token; what is done for one generated token costs as much. Published vocabularies have up to 512."""
+"""Longest token; what is done for one generated token costs as much. Published vocabularies have up to
+512.
+"""
 
 MAX_PIECE_CHARS: Final = 256
-"""Longest piece of SentencePiece, where work goes by the square. Its trainer makes 16 unless it is told otherwise."""
+"""Longest piece of SentencePiece, where work goes by the square. Its trainer makes 16 unless it is told
+otherwise.
+"""
 
 MAX_VOCABULARY_CHARS: Final = 2**24
 """Most characters of all tokens together. Published vocabularies have up to 2**21."""
 
 MAX_MERGES: Final = 2**22
 MAX_PATTERN_CHARS: Final = 4096
-"""Of a regular expression. What it may cost at a place of a text, the library bounds: ten million steps, then it panics."""
+"""Of a regular expression. What it may cost at a place of a text, the library bounds: ten million steps, then
+it panics.
+"""
 
 MAX_STEPS: Final = 64
-"""Most steps of normaliser, splitting, post-processor or decoder; also most tokens that are put around a text."""
+"""Most steps of normaliser, splitting, post-processor or decoder; also most tokens that are put around a
+text.
+"""
 
 MAX_GROWTH: Final = 16
-"""How many times longer replacements may make a text. A space becomes another character; that is all models need."""
+"""How many times longer replacements may make a text. A space becomes another character; that is all models
+need.
+"""
 
 _PARTS: Final = ("normalizers", "pretokenizers", "processors", "decoders")
 
@@ -50,7 +63,8 @@ def encoded(
 ) -> tokenizers.Encoding:
     """Encode one text, as a batch: alone it would be encoded with the interpreter's lock held.
 
-    field: names the text in an error. Raises InvalidRequestError for text that the tokenizer has no tokens for, and
+    field: names the text in an error. Raises InvalidRequestError for text that the tokenizer has no tokens
+        for, and
     LibraryPanicError.
     """
     try:
@@ -69,7 +83,8 @@ def encoded(
 def read_tokenizer(data: bytes, *, origin: str) -> tokenizers.Tokenizer:
     """Return the tokenizer of a tokenizer.json; ``origin`` names it in errors.
 
-    Raises ArtifactError if the library cannot read or use it, or if it is larger than any tokenizer has to be.
+    Raises ArtifactError if the library cannot read or use it, or if it is larger than any tokenizer has to
+    be.
     """
     try:
         description = msgspec.json.decode(data)
@@ -107,12 +122,15 @@ def _unusable(origin: str, error: Exception) -> ArtifactError:
 
 
 def check_tokenizer(description: object, *, origin: str) -> None:
-    """Raise ArtifactError if a tokenizer.json, decoded, asks for more memory or time than any tokenizer has to."""
+    """Raise ArtifactError if a tokenizer.json, decoded, asks for more memory or time than any tokenizer has
+    to.
+    """
     if not isinstance(description, dict) or not isinstance(description.get("model"), dict):
         raise _refused(origin, "is not a usable tokenizer.json", "an object with a model")
     model = description["model"]
     if model.get("continuing_subword_prefix") and isinstance(model.get("merges"), list):
-        # The library cuts that many bytes off each right half, even inside a character, and then ends the process.
+        # The library cuts that many bytes off each right half, even inside a character, and then ends the
+        # process.
         raise _refused(origin, "has a continuing_subword_prefix beside merges", "none")
     merges = model.get("merges")
     if isinstance(merges, list) and len(merges) > MAX_MERGES:
@@ -215,7 +233,9 @@ def _check_step(step: Mapping[str, Any], part: str, origin: str) -> None:
 
 
 def _growth(step: Mapping[str, Any]) -> int:
-    """Return how many times longer a step may make a text; of what is put in front, for each character there is."""
+    """Return how many times longer a step may make a text; of what is put in front, for each character there
+    is.
+    """
     content, pattern = step.get("content"), step.get("pattern")
     if step.get("type") == "Prepend" and isinstance(step.get("prepend"), str):
         return 1 + len(step["prepend"])

@@ -1,7 +1,9 @@
-"""The answers to one request: from token events to updates, their seeds, and with best_of which of them are returned.
+"""The answers to one request: from token events to updates, their seeds, and with best_of which of them are
+returned.
 
-The intake makes an :class:`Answers` for each request, with one :class:`Answer` for each of its sequences; ``live_requests.py`` puts
-every event of theirs through :meth:`Answers.take` on the engine's thread. What comes back goes to the request's sink.
+The intake makes an :class:`Answers` for each request, with one :class:`Answer` for each of its sequences;
+``live_requests.py`` puts every event of theirs through :meth:`Answers.take` on the engine's thread. What
+comes back goes to the request's sink.
 """
 
 from __future__ import annotations
@@ -17,16 +19,22 @@ from llorch_serve.sampling.params import MAX_SEED
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 
 _SEED_STEP: Final = 0x9E3779B97F4A7C15
-"""Odd, so that the seeds of one request differ; 2**64 over the golden ratio, so that they are far from those of seeds nearby."""
+"""Odd, so that the seeds of one request differ; 2**64 over the golden ratio, so that they are far from those
+of seeds nearby.
+"""
 
 
 def answer_seed(seed: int, index: int) -> int:
-    """Return the seed of a request's answer: the request's own for the first, (seed + index * step) mod 2**63 for others."""
+    """Return the seed of a request's answer: the request's own for the first, (seed + index * step) mod 2**63
+    for others.
+    """
     return (seed + index * _SEED_STEP) % (MAX_SEED + 1)
 
 
 class PromptReport(Protocol):
-    """What a prompt's own scores are for: the answer's :class:`llorch_serve.worker.scoring.PromptLogprobs`, or a score itself."""
+    """What a prompt's own scores are for: the answer's :class:`llorch_serve.worker.scoring.PromptLogprobs`,
+    or a score itself.
+    """
 
     def told(self, update: GenerationUpdate, sequence: Sequence, tokenizer: Tokenizer) -> GenerationUpdate:
         """Return the first update of an answer with what the scores say; all of them have been found."""
@@ -41,7 +49,8 @@ class Answer:
     report: what the prompt's scores are for; None: there are none.
     parser: tells calls and thoughts from its text; None: it is text and nothing else.
     generated: its tokens so far. A sequence may have more: guesses that were right go beyond a stop string.
-    drawn, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of those.
+    drawn, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of
+        those.
     """
 
     request_id: str
@@ -124,7 +133,8 @@ class Answers:
     """All answers to one request, or the scores of one.
 
     members: the answers in the order of their index.
-    best: how many are returned where more are generated, by their mean log-probability; None: all, as they come.
+    best: how many are returned where more are generated, by their mean log-probability; None: all, as they
+        come.
     aborted: it need not be waited for. open: how many go on. held: with ``best``, the updates so far.
     """
 
@@ -145,7 +155,9 @@ class Answers:
         return [answer.sequence for answer in self.members]
 
     def take(self, update: GenerationUpdate) -> list[GenerationUpdate]:
-        """Count an update of one answer; return what is to be told now. The request's last update comes last."""
+        """Count an update of one answer; return what is to be told now. The request's last update comes
+        last.
+        """
         self.open -= update.completion is not None
         update = replace(update, open_answers=self.open)
         if self.best is None or update.error is not None:
@@ -157,7 +169,9 @@ class Answers:
         return self._chosen(self.best) if self.open == 0 else []
 
     def _chosen(self, count: int) -> list[GenerationUpdate]:
-        """Return the best answers, whole, best first. What is counted or told once for the request goes with the first."""
+        """Return the best answers, whole, best first. What is counted or told once for the request goes with
+        the first.
+        """
         whole = {index: updates.joined() for index, updates in self._held.items()}
         first = whole[0]
         assert first.completion is not None

@@ -62,9 +62,11 @@ class Intake:
         self._scored_rows = most_rows(self._manifest.model.vocab_size) if able.chunked_prefill else None
 
     def generation(self, request: GenerationRequest, sink: UpdateSink) -> tuple[Answers, list[SamplingRow]]:
-        """Return the answers to a request and a sampling state for each; no states if there is nothing to compute.
+        """Return the answers to a request and a sampling state for each; no states if there is nothing to
+        compute.
 
-        Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score a prompt.
+        Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score a
+        prompt.
         """
         ids, prompt_text, bad = self._check(request.prompt, request.sampling)
         if bad:
@@ -134,7 +136,8 @@ class Intake:
         return members, rows
 
     def score(self, request: ScoreRequest, sink: UpdateSink) -> tuple[Answers, list[SamplingRow]]:
-        """Return the continuations of a request as answers that only compute their prompts, and a state for each.
+        """Return the continuations of a request as answers that only compute their prompts, and a state for
+        each.
 
         Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score.
         """
@@ -203,11 +206,14 @@ class Intake:
     def _check_scores_prompts(self) -> None:
         if not self._able.prompt_logits:
             raise UnsupportedError(
-                f"the graph of {self._manifest.model_id} gives logits for the last token of a call only, so no "
+                f"the graph of {self._manifest.model_id} gives logits for the last token of a call only, so "
+                f"no "
                 "token of a prompt can be scored; leave prompt_logprobs out, or export the model with llorch"
             )
 
 
 def _client(request: GenerationRequest | ScoreRequest) -> str:
-    """Return a client's name among all callers': nobody waits in another's line by taking its ``client_id``."""
+    """Return a client's name among all callers': nobody waits in another's line by taking its
+    ``client_id``.
+    """
     return f"{request.owner}/{request.client_id}"

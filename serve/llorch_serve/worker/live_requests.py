@@ -1,7 +1,8 @@
-"""Requests from their submission to their last update: to the engine, once their grammar is there, and its tokens to their sinks.
+"""Requests from their submission to their last update: to the engine, once their grammar is there, and its
+tokens to their sinks.
 
-The worker hands over what its intake has made. Detokenising and stop strings run on the engine's thread between steps, so an
-answer ends at its stop string exactly.
+The worker hands over what its intake has made. Detokenising and stop strings run on the engine's thread
+between steps, so an answer ends at its stop string exactly.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class LiveRequests:
         return True
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
-        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it has."""
+        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it
+        has.
+        """
         with self._lock:
             self._mourners.append(tell)
             failure = self._failure
@@ -75,7 +78,8 @@ class LiveRequests:
             raise UnavailableError("the worker is shutting down")
 
     def enter(self, answers: Answers, rows: list[SamplingRow], form: Structured | None = None) -> Abort:
-        """Make a request live and hand its sequences to the loop, once its form's grammar is compiled; return what ends it.
+        """Make a request live and hand its sequences to the loop, once its form's grammar is compiled; return
+        what ends it.
 
         Raises InvalidRequestError, UnsupportedError or UnavailableError.
         """
@@ -139,7 +143,9 @@ class LiveRequests:
         self._loop.add(*zip(answers.sequences, rows, strict=True))
 
     def _end_unseen(self, answers: Answers, error: Exception | None) -> None:
-        """End a request that has not got to the engine: with an error, or cancelled. Idempotent; any thread."""
+        """End a request that has not got to the engine: with an error, or cancelled. Idempotent; any
+        thread.
+        """
         with self._lock:  # at once, since the engine may die meanwhile and end every request itself
             if self._by_id.get(answers.request_id) is not answers:
                 return
@@ -181,7 +187,9 @@ class LiveRequests:
         return ended_early
 
     def _end(self, answers: Answers) -> list[Sequence]:
-        """Forget a request; return those of its sequences that have not ended, since another one's error ends all."""
+        """Forget a request; return those of its sequences that have not ended, since another one's error ends
+        all.
+        """
         with self._lock:
             self._forget(answers)
         return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
@@ -200,7 +208,9 @@ class LiveRequests:
             return GenerationUpdate(answer.request_id, "", (), error=error, index=answer.index), False
 
     def _on_death(self, error: BaseException) -> None:
-        """Log the error, tell every caller and who watches that the engine is gone; nothing is answered after this."""
+        """Log the error, tell every caller and who watches that the engine is gone; nothing is answered after
+        this.
+        """
         failure = EngineStoppedError(secrets.token_hex(4))
         logger.error("the engine stopped, error id %s", failure.error_id, exc_info=error)
         with self._lock:

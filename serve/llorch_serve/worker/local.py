@@ -1,4 +1,6 @@
-"""A worker in this process, used like one behind a network: the counterpart of :class:`llorch_serve.client.blocking.WorkerClient`."""
+"""A worker in this process, used like one behind a network: the counterpart of
+:class:`llorch_serve.client.blocking.WorkerClient`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From a prompt of any kind to token ids: text, ids as they are, or a conversation through the model's template."""
+"""From a prompt of any kind to token ids: text, ids as they are, or a conversation through the model's
+template.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,14 @@ MAX_CHARS: Final = 4 * 2**20
 """Of a text, whatever the context: what the longest contexts hold. HTTP takes as many bytes."""
 
 COUNTED_TOKENS: Final = 2**16
-"""What may be tokenised, or made text again, in any case: whoever counts tokens wants to know by how many a context is exceeded."""
+"""What may be tokenised, or made text again, in any case: whoever counts tokens wants to know by how many a
+context is exceeded.
+"""
 
 SMALL_CHAT_CHARS: Final = 2**18
-"""What a template may be given in any case: it may leave out most of a conversation, and is fast with so much."""
+"""What a template may be given in any case: it may leave out most of a conversation, and is fast with so
+much.
+"""
 
 
 class PromptEncoder:
@@ -62,7 +68,8 @@ class PromptEncoder:
     def encode(self, prompt: Prompt, *, context: int) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for.
 
-        context: most tokens of a sequence. What clearly goes beyond is refused before it is rendered or encoded, so that nobody
+        context: most tokens of a sequence. What clearly goes beyond is refused before it is rendered or
+            encoded, so that nobody
         keeps a thread busy with it; what is within :meth:`violations` tells.
         Raises InvalidRequestError.
         """
@@ -79,7 +86,8 @@ class PromptEncoder:
         template = self._templates[self.template_name(prompt)]
         if (found := _chars_of(prompt)) > max(most_chars, SMALL_CHAT_CHARS):
             problem = (
-                f"found {found} characters in messages, tools, documents and arguments together; expected at most "
+                f"found {found} characters in messages, tools, documents and arguments together; expected "
+                f"at most "
                 f"{max(most_chars, SMALL_CHAT_CHARS)} for a context of {context} tokens"
             )
             raise InvalidRequestError([FieldViolation("input.chat", problem)])
@@ -93,13 +101,17 @@ class PromptEncoder:
         """Raise InvalidRequestError for a text of so many characters that no tokenizer could make it fit."""
         if found > self.most_chars(context):
             problem = (
-                f"found {found} characters; the context holds {context} tokens, prompt and answer together, of "
-                f"at most {self.tokenizer.longest_token} characters each, and no text may have more than {MAX_CHARS}"
+                f"found {found} characters; the context holds {context} tokens, prompt and answer together, "
+                f"of "
+                f"at most {self.tokenizer.longest_token} characters each, and no text may have more than "
+                f"{MAX_CHARS}"
             )
             raise InvalidRequestError([FieldViolation(field, problem)])
 
     def template_name(self, prompt: ChatPrompt) -> str:
-        """Return the name of the template that renders a prompt, as transformers chooses it. Raises InvalidRequestError."""
+        """Return the name of the template that renders a prompt, as transformers chooses it. Raises
+        InvalidRequestError.
+        """
         if not self._templates:
             found = f"{self._model_id} has no chat template; send text or tokens instead"
             raise InvalidRequestError([FieldViolation("input.chat", found)])
@@ -129,12 +141,15 @@ class PromptEncoder:
         return frozenset(id_ for id_, text in self.tokenizer.special_tokens.items() if text in markers)
 
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:
-        """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is well."""
+        """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is
+        well.
+        """
         if not ids:
             return [FieldViolation("input", "found an empty prompt, expected at least one token")]
         if len(ids) >= context:
             return [_too_long(len(ids), context)]
-        # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their bounds.
+        # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their
+        # bounds.
         if max(ids) >= self._vocab_size:
             found = f"found a prompt with token {max(ids)}; this model knows ids 0 to {self._vocab_size - 1}"
             return [FieldViolation("input", found)]

@@ -1,11 +1,11 @@
 """Log-likelihoods of continuations of a context: what is asked, how it becomes token ids, and what is found.
 
-Requests come from gRPC or the command line; the worker runs the token ids of each continuation behind those of the context, and
-:class:`ScoredContinuation` turns the scores of a prompt's own tokens into an answer.
+Requests come from gRPC or the command line; the worker runs the token ids of each continuation behind those
+of the context, and :class:`ScoredContinuation` turns the scores of a prompt's own tokens into an answer.
 
-Texts become tokens as lm-eval does it, so that figures can be compared: white space at the end of the context belongs to the
-continuation; the context is encoded alone, context and continuation are encoded together, and what goes beyond the context's
-number of tokens is the continuation.
+Texts become tokens as lm-eval does it, so that figures can be compared: white space at the end of the context
+belongs to the continuation; the context is encoded alone, context and continuation are encoded together, and
+what goes beyond the context's number of tokens is the continuation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from llorch_serve.worker.prompts import PromptEncoder
 MAX_CONTINUATIONS: Final = 256
 
 MAX_SCORED_CHARS: Final = 16 * 2**20
-"""Of all texts of one request as they are encoded, the context with each continuation; 256 contexts of 16,000 tokens."""
+"""Of all texts of one request as they are encoded, the context with each continuation; 256 contexts of 16,000
+tokens.
+"""
 
 MAX_PLACES: Final = 2**17
 """Log-probabilities that one answer may list, alternatives included, so that it stays within a message."""
@@ -68,7 +70,10 @@ def encode_pairs(
     pairs = []
     before = _caught(bad, lambda: _encode_context(request.context, prompts, context), "context")
     if before is not None and len(before) > context:  # else it would be encoded again with each continuation
-        found = f"found {len(before)} tokens; the context holds {context}, continuation included, and one more is scored"
+        found = (
+            f"found {len(before)} tokens; the context holds {context}, continuation included, and one more "
+            f"is scored"
+        )
         raise InvalidRequestError([FieldViolation("context", found)])
     for index, continuation in enumerate(request.continuations):
         path = f"continuations[{index}]"
@@ -108,7 +113,9 @@ class ScoredContinuation:
     logprobs: int | None
 
     def told(self, update: GenerationUpdate, sequence: Sequence, tokenizer: Tokenizer) -> GenerationUpdate:
-        """Return the update with the score; every token has been found, with at least the likeliest one of its place."""
+        """Return the update with the score; every token has been found, with at least the likeliest one of
+        its place.
+        """
         assert sequence.prompt_scores is not None
         found = sequence.prompt_scores.found
         named: tuple[TokenLogprobs, ...] = ()
@@ -159,11 +166,16 @@ def score_sequences(
 
 
 def place_violations(tokens: int, alternatives: int, field: str) -> list[FieldViolation]:
-    """Return what keeps an answer from listing so many tokens with so many alternatives each; empty if all is well."""
+    """Return what keeps an answer from listing so many tokens with so many alternatives each; empty if all is
+    well.
+    """
     places = tokens * (alternatives + 1)
     if places <= MAX_PLACES:
         return []
-    found = f"found {places} log-probabilities for {tokens} tokens, expected at most {MAX_PLACES}; ask for fewer alternatives"
+    found = (
+        f"found {places} log-probabilities for {tokens} tokens, expected at most {MAX_PLACES}; ask for "
+        f"fewer alternatives"
+    )
     return [FieldViolation(field, found)]
 
 
@@ -179,13 +191,18 @@ def _range_violations(request: ScoreRequest) -> list[FieldViolation]:
 
 
 def _check_chars(request: ScoreRequest, prompts: PromptEncoder, context: int) -> None:
-    """Raise InvalidRequestError where texts are too long to be encoded as often as it takes: a context with each continuation."""
+    """Raise InvalidRequestError where texts are too long to be encoded as often as it takes: a context with
+    each continuation.
+    """
     before = len(request.context.text) if isinstance(request.context, TextPrompt) else 0
     texts = [item.text for item in request.continuations if isinstance(item, TextPrompt)]
     found = before * len(texts) + sum(map(len, texts))
     most = max(prompts.most_chars(context), MAX_SCORED_CHARS)
     if found > most:
-        problem = f"found {found} characters, the context's with each of {len(texts)} texts; expected at most {most}; send fewer"
+        problem = (
+            f"found {found} characters, the context's with each of {len(texts)} texts; expected at most "
+            f"{most}; send fewer"
+        )
         raise InvalidRequestError([FieldViolation("continuations", problem)])
 
 
@@ -213,7 +230,9 @@ def _encode(
 def _caught(
     bad: list[FieldViolation], encode: Callable[[], tuple[int, ...]], path: str
 ) -> tuple[int, ...] | None:
-    """Return what ``encode`` returns, or None where it refuses; then ``bad`` gets the faults, named below ``path``."""
+    """Return what ``encode`` returns, or None where it refuses; then ``bad`` gets the faults, named below
+    ``path``.
+    """
     try:
         return encode()
     except InvalidRequestError as error:
@@ -224,17 +243,22 @@ def _caught(
 def _token_violations(pair: ScoredPair, path: str, *, vocab_size: int, context: int) -> list[FieldViolation]:
     bad, before, after = [], pair.context, pair.continuation
     if not before:
-        found = "found a context without tokens, and the model has no token that begins a text; expected at least one"
+        found = (
+            "found a context without tokens, and the model has no token that begins a text; expected at "
+            "least one"
+        )
         bad.append(FieldViolation("context", found))
     if not after:
         bad.append(FieldViolation(path, "found no tokens beyond the context's, expected at least one"))
     if len(before) + len(after) - 1 > context:
         found = (
-            f"found {len(before)} tokens of context and {len(after)} of continuation, {len(before) + len(after)} together; "
+            f"found {len(before)} tokens of context and {len(after)} of continuation, "
+            f"{len(before) + len(after)} together; "
             f"the context holds {context}, and one more is scored"
         )
         bad.append(FieldViolation(path, found))
-    # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their bounds.
+    # A tokenizer may know more tokens than the model has embeddings, and kernels do not all check their
+    # bounds.
     for field, ids in (("context", before), (path, after)):
         if ids and max(ids) >= vocab_size:
             found = f"found token {max(ids)}; this model knows ids 0 to {vocab_size - 1}"

@@ -1,4 +1,6 @@
-"""What the worker needs of a model and its session, whoever made the folder; ``loading/models.py`` opens them."""
+"""What the worker needs of a model and its session, whoever made the folder; ``loading/models.py`` opens
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A loaded artifact that answers requests: text in, text out, around the engine's token ids.
 
-The command line and the gRPC servicer both use it. Requests are checked and tokenised on the caller's thread; what becomes of
-them then is in ``live_requests.py``.
+The command line and the gRPC servicer both use it. Requests are checked and tokenised on the caller's thread;
+what becomes of them then is in ``live_requests.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from llorch_serve.worker.served import ServedModel, ServedSession
 
 
 class Worker:
-    """Implements :class:`llorch_serve.requests.TextGenerator` on an artifact. ``loading/worker.py`` makes one of a folder."""
+    """Implements :class:`llorch_serve.requests.TextGenerator` on an artifact. ``loading/worker.py`` makes one
+    of a folder.
+    """
 
     def __init__(
         self,
@@ -92,11 +94,14 @@ class Worker:
             self._grammars.close()
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
-        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it has."""
+        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it
+        has.
+        """
         self._requests.when_dead(tell)
 
     def warm_up(self) -> None:
-        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages ready.
+        """Run a short prompt through prefill and decode, so that the first request finds buffers and pages
+        ready.
 
         Grammars are made ready too, where llguidance is installed.
         """
@@ -109,8 +114,8 @@ class Worker:
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and queue a request; return what ends it early.
 
-        Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance would have
-        to be installed for, or UnavailableError once the engine has stopped.
+        Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance
+        would have to be installed for, or UnavailableError once the engine has stopped.
         """
         answers, rows = self._intake.generation(request, sink)
         if rows:
@@ -125,7 +130,8 @@ class Worker:
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and queue the continuations of a request; return what ends it early.
 
-        Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or UnavailableError.
+        Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or
+        UnavailableError.
         """
         return self._requests.enter(*self._intake.score(request, sink))
 
@@ -134,14 +140,17 @@ class Worker:
         return self._intake.violations(prompt, sampling)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
-        """Return a prompt's token ids and the text they stand for, COUNTED_TOKENS at most if the context holds fewer.
+        """Return a prompt's token ids and the text they stand for, COUNTED_TOKENS at most if the context
+        holds fewer.
 
         Raises InvalidRequestError.
         """
         return self._prompts.encode(prompt, context=self._most_counted)
 
     def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
-        """Return the text of token ids. Raises InvalidRequestError for more than :meth:`tokenize` gives, or ids outside the vocabulary."""
+        """Return the text of token ids. Raises InvalidRequestError for more than :meth:`tokenize` gives, or
+        ids outside the vocabulary.
+        """
         if len(token_ids) > self._most_counted:
             found = f"found {len(token_ids)} ids, expected at most {self._most_counted}; send them in parts"
             raise InvalidRequestError([FieldViolation("token_ids", found)])

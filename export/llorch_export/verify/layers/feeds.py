@@ -18,7 +18,8 @@ HIDDEN: Final = -10_000.0
 
 
 def prompt_feeds(manifest: Manifest, names: Sequence[str], token_ids: Sequence[int]) -> Feeds:
-    """Return the inputs ``names`` of a run of ``token_ids`` as a whole prompt, all logits wanted where the graph lets one choose.
+    """Return the inputs ``names`` of a run of ``token_ids`` as a whole prompt, all logits wanted where the
+    graph lets one choose.
 
     Where shapes are fixed, those of the prefill graph, which must have room for the prompt.
     """

@@ -1,8 +1,8 @@
 """The shipped graph with its inner values as outputs.
 
-Reads the artifact's model file; the changed copy exists in memory only. The runtime maps the artifact's own data
-file, so no weight is copied. What comes out is every float value by its name, and for each attention node what it
-read and wrote.
+Reads the artifact's model file; the changed copy exists in memory only. The runtime maps the artifact's own
+data file, so no weight is copied. What comes out is every float value by its name, and for each attention
+node what it read and wrote.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 class AttentionNode:
     """Names of one GroupQueryAttention node's values, and its attributes.
 
-    query: the input that holds queries, alone or packed before keys and values. tables: rotary cosine and sine, or
+    query: the input that holds queries, alone or packed before keys and values. tables: rotary cosine and
+        sine, or
     None where the node does not rotate. scores: the added output, before softmax.
     """
 
@@ -80,7 +81,8 @@ def run_observed(
 ) -> GraphRun:
     """Run a whole prompt from position 0 and return every inner value, in float32.
 
-    optimised: False runs the nodes as they stand, in half the memory where half-precision weights have to be widened.
+    optimised: False runs the nodes as they stand, in half the memory where half-precision weights have to be
+        widened.
 
     Raises ArtifactError if the graph cannot be read, ProviderError if the runtime refuses it.
     """

@@ -1,7 +1,8 @@
-"""A second oracle for GGUF files: llama.cpp on the very file, through llama-cpp-python where that is installed.
+"""A second oracle for GGUF files: llama.cpp on the very file, through llama-cpp-python where that is
+installed.
 
-It keeps weights as they are stored and rounds activations to match: not at all for F32, to half precision for F16, to
-8 bits in blocks for the quantised types.
+It keeps weights as they are stored and rounds activations to match: not at all for F32, to half precision for
+F16, to 8 bits in blocks for the quantised types.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Measured on SmolLM2-135M: F16 1.2e-6, Q8_0 0.0038."""
 
 
 def check_llama_cpp(checkpoint: Checkpoint) -> None:
-    """Raise UsageError if the source is not a GGUF file alone, ProviderError if llama-cpp-python is missing."""
+    """Raise UsageError if the source is not a GGUF file alone, ProviderError if llama-cpp-python is
+    missing.
+    """
     if checkpoint.adapter is not None:
         raise UsageError("--llama-cpp runs the file without the adapter of --lora; leave one of them out")
     if checkpoint.kind != "gguf":
@@ -36,7 +39,9 @@ def check_llama_cpp(checkpoint: Checkpoint) -> None:
 
 
 def llama_cpp_logits(path: Path, token_ids: list[int]) -> Logits:
-    """Return llama.cpp's logits of every position, [tokens, vocabulary]. Raises ArtifactError if it refuses the file."""
+    """Return llama.cpp's logits of every position, [tokens, vocabulary]. Raises ArtifactError if it refuses
+    the file.
+    """
     count = len(token_ids)
     try:
         model = _import().Llama(

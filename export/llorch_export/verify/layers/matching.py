@@ -1,7 +1,7 @@
 """Which of the reference's values a value of the graph stands for.
 
-The graph names its values after the checkpoint's modules, so the list of stages follows the graph: a value with a
-module's name is that module's output, and a few suffixes say the rest.
+The graph names its values after the checkpoint's modules, so the list of stages follows the graph: a value
+with a module's name is that module's output, and a few suffixes say the rest.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def _heads(packed: Array, count: int, head_dim: int) -> Array:
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate [heads, tokens, head_dim] by tables [positions, rotated / 2]; pairs lie half of the rotated part apart."""
+    """Rotate [heads, tokens, head_dim] by tables [positions, rotated / 2]; pairs lie half of the rotated part
+    apart.
+    """
     tokens, half = x.shape[1], cos.shape[1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     c, s = cos[:tokens], sin[:tokens]

@@ -1,6 +1,7 @@
 """The reference's inner values: what transformers' modules read and wrote, and its attention from inside.
 
-Takes a model that :class:`llorch_export.verify.reference.Reference` loaded; gives arrays under the modules' own names.
+Takes a model that :class:`llorch_export.verify.reference.Reference` loaded; gives arrays under the modules'
+own names.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class ReferenceRun:
 
 
 def observe(model: Any, token_ids: list[int]) -> ReferenceRun:
-    """Run a prompt through the model and keep what its modules compute. Changes the model's kind of attention."""
+    """Run a prompt through the model and keep what its modules compute. Changes the model's kind of
+    attention.
+    """
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -51,7 +54,9 @@ def observe(model: Any, token_ids: list[int]) -> ReferenceRun:
     def attention(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float, **_: Any
     ) -> tuple[Any, Any]:
-        """Attention from its definition, on queries and keys as the model hands them over: already rotated."""
+        """Attention from its definition, on queries and keys as the model hands them over: already
+        rotated.
+        """
         group = query.shape[1] // key.shape[1]
         scores = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scaling
         run.attention[module.layer_idx] = AttentionTrace(

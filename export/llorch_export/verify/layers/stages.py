@@ -1,7 +1,7 @@
 """Stages of a forward pass, how far one may be off, and the comparison of two arrays.
 
-A tolerance belongs to a kind of stage and a recipe. Both sides of a comparison come from :mod:`.verify`; the result
-goes to ``llorch verify --layers``.
+A tolerance belongs to a kind of stage and a recipe. Both sides of a comparison come from :mod:`.verify`; the
+result goes to ``llorch verify --layers``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Kind(StrEnum):
 class Measure(StrEnum):
     """How the distance of a stage is expressed.
 
-    SCALED: largest difference within a position over the position's largest magnitude (at least 1), the worst position.
-    ABSOLUTE: largest difference. RELATIVE: norm of the difference over norm of the reference.
-    KL: mean divergence in nats. TOKENS: greedy tokens that differ.
+    SCALED: largest difference within a position over the position's largest magnitude (at least 1), the worst
+    position. ABSOLUTE: largest difference. RELATIVE: norm of the difference over norm of the reference. KL:
+    mean divergence in nats. TOKENS: greedy tokens that differ.
     """
 
     SCALED = "scaled"
@@ -62,18 +62,21 @@ EXACT: Final[dict[Kind, float]] = {
     Kind.LOGITS: 1e-3,
     Kind.LLAMA_CPP: 1e-3,
 }
-"""Tolerances of fp32, on a model of some 30 layers: RMSNorm and RoPE 1e-5, logits 1e-3 absolute, all others 1e-4."""
+"""Tolerances of fp32, on a model of some 30 layers: RMSNorm and RoPE 1e-5, logits 1e-3 absolute, all others
+1e-4.
+"""
 
 TRANSFORMED: Final = 1e-4
-"""Of RMSNorm and RoPE in fp32 where weights were transformed: they and what they compute are rounded once more. 1.4e-5
-was measured on keys."""
+"""Of RMSNorm and RoPE in fp32 where weights were transformed: they and what they compute are rounded once
+more. 1.4e-5 was measured on keys.
+"""
 
 ROUNDED: Final = ((1e-4, 0.02), (0.01, 0.2), (float("inf"), 1.0))
 """(up to this divergence limit of the recipe, relative distance that a stage may have): recipes of half
 precision, quantised ones.
 
-Of SmolLM2's stages a projection is the worst with fp16, at 0.0044; an attention output is with int8, at 0.082, and with
-int4 throughout, at 0.75.
+Of SmolLM2's stages a projection is the worst with fp16, at 0.0044; an attention output is with int8, at
+0.082, and with int4 throughout, at 0.75.
 """
 
 
@@ -104,8 +107,8 @@ class Stage:
     """One compared value.
 
     name: of the value in the graph. layer: None outside the layers.
-    source: ``observed`` in the graph, ``turned back`` from there into the checkpoint's basis, or ``recomputed`` in numpy
-        from values observed there.
+    source: ``observed`` in the graph, ``turned back`` from there into the checkpoint's basis, or
+        ``recomputed`` in numpy from values observed there.
     distance: in terms of ``measure``; limit: its tolerance, None if it is only reported.
     max_abs: largest difference; cosine: of the two arrays as vectors; None where a stage has no arrays.
     """

@@ -1,9 +1,9 @@
 """The inner values of a transformed model, back in the checkpoint's own basis.
 
-Input is what a graph run showed, the recipe's transforms and the checkpoint; output is the same run with the residual
-stream and the values turned back, which the reference can be held against. How much ``equalise`` and ``smooth`` scaled a
-channel was measured on a text that is not here, so those values are named and left out. What they end in, scores
-and down projections, is compared.
+Input is what a graph run showed, the recipe's transforms and the checkpoint; output is the same run with the
+residual stream and the values turned back, which the reference can be held against. How much ``equalise`` and
+``smooth`` scaled a channel was measured on a text that is not here, so those values are named and left out.
+What they end in, scores and down projections, is compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _RESIDUAL: Final = ("/residual", ".o_proj", ".down_proj")
 
 
 def turned_back(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -> GraphRun:
-    """Return the run with what ``rotate`` and ``hadamard`` have turned as it was before; the rest is the same object."""
+    """Return the run with what ``rotate`` and ``hadamard`` have turned as it was before; the rest is the same
+    object.
+    """
     values = dict(graph.values)
     if "rotate" in recipe.transforms:
         assert recipe.transform_seed is not None, "a rotation has a seed"
@@ -62,7 +64,9 @@ def _restored_heads(value: Array, basis: Basis) -> Array:
 
 
 def rescaled(graph: GraphRun, recipe: Recipe, config: LlamaConfig) -> tuple[str, ...]:
-    """Return the stages whose channels were scaled by measured factors, in the order of the graph's values."""
+    """Return the stages whose channels were scaled by measured factors, in the order of the graph's
+    values.
+    """
     ends: tuple[str, ...] = ()
     if "smooth" in recipe.transforms:
         ends += (".up_proj", ".product")

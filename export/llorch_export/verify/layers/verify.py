@@ -1,4 +1,6 @@
-"""``llorch verify --layers``: every stage of a forward pass against transformers, and the first one that departs."""
+"""``llorch verify --layers``: every stage of a forward pass against transformers, and the first one that
+departs.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ class LayerReport:
     stages: in the order of computation; first_departing: the first of them beyond its tolerance.
     not_compared: values of the graph for which the reference has no counterpart.
     rescaled: stages that are not compared because a transform scaled them by what it measured on a text.
-    observer_effect: largest difference between the shipped graph's logits and those of the copy that shows its
-        inner values.
+    observer_effect: largest difference between the shipped graph's logits and those of the copy that shows
+        its inner values.
     """
 
     passed: bool
@@ -71,8 +73,8 @@ def verify_layers(
 
     lora: the folder of the adapter that was merged into it.
     llama_cpp: compare logits with llama.cpp's too; see :mod:`.llama_cpp` for its errors.
-    Raises ArtifactError if either cannot be loaded or their vocabularies differ, ProviderError if the runtime does
-    not show the graph's inner values.
+    Raises ArtifactError if either cannot be loaded or their vocabularies differ, ProviderError if the runtime
+    does not show the graph's inner values.
     """
     artifact = load_artifact(folder)
     checkpoint = open_source(artifact, source, lora)
@@ -128,7 +130,9 @@ def _source(name: str, origin: str, graph: GraphRun, turned: GraphRun) -> str:
 
 
 def _answer(session: DecoderSession, ids: list[int], steps: int) -> tuple[Logits, list[int]]:
-    """Return the prompt's logits and ``steps`` greedy tokens, each from one decode step of the shipped graph."""
+    """Return the prompt's logits and ``steps`` greedy tokens, each from one decode step of the shipped
+    graph.
+    """
     logits = session.prefill(0, ids, 0, range(len(ids))).copy()
     answer = [int(logits[-1].argmax())]
     for step in range(1, steps):
@@ -166,8 +170,8 @@ def _outcome(expected: Logits, logits: Logits, answer: list[int], recipe: Recipe
 def other_choices(expected: Logits, answer: list[int]) -> int:
     """Count the tokens that the reference, given all before them, finds less likely than another.
 
-    By induction an answer without such a token is the reference's own greedy answer. Two logits nearer to each other
-    than twice the tolerance of logits are a tie, which rounding may break either way.
+    By induction an answer without such a token is the reference's own greedy answer. Two logits nearer to
+    each other than twice the tolerance of logits are a tie, which rounding may break either way.
     """
     chosen = expected[np.arange(len(answer)), answer]
     return int((expected.max(axis=1) - chosen > 2 * EXACT[Kind.LOGITS]).sum())

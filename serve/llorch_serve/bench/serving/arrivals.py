@@ -1,7 +1,7 @@
 """When requests are sent: by users who each wait for their answer, or at moments drawn before the run.
 
-A closed loop slows down with the worker: its users send nothing while they wait. An open loop does not: its requests come
-whatever has become of the earlier ones, as people's do who know nothing of each other.
+A closed loop slows down with the worker: its users send nothing while they wait. An open loop does not: its
+requests come whatever has become of the earlier ones, as people's do who know nothing of each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class ClosedLoop:
 class OpenLoop:
     """Requests at moments drawn before the run.
 
-    rate: requests per second in the mean. burstiness: 1 is a Poisson process; below 1 requests come in bursts, above 1
+    rate: requests per second in the mean. burstiness: 1 is a Poisson process; below 1 requests come in
+        bursts, above 1
     more evenly. seed: of the draws, the same moments for the same seed.
     """
 
@@ -32,10 +33,12 @@ class OpenLoop:
     seed: int
 
     def moments(self) -> Iterator[float]:
-        """Yield when each request is to be sent, in seconds after the start, without end. The first is one gap after it.
+        """Yield when each request is to be sent, in seconds after the start, without end. The first is one
+        gap after it.
 
-        Gaps are drawn from a gamma distribution of mean 1 / rate and shape ``burstiness``: their coefficient of
-        variation is 1 / sqrt(burstiness). Shape 1 is the exponential distribution, whose arrivals are Poisson's.
+        Gaps are drawn from a gamma distribution of mean 1 / rate and shape ``burstiness``: their coefficient
+        of variation is 1 / sqrt(burstiness). Shape 1 is the exponential distribution, whose arrivals are
+        Poisson's.
         """
         generator = np.random.default_rng(self.seed)
         moment = 0.0

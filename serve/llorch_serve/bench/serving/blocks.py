@@ -68,16 +68,19 @@ def _lines(row: Row) -> Iterator[str]:
         return row.figures[name].median
 
     yield (
-        f"requests  {value('requests_per_s'):.4g}/s: {value('succeeded'):g} whole and {value('failed'):g} failed in "
+        f"requests  {value('requests_per_s'):.4g}/s: {value('succeeded'):g} whole and {value('failed'):g} "
+        f"failed in "
         f"{value('duration_s'):.1f} s, at most {value('peak_in_flight'):g} in flight"
     )
     yield (
-        f"tokens    {value('output_tokens_per_s'):.4g}/s generated, {value('total_tokens_per_s'):.4g}/s with prompts; "
+        f"tokens    {value('output_tokens_per_s'):.4g}/s generated, {value('total_tokens_per_s'):.4g}/s "
+        f"with prompts; "
         f"{value('cached_tokens'):g} of {value('prompt_tokens'):g} prompt tokens were cached"
     )
     if "good_share" in row.figures:
         yield (
-            f"goodput   {value('good_requests_per_s'):.4g} requests/s, {value('good_tokens_per_s'):.4g} tokens/s: "
+            f"goodput   {value('good_requests_per_s'):.4g} requests/s, {value('good_tokens_per_s'):.4g} "
+            f"tokens/s: "
             f"{value('good_share'):.1%} of the requests kept every limit"
         )
     yield f"{'ms':<12}{''.join(f'{part:>11}' for part in _PARTS)}"
@@ -87,6 +90,7 @@ def _lines(row: Row) -> Iterator[str]:
             yield f"{title:<12}{''.join(cells)}"
     for failure in row.failures:
         yield (
-            f"failed    {failure.requests} {failure.status}, {failure.after_first_token} of them after their first token "
+            f"failed    {failure.requests} {failure.status}, {failure.after_first_token} of them after "
+            f"their first token "
             f"({failure.tokens} tokens, counted nowhere else): {failure.example}"
         )

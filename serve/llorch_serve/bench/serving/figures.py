@@ -5,19 +5,20 @@ Of one request whose answer is whole, with n tokens, all times on the client's c
 - TTFT: from when the request was due to its first message with tokens.
 - E2E: from when it was due to the message that ends its answer.
 - TPOT: (time of the last token - time of the first) / (n - 1); there is none for n = 1.
-- ITL: n - 1 times, one for each token after the first. A message with k tokens that comes g after the one before with
-  tokens gives k times g / k: its tokens share the time that they took. Further tokens of the first message give 0. So
-  a request's times add up to what lies between its first and last token, and their mean is its TPOT, however tokens are bundled.
+- ITL: n - 1 times, one for each token after the first. A message with k tokens that comes g after the one
+  before with tokens gives k times g / k: its tokens share the time that they took. Further tokens of the
+  first message give 0. So a request's times add up to what lies between its first and last token, and their
+  mean is its TPOT, however tokens are bundled.
 - gap: g itself, once a message: what a reader waits.
 - lateness: from when it was due to when the client sent it.
 
-A request is due when an open loop's plan says, and in a closed loop when its user's last one has ended. Were an open loop's
-latencies counted from the sending, a client that stalls with the worker would leave out the waiting it causes
-(coordinated omission).
+A request is due when an open loop's plan says, and in a closed loop when its user's last one has ended. Were
+an open loop's latencies counted from the sending, a client that stalls with the worker would leave out the
+waiting it causes (coordinated omission).
 
-Summaries are over whole answers alone: TTFT, E2E, TPOT and lateness by request, ITL by token, gaps by message; percentiles are
-interpolated linearly. Rates divide by the run's duration, from its start to the end of its last request. Tokens of a stream that
-failed count nowhere but in ``failures``.
+Summaries are over whole answers alone: TTFT, E2E, TPOT and lateness by request, ITL by token, gaps by
+message; percentiles are interpolated linearly. Rates divide by the run's duration, from its start to the end
+of its last request. Tokens of a stream that failed count nowhere but in ``failures``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Requests that failed with one status. after_first_token: how many of them had begun to answer. tokens: what those had sent.
+    """Requests that failed with one status. after_first_token: how many of them had begun to answer. tokens:
+    what those had sent.
 
     example: the words of the first one.
     """
@@ -57,9 +59,11 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Whole answers within every limit. limits_ms: by figure, ttft, tpot or e2e; a time equal to its limit keeps it.
+    """Whole answers within every limit. limits_ms: by figure, ttft, tpot or e2e; a time equal to its limit
+    keeps it.
 
-    share: of all requests of the run, failed ones included. An answer of one token has no TPOT, and keeps its limit.
+    share: of all requests of the run, failed ones included. An answer of one token has no TPOT, and keeps its
+        limit.
     """
 
     limits_ms: dict[str, float]
@@ -73,9 +77,11 @@ class Goodput:
 class ServingFigures:
     """What a run amounts to; see the module's head for the definitions.
 
-    prompt_tokens, cached_tokens, generated_tokens: of whole answers; cached: of the prompts', what the worker's cache held.
+    prompt_tokens, cached_tokens, generated_tokens: of whole answers; cached: of the prompts', what the
+        worker's cache held.
     peak_in_flight: most requests that had been sent and had not ended.
-    itl_ms: None where a message does not say how many tokens it carries (HTTP). late_ms: None in a closed loop.
+    itl_ms: None where a message does not say how many tokens it carries (HTTP). late_ms: None in a closed
+        loop.
     Any summary is None where nothing was seen that it could be over.
     """
 
@@ -123,7 +129,9 @@ def gaps_s(record: RequestRecord) -> list[float]:
 
 
 def itl_s(record: RequestRecord) -> list[float] | None:
-    """Return the time of every token after the first, in seconds; None where a message does not say how many it carries."""
+    """Return the time of every token after the first, in seconds; None where a message does not say how many
+    it carries.
+    """
     counts = [arrival.tokens for arrival in record.arrivals]
     known = [count for count in counts if count is not None]
     if len(known) < len(counts):
@@ -212,7 +220,9 @@ def _failures(records: Iterable[RequestRecord]) -> dict[str, Failures]:
 
 
 def _peak(records: Iterable[RequestRecord]) -> int:
-    """Return how many requests were in flight at once at most; one that ends as another is sent is not beside it."""
+    """Return how many requests were in flight at once at most; one that ends as another is sent is not beside
+    it.
+    """
     changes = sorted(change for record in records for change in ((record.sent_s, 1), (record.ended_s, -1)))
     most = now = 0
     for _, change in changes:

@@ -1,7 +1,8 @@
 """Putting a worker under load: sends requests when they are due and notes what comes back and when.
 
-Input: a function that calls the worker, the requests, and when to send them. Output: a :class:`LoadRun`. It knows neither
-gRPC nor HTTP, and no clock but the one that it is given. One event loop reads all streams; nothing is computed during the run.
+Input: a function that calls the worker, the requests, and when to send them. Output: a :class:`LoadRun`. It
+knows neither gRPC nor HTTP, and no clock but the one that it is given. One event loop reads all streams;
+nothing is computed during the run.
 """
 
 from __future__ import annotations

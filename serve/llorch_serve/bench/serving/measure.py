@@ -1,7 +1,7 @@
 """From a test to its row in the report: runs of load, and their figures by name.
 
-Input: a :class:`llorch_serve.bench.schema.ServingTest`, how to call the worker, and the requests. Output: a row. Each figure has one
-value a run; docs/bench-serving.md says what they mean.
+Input: a :class:`llorch_serve.bench.schema.ServingTest`, how to call the worker, and the requests. Output: a
+row. Each figure has one value a run; docs/bench-serving.md says what they mean.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ async def measure(
 ) -> Row:
     """Send one request to warm up, then run ``test`` ``repeat`` times; ``jobs`` go on from run to run.
 
-    An open loop's moments are drawn anew for each run, so that its figures show their spread, too. ``progress`` is called after
-    the first request and after each run. Raises WorkerError if a run has no whole answer, with the statuses that it had instead.
+    An open loop's moments are drawn anew for each run, so that its figures show their spread, too.
+    ``progress`` is called after the first request and after each run. Raises WorkerError if a run has no
+    whole answer, with the statuses that it had instead.
     """
     generator = LoadGenerator(call, clock)
     await generator.run(ClosedLoop(1), jobs, requests=1, duration_s=None)

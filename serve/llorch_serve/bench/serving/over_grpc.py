@@ -42,6 +42,8 @@ def _piece(update: GenerationUpdate) -> Piece:
 
 
 def _status(error: LlorchError) -> str:
-    """Return the name of the status that an error was read from; its class where none was, as for a message too large."""
+    """Return the name of the status that an error was read from; its class where none was, as for a message
+    too large.
+    """
     cause = error.__cause__
     return str(cause.code().name) if isinstance(cause, grpc.RpcError) else type(error).__name__

@@ -1,7 +1,8 @@
-"""Requests of a benchmark over llorch's HTTP front, in OpenAI's form: chunks do not say how many tokens they carry.
+"""Requests of a benchmark over llorch's HTTP front, in OpenAI's form: chunks do not say how many tokens they
+carry.
 
-So times between tokens are not known here; the number of tokens is that of the stream's usage, and TPOT is what lies between the
-first and the last chunk with text over the tokens after the first.
+So times between tokens are not known here; the number of tokens is that of the stream's usage, and TPOT is
+what lies between the first and the last chunk with text over the tokens after the first.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from llorch_serve.requests import ChatPrompt, ModelInfo, TextPrompt
 
 
 class HttpCall:
-    """Implements :data:`llorch_serve.bench.serving.load.Call` for ``llorch serve --http``. model: the served model's id."""
+    """Implements :data:`llorch_serve.bench.serving.load.Call` for ``llorch serve --http``. model: the served
+    model's id.
+    """
 
     def __init__(self, address: HttpAddress, model: str) -> None:
         self._address = address
         self._model = model
 
     async def __call__(self, job: Job) -> AsyncGenerator[Piece]:
-        """Send a request; yield its answer's chunks. Raises CallError with the HTTP status, or the code of a failure within."""
+        """Send a request; yield its answer's chunks. Raises CallError with the HTTP status, or the code of a
+        failure within.
+        """
         path, asked = _asked(job)
         body = {
             "model": self._model,
@@ -59,11 +64,13 @@ async def fetch_model_info(address: HttpAddress) -> ModelInfo:
                 f"{address} answered {error.status} when asked for its model: {error}"
             ) from error
         raise WorkerError(
-            f"no answer from {error}; start a worker with: llorch serve DIR --http PORT, or correct the address"
+            f"no answer from {error}; start a worker with: llorch serve DIR --http PORT, or correct the "
+            f"address"
         ) from error
     except NOT_JSON as error:
         raise WorkerError(
-            f"{address} does not say what llorch does of its model ({error}); expected the front of llorch serve --http"
+            f"{address} does not say what llorch does of its model ({error}); expected the front of llorch "
+            f"serve --http"
         ) from error
     return models.data[0].llorch
 

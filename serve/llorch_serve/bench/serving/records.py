@@ -1,6 +1,7 @@
 """What a client saw of requests: plain times and counts, from which ``figures.py`` computes everything.
 
-Input: what a transport yields while ``load.py`` reads it. Every time is in seconds after the run's start, on one clock.
+Input: what a transport yields while ``load.py`` reads it. Every time is in seconds after the run's start, on
+one clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ EMPTY: Final = "EMPTY"
 
 
 class CallError(Exception):
-    """A call failed, before its stream or in it. status: what failures are counted by, like UNAVAILABLE or HTTP 429."""
+    """A call failed, before its stream or in it. status: what failures are counted by, like UNAVAILABLE or
+    HTTP 429.
+    """
 
     def __init__(self, status: str, message: str) -> None:
         self.status = status
@@ -34,7 +37,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One message of a stream. tokens: how many it carries; None: some, it does not say how many. usage: it ends the answer."""
+    """One message of a stream. tokens: how many it carries; None: some, it does not say how many. usage: it
+    ends the answer.
+    """
 
     tokens: int | None
     usage: Usage | None = None
@@ -52,7 +57,8 @@ class Arrival:
 class RequestRecord:
     """One request.
 
-    scheduled_s: when it was to be sent. sent_s: when it was. ended_s: when its answer's end came, or its failure.
+    scheduled_s: when it was to be sent. sent_s: when it was. ended_s: when its answer's end came, or its
+        failure.
     arrivals: messages with tokens, in order. usage: told by the answer's end.
     failure: status under which it failed; None: it has not. message: the failure in words.
     """

@@ -1,7 +1,7 @@
 """One HTTP/1.1 request and its answer, event by event: h11 knows the protocol, asyncio has the connection.
 
-Input: an address like http://127.0.0.1:8080. Output: the answer's status, then its body's parts or server-sent events as they come.
-Every request has a connection of its own.
+Input: an address like http://127.0.0.1:8080. Output: the answer's status, then its body's parts or
+server-sent events as they come. Every request has a connection of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _READ_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where HTTP is served. tls: how certificates are checked; None: plain HTTP. token: sent with every request."""
+    """Where HTTP is served. tls: how certificates are checked; None: plain HTTP. token: sent with every
+    request.
+    """
 
     host: str
     port: int
@@ -39,7 +41,9 @@ class HttpAddress:
 
 
 def read_address(value: str, *, ca: bytes | None = None, token: str | None = None) -> HttpAddress:
-    """Return where ``http://HOST:PORT`` leads; ``/v1`` behind it is what OpenAI's clients are given. Raises UsageError."""
+    """Return where ``http://HOST:PORT`` leads; ``/v1`` behind it is what OpenAI's clients are given. Raises
+    UsageError.
+    """
     expected = "expected one like http://127.0.0.1:8080"
     try:
         parts = urlsplit(value)
@@ -118,7 +122,9 @@ async def _parts(http: h11.Connection, reader: asyncio.StreamReader) -> AsyncGen
 
 
 async def _next(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Event:
-    """Return the next event. h11 raises RemoteProtocolError where the connection ends before the answer does."""
+    """Return the next event. h11 raises RemoteProtocolError where the connection ends before the answer
+    does.
+    """
     while not isinstance(event := http.next_event(), h11.Event):
         http.receive_data(await reader.read(_READ_BYTES))
     return event

@@ -1,7 +1,8 @@
-"""What the requests of a run ask: prompts of the lengths asked for, or those of a file, and how many tokens each generates.
+"""What the requests of a run ask: prompts of the lengths asked for, or those of a file, and how many tokens
+each generates.
 
-Input: lengths and prompts. Output: an endless row of :class:`Job`. All answers are greedy and go on past stop tokens, so that their
-lengths are those asked for and two runs do the same work.
+Input: lengths and prompts. Output: an endless row of :class:`Job`. All answers are greedy and go on past stop
+tokens, so that their lengths are those asked for and two runs do the same work.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def drawn_jobs(
 ) -> Iterator[Job]:
     """Yield jobs whose prompts begin like ``ids``, which has at least as many as the longest takes.
 
-    Lengths are drawn with ``seed``. The first token of each prompt is another one, from a random one on, so that no
-    request starts from the cached prefix of another, or of another run on the same worker.
+    Lengths are drawn with ``seed``. The first token of each prompt is another one, from a random one on, so
+    that no request starts from the cached prefix of another, or of another run on the same worker.
     """
     generator = np.random.default_rng(seed)
     for first in itertools.count(secrets.randbelow(vocab_size)):
@@ -75,7 +76,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A file of prompts. name: its own, and the beginning of its SHA-256, so that results of other prompts are told apart."""
+    """A file of prompts. name: its own, and the beginning of its SHA-256, so that results of other prompts
+    are told apart.
+    """
 
     name: str
     rows: tuple[Row, ...]
@@ -99,7 +102,8 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_dataset(path: Path) -> Dataset:
-    """Read a file of prompts: a JSON object each line, with ``prompt`` (a text, or token ids) or ``messages``, and ``max_tokens`` or not.
+    """Read a file of prompts: a JSON object each line, with ``prompt`` (a text, or token ids) or
+    ``messages``, and ``max_tokens`` or not.
 
     Raises UsageError, with the number of the line that is something else.
     """

@@ -1,6 +1,8 @@
-"""From the text of an answer to a chat, piece by piece, to what is said, what was thought, and which tools are called.
+"""From the text of an answer to a chat, piece by piece, to what is said, what was thought, and which tools
+are called.
 
-The intake makes an :class:`AnswerParser` for each answer to a chat and puts its text through it, after stop strings.
+The intake makes an :class:`AnswerParser` for each answer to a chat and puts its text through it, after stop
+strings.
 """
 
 from __future__ import annotations

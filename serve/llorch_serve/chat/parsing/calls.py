@@ -1,8 +1,8 @@
 """Reads calls of tools out of an answer, whatever the format: text and calls in the order in which they came.
 
-Text comes from the parser of reasoning; pieces go to :class:`llorch_serve.chat.parsing.answer.AnswerParser`. A call is told
-once it is complete and sound, never in part: a call that turns out to be malformed stays text, marker included, and
-what was told could not be taken back.
+Text comes from the parser of reasoning; pieces go to :class:`llorch_serve.chat.parsing.answer.AnswerParser`.
+A call is told once it is complete and sound, never in part: a call that turns out to be malformed stays text,
+marker included, and what was told could not be taken back.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class CallFormat:
     begin: the marker in front of calls; hidden special tokens among markers are shown to the parser.
     end: the marker behind a call, which may be missing; empty if the family has none.
     reader: makes a reader for one body.
-    bare: calls also come without marker, as an object at the very beginning of an answer or behind another call (with
-        ``;`` between); then only tools that the request has are called.
+    bare: calls also come without marker, as an object at the very beginning of an answer or behind another
+        call (with ``;`` between); then only tools that the request has are called.
     not_with: texts that do not occur in the templates of the family.
     """
 
@@ -65,9 +65,11 @@ class _Place(enum.Enum):
 
 
 class CallParser:
-    """Reads the calls of one answer. Joined pieces depend on the joined text alone; white space behind a call is dropped.
+    """Reads the calls of one answer. Joined pieces depend on the joined text alone; white space behind a call
+    is dropped.
 
-    A character costs the same however much is held: what has been read, of a body or of white space, is only kept.
+    A character costs the same however much is held: what has been read, of a body or of white space, is only
+    kept.
 
     names: the tools that the request has.
     """
@@ -171,7 +173,9 @@ class CallParser:
         return kept
 
     def _open_bare(self, text: str, at: int, before: str, pieces: list[str | ParsedCall]) -> None:
-        """Begin a body without marker if there is one, else text; ``before``: what was kept of the text before it."""
+        """Begin a body without marker if there is one, else text; ``before``: what was kept of the text
+        before it.
+        """
         if text.startswith("{", at):
             self._open(before, marked=False)
         else:

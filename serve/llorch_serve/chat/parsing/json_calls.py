@@ -20,7 +20,9 @@ _OUTSIDE: Final = re.compile(r'["{}\[\]]')
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A complete call; arguments: JSON text of an object, as the model wrote it; id: the model's, or empty."""
+    """A complete call; arguments: JSON text of an object, as the model wrote it; id: the model's, or
+    empty.
+    """
 
     name: str
     arguments: str
@@ -35,7 +37,8 @@ class ValueScanner:
     _in_string: bool = field(default=False, init=False)
 
     def read(self, text: str, start: int) -> tuple[int, bool]:
-        """Take text from ``start`` on, first where the value begins; return how far it has been read, and whether the value ends there.
+        """Take text from ``start`` on, first where the value begins; return how far it has been read, and
+        whether the value ends there.
 
         What has not been read, a backslash at most, comes again with what follows it.
         """

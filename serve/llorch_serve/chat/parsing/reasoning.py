@@ -1,7 +1,7 @@
 """Splits an answer into what the model thought and what it says.
 
-Text comes from the detokeniser; what the model says goes on to the parser of calls. White space around the thoughts
-is dropped, since templates write it themselves.
+Text comes from the detokeniser; what the model says goes on to the parser of calls. White space around the
+thoughts is dropped, since templates write it themselves.
 """
 
 from __future__ import annotations

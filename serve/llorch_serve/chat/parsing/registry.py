@@ -40,7 +40,9 @@ class AnswerFormats:
     reasoning: ReasoningFormat | None
 
     def markers(self, *, calls: bool) -> frozenset[str]:
-        """Return the texts that must be seen, even where they are special tokens; those of calls only if asked for."""
+        """Return the texts that must be seen, even where they are special tokens; those of calls only if
+        asked for.
+        """
         forms = [self.reasoning, self.tools if calls else None]
         return frozenset().union(*(form.markers for form in forms if form is not None))
 
