@@ -31,7 +31,7 @@ WHOLE: Final = "F16"
 
 _UNUSED: Final = 5  # llama.cpp's number for tokens that stand for no text
 _TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-_QUANTIZE: Final = Path(__file__).resolve().parents[2] / "tests" / "run_llamacpp.py"
+_QUANTIZE: Final = Path(__file__).resolve().parents[2] / "ci" / "measure" / "run_llamacpp.py"
 
 
 def make(kinds: tuple[str, ...], vocabulary: Path, folder: Path, peers: PeersFolder) -> dict[str, Path]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import write_gguf, write_hf_folder
-from processes import WorkerProcess, llorch_here, serving
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.harness.processes import WorkerProcess, llorch_here, serving
 
 
 @pytest.fixture(scope="session")

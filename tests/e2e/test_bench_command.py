@@ -14,9 +14,9 @@ import pytest
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.schema import Report
 from llorch_serve.providers.table import PROVIDERS
-from processes import llorch, llorch_here
-from reference_files import own_reference
-from tiny_exports import random_ids
+from support.builders.reference_files import own_reference
+from support.builders.tiny_exports import random_ids
+from support.harness.processes import llorch, llorch_here
 
 SHORT = ("--prompt-tokens", "20", "--max-tokens", "64", "--repeat", "1")
 QUICK = (*SHORT, "--streams", "1,2", "--json")

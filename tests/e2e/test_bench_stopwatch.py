@@ -8,17 +8,24 @@ import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from processes import PATIENCE_S, environment, llorch
-from stopwatch import ModelCall, SeenCall, good_calls, offline_figures, proxied, serving_figures, take_run
+from support.harness.processes import PATIENCE_S, environment, llorch, with_scripts
+from support.harness.stopwatch import (
+    ModelCall,
+    SeenCall,
+    good_calls,
+    offline_figures,
+    proxied,
+    serving_figures,
+    take_run,
+)
 
 pytestmark = pytest.mark.real_model
 
 AGREEMENT = 0.03
-WATCHED = Path(__file__).parent.parent / "watched.py"
+WATCHED = ("-m", "support.harness.watched")
 PROMPT, ANSWER = 256, 25
 
 COUNTS = ("succeeded", "failed", "generated_tokens", "prompt_tokens")
@@ -48,13 +55,13 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
     flags = ("--prompt-tokens", PROMPT, "--max-tokens", ANSWER, "--repeat", "1", "--requests", "10", "--json")
     slo = [part for name, limit in limits.items() for part in ("--slo", f"{name}:{limit}")]
     with proxied(smollm2_worker("int8").address, bundle=bundle, cut=cut) as proxy:
-        command = [WATCHED, log, "bench", "--connect", proxy.address, *flags, *load, *slo]
+        command = [*WATCHED, log, "bench", "--connect", proxy.address, *flags, *load, *slo]
         result = subprocess.run(
             [sys.executable, *map(str, command)],
             capture_output=True,
             text=True,
             check=True,
-            env=environment(),
+            env=with_scripts(environment()),
             timeout=PATIENCE_S,
         )
     (row,) = json.loads(result.stdout)["entries"][0]["rows"]
@@ -83,9 +90,9 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
 
 def test_offline(smollm2, tmp_path):
     log, wrapper = tmp_path / "calls", tmp_path / "watched-python"
-    command = shlex.join([sys.executable, str(WATCHED), str(log)])
-    # The stopwatch's own modules lie beside it, where a safe path does not look.
-    wrapper.write_text(f'#!/bin/sh\nunset PYTHONSAFEPATH\nexec {command} "$@"\n')
+    command = shlex.join([sys.executable, *WATCHED, str(log)])
+    path = shlex.quote(with_scripts()["PYTHONPATH"])
+    wrapper.write_text(f'#!/bin/sh\nexport PYTHONPATH={path}\nexec {command} "$@"\n')
     wrapper.chmod(0o755)
     flags = ("--tests", "mixed", "--prompt-tokens", PROMPT, "--max-tokens", ANSWER, "--repeat", "2")
     outcome = llorch(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fake_generator import LOAD
-from http_harness import fake_front, send
-from processes import serving
+from support.fakes.generator import LOAD
+from support.harness.http import fake_front, send
+from support.harness.processes import serving
 
 pytestmark = pytest.mark.browser
 

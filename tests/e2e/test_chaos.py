@@ -8,11 +8,11 @@ import math
 
 import pytest
 
-from chaos import table
-from chaos_attacks import ATTACKS
-from chaos_ends import ENDS
-from chaos_field import Row, Sizes, field_of
-from chaos_strangers import STRANGERS
+from measure.chaos import table
+from measure.chaos_attacks import ATTACKS
+from measure.chaos_ends import ENDS
+from measure.chaos_field import Row, Sizes, field_of
+from measure.chaos_strangers import STRANGERS
 
 SMALL = Sizes(long_prompt=8_000, answer=400, endless=150_000, health_ms=math.inf, attack_s=0.0)
 

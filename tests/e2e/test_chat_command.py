@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from processes import PATIENCE_S, Outcome, WorkerProcess, environment
-from terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, SENT, UP, terminal
+from support.harness.processes import PATIENCE_S, Outcome, WorkerProcess, environment
+from support.harness.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, SENT, UP, terminal
 
 PROMPT = r"\n>"
 

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from chat_templates import TOOLS
-from checkpoints import EOS_ID, write_hf_folder
-from fake_session import FakeSession
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
@@ -20,9 +17,12 @@ from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, JoinedUpdates, ToolCall
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch_here, serving
-from rpc_harness import open_stub, running_server
-from worker_harness import TOKENIZER, make_session, make_worker, script
+from support.builders.chat_templates import TOOLS
+from support.builders.checkpoints import EOS_ID, write_hf_folder
+from support.fakes.session import FakeSession
+from support.harness.processes import llorch_here, serving
+from support.harness.rpc import open_stub, running_server
+from support.harness.worker import TOKENIZER, make_session, make_worker, script
 
 SEEN = "{{ tools | tojson }}|{{ messages | tojson }}|{{ documents | tojson }}|{{ style }}"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from checkpoints import write_hf_folder
-from processes import PATIENCE_S, environment
+from support.builders.checkpoints import write_hf_folder
+from support.harness.processes import PATIENCE_S, environment
 
 RECIPE = Path(__file__).parent.parent.parent / "examples" / "ci"
 BENCH = "--tests mixed --prompt-tokens 20 --max-tokens 16 --streams 1 --repeat 1"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from llorch_serve import cli
-from processes import environment, llorch, llorch_here
+from support.harness.processes import environment, llorch, llorch_here
 
 HEAVY = (
     "onnxruntime",

@@ -9,7 +9,7 @@ import pytest
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch_here
+from support.harness.processes import llorch_here
 
 PROMPT = "The three most important inventions of the nineteenth century were"
 SAMPLINGS = {

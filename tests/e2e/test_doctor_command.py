@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llorch_serve.providers import CPU
-from processes import llorch_here
+from support.harness.processes import llorch_here
 
 
 def test_a_sound_machine_and_artifact(tiny: Path) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from arch_rows import HF
-from checkpoints import tiny_config, tiny_tokenizer_json, write_hf_folder
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config.hf import config_from_hf
-from processes import PATIENCE_S, environment, llorch, llorch_here
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import tiny_config, tiny_tokenizer_json, write_hf_folder
+from support.harness.processes import PATIENCE_S, environment, llorch, llorch_here
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from adapters import write_adapter
-from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from llorch_serve.rpc import worker_pb2 as pb
-from processes import PATIENCE_S, llorch, llorch_here
-from rpc_harness import open_stub
+from support.builders.adapters import write_adapter
+from support.builders.checkpoints import tiny_llama_config, write_gguf, write_hf_folder
+from support.harness.processes import PATIENCE_S, llorch, llorch_here
+from support.harness.rpc import open_stub
 
 
 def listing(folder):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from foreign_folders import greedy, write_genai_folder, write_optimum_folder
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch, llorch_here, serving
+from support.builders.foreign_folders import greedy, write_genai_folder, write_optimum_folder
+from support.harness.processes import llorch, llorch_here, serving
 
 PROMPT = (9, 8, 7)
 ASKED = ("--prompt-ids", ",".join(map(str, PROMPT)), "--temperature", "0", "--ignore-eos", "--json")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoints import write_gguf
-from processes import llorch_here
+from support.builders.checkpoints import write_gguf
+from support.harness.processes import llorch_here
 
 pytestmark = pytest.mark.reference
 

@@ -12,9 +12,9 @@ import signal
 import pytest
 from tokenizers import Tokenizer
 
-from checkpoints import BOS_ID, write_hf_folder
 from llorch_serve.terminal import opening
-from processes import llorch, llorch_here, running, serving
+from support.builders.checkpoints import BOS_ID, write_hf_folder
+from support.harness.processes import llorch, llorch_here, running, serving
 
 PROMPT = ("--prompt", "Water boils at")
 GREEDY = ("--temperature", "0")

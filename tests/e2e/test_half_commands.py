@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 import pytest
 
-from half_precision import write_folder_with_a_bad_token, write_swollen_folder
 from llorch_serve.rpc import worker_pb2 as pb
-from processes import PATIENCE_S, llorch, llorch_here, serving
-from rpc_harness import open_stub
+from support.harness.processes import PATIENCE_S, llorch, llorch_here, serving
+from support.harness.rpc import open_stub
+from support.oracles.half_precision import write_folder_with_a_bad_token, write_swollen_folder
 
 BAD_TOKEN = 511
 

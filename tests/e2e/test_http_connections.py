@@ -13,11 +13,11 @@ import ssl
 
 import pytest
 
-from certificates import make_certificates
-from fake_generator import PATIENCE_S
-from http_harness import fake_front, send
 from llorch_serve.http import connection, exchange, places
 from llorch_serve.terminal.beside import read_tls
+from support.builders.certificates import make_certificates
+from support.fakes.generator import PATIENCE_S
+from support.harness.http import fake_front, send
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -15,15 +15,15 @@ import threading
 
 import pytest
 
-from certificates import make_certificates
-from fake_generator import INFO, LOAD, PATIENCE_S, FakeGenerator
-from http_harness import fake_front, running_front, send
 from llorch_serve.errors import EngineStoppedError, PortError
 from llorch_serve.http import connection, exchange
 from llorch_serve.http.server import HttpConfig, HttpFront, read_address
 from llorch_serve.requests import TextPrompt
 from llorch_serve.terminal.beside import read_tls
-from rpc_harness import held_up
+from support.builders.certificates import make_certificates
+from support.fakes.generator import INFO, LOAD, PATIENCE_S, FakeGenerator
+from support.harness.http import fake_front, running_front, send
+from support.harness.rpc import held_up
 
 BODY = {"prompt": "Hi", "max_tokens": 2}
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import openai
 import pytest
 
-from fake_generator import INFO, PATIENCE_S, FakeGenerator
-from http_harness import fake_front, running_front, send
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import NonFiniteLogitsError, ResourceError
 from llorch_serve.http.fields import MAX_LISTED
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, ToolCall, ToolCallDelta
+from support.fakes.generator import INFO, PATIENCE_S, FakeGenerator
+from support.harness.http import fake_front, running_front, send
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

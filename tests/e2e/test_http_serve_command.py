@@ -19,12 +19,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fake_generator import PATIENCE_S
-from http_harness import send
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch_here, serving
+from support.fakes.generator import PATIENCE_S
+from support.harness.http import send
+from support.harness.processes import llorch_here, serving
 
 CANARY = "xylophone-canary"
 
@@ -106,7 +106,7 @@ def test_json_logs_are_json_alone_and_hold_no_prompt(tiny):
 
 @contextlib.contextmanager
 def serving_json(folder):
-    from processes import running
+    from support.harness.processes import running
 
     flags = ("--port", "0", "--http", "0", "--log-format", "json")
     with running("serve", folder, *flags) as command:

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from processes import environment, llorch_here
+from support.harness.processes import environment, llorch_here
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
@@ -39,7 +39,7 @@ def test_figures_add_up(tiny_source, tmp_path, export_here, precision):
 
 
 def test_tied_tables_count_once(tmp_path, export_here):
-    from checkpoints import write_hf_folder
+    from support.builders.checkpoints import write_hf_folder
 
     source = write_hf_folder(tmp_path / "model", {"tie_word_embeddings": True})
     folder = export_here(source, tmp_path / "out", "--precision", "int8")
@@ -83,7 +83,7 @@ def test_what_is_no_artifact_is_refused(tmp_path, tiny_source):
 
 
 def test_a_graph_that_is_no_graph_is_refused(tmp_path):
-    from tiny_artifact import write_tiny_artifact
+    from support.builders.tiny_artifact import write_tiny_artifact
 
     outcome = llorch_here("inspect", write_tiny_artifact(tmp_path / "a"))
     assert outcome.code == 3

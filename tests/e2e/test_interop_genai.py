@@ -16,16 +16,16 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from arch_rows import HF
-from checkpoints import write_hf_folder
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.text.tokenizer import Tokenizer
-from processes import interpreter, llorch_here
-from tiny_exports import export_tiny, random_ids
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, random_ids
+from support.harness.processes import interpreter, llorch_here
 
 pytestmark = pytest.mark.genai
 
-RUNNER = Path(__file__).resolve().parents[1] / "run_genai.py"
+RUNNER = Path(__file__).resolve().parents[1] / "support" / "harness" / "run_genai.py"
 STEPS = 32
 TEXTS = (
     "The capital of France is",

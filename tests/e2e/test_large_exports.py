@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import tiny_config, tiny_tokenizer_json
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config.hf import config_from_hf
-from raw_safetensors import save_zeros
+from support.builders.checkpoints import tiny_config, tiny_tokenizer_json
+from support.builders.raw_safetensors import save_zeros
 from tolerances import EXPORT_1B_SECONDS, EXPORT_LARGE_BYTES, WEIGHTS_MEASURED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, needs sparse files")

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fake_generator import PATIENCE_S, FakeGenerator
-from http_harness import Answer, fake_front, send
-from leaving_clients import MOMENTS, WAYS, busy, have_leave
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.rpc import worker_pb2 as pb
-from rpc_harness import open_stub
+from measure.leaving_clients import MOMENTS, WAYS, busy, have_leave
+from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.http import Answer, fake_front, send
+from support.harness.rpc import open_stub
 
 
 def check_that_nothing_remains(clients: int, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoints import write_hf_folder
-from many_requests import random_request, resident_memory
-from processes import serving
-from tiny_exports import export_tiny
+from measure.many_requests import random_request, resident_memory
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny
+from support.harness.processes import serving
 
 ROOM = 4 * 2**20  # beyond the first 200 requests; 4 KiB kept by each request would be 7 MiB
 

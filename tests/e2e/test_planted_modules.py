@@ -21,7 +21,7 @@ from llorch_serve import python_child
 from llorch_serve.errors import ArtifactError
 from llorch_serve.python_child import foreign_code_command, foreign_module_command
 from llorch_serve.structured.examiner import Examiner
-from processes import PATIENCE_S, Outcome, environment
+from support.harness.processes import PATIENCE_S, Outcome, environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # As the script that a wheel installs: it puts its own folder, not the current one, before others.

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from fake_generator import INFO, LOAD, PATIENCE_S, FakeGenerator
 from llorch_serve.client.asynchronous import AsyncWorkerClient
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.client.channel import Access
@@ -22,7 +21,8 @@ from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Security
 from llorch_serve.sampling.params import SamplingParams
-from rpc_harness import running_server
+from support.fakes.generator import INFO, LOAD, PATIENCE_S, FakeGenerator
+from support.harness.rpc import running_server
 
 
 def request(name="r", tokens=3, **sampling):

@@ -14,12 +14,12 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fake_session import continuation
 from llorch_serve.calls.admission import POOL_THREADS
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
-from rpc_harness import open_stub, running_server
-from worker_harness import PATIENCE_S, VOCAB, make_session, make_worker
+from support.fakes.session import continuation
+from support.harness.rpc import open_stub, running_server
+from support.harness.worker import PATIENCE_S, VOCAB, make_session, make_worker
 
 MIB = 2**20
 

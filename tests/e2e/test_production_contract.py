@@ -12,8 +12,6 @@ import threading
 import grpc
 import pytest
 
-from fake_generator import INFO, FakeGenerator
-from fake_session import continuation
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.load import WorkerState
@@ -25,8 +23,10 @@ from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.rpc.status import read_status
 from llorch_serve.sampling.params import SamplingParams
-from rpc_harness import open_stub, running_server
-from worker_harness import CONTEXT, PATIENCE_S, VOCAB, make_session, make_worker
+from support.fakes.generator import INFO, FakeGenerator
+from support.fakes.session import continuation
+from support.harness.rpc import open_stub, running_server
+from support.harness.worker import CONTEXT, PATIENCE_S, VOCAB, make_session, make_worker
 
 REQUEST = GenerationRequest("r", TextPrompt("Hi"), SamplingParams(max_tokens=2))
 

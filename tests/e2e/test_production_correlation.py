@@ -8,7 +8,6 @@ import logging
 import grpc
 import pytest
 
-from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.calls.correlation import plain_id
 from llorch_serve.client.asynchronous import AsyncWorkerClient
 from llorch_serve.client.blocking import WorkerClient
@@ -20,7 +19,8 @@ from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.rpc import SERVICE_NAME
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.sampling.params import SamplingParams
-from rpc_harness import open_stub, running_server
+from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.rpc import open_stub, running_server
 
 CALL = pb.GenerateRequest(input=pb.Input(text="ab"), sampling=pb.Sampling(max_tokens=2))
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -7,15 +7,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import fake_generator
-from fake_session import continuation
 from llorch_serve.errors import EngineStoppedError, ResourceError
 from llorch_serve.lifecycle.serving import serve
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
@@ -23,8 +20,10 @@ from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.sampling.sampler import SamplingRow
 from llorch_serve.text.tokenizer import TextStream
-from rpc_harness import open_stub, running_server
-from worker_harness import PATIENCE_S, VOCAB, make_session, make_worker
+from support.fakes.session import continuation
+from support.harness.processes import with_scripts
+from support.harness.rpc import open_stub, running_server
+from support.harness.worker import PATIENCE_S, VOCAB, make_session, make_worker
 
 STATUS = health_pb2.HealthCheckResponse
 BAD, GOOD = (13, 1), ((14, 1), (15, 1), (16, 1))
@@ -157,9 +156,11 @@ def test_a_dead_engine_ends_calls_health_and_worker(tmp_path, caplog):
 
 
 def test_a_process_with_a_dead_engine_exits_with_an_error():
-    command = [sys.executable, str(Path(fake_generator.__file__)), "dying", "600"]
+    command = [sys.executable, "-m", "support.fakes.generator", "dying", "600"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=with_scripts()
+    ) as process:
         try:
             address = process.stdout.readline().split()[1]
             assert process.stdout.readline().startswith("READY")

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.artifact import folder as artifact_module
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import CancelledError, QueueFullError, UnavailableError, WorkerError
@@ -18,7 +17,8 @@ from llorch_serve.lifecycle.serving import serve
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch, llorch_here, running, serving
+from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.processes import llorch, llorch_here, running, serving
 
 
 def endless(name):

@@ -14,16 +14,16 @@ from datetime import datetime
 import psutil
 import pytest
 
-from certificates import make_certificates
-from fake_generator import INFO, FakeGenerator
 from llorch_serve.errors import ArtifactError, UsageError, WorkerError
 from llorch_serve.lifecycle.serving import serve
 from llorch_serve.pool import post
 from llorch_serve.pool.messages import ready
 from llorch_serve.pool.reporter import PoolConfig, PoolReporter
 from llorch_serve.rpc.server import ServerConfig
-from pool_manager import PATIENCE_S, Manager
-from processes import llorch_here, serving
+from support.builders.certificates import make_certificates
+from support.fakes.generator import INFO, FakeGenerator
+from support.fakes.pool_manager import PATIENCE_S, Manager
+from support.harness.processes import llorch_here, serving
 
 QUICK = {"heartbeat_s": 0.02, "timeout_s": 5.0, "first_pause_s": 0.01, "longest_pause_s": 0.02}
 

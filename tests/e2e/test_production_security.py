@@ -11,8 +11,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from certificates import make_certificates
-from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.client.channel import Access
 from llorch_serve.errors import AuthenticationError, CancelledError, WorkerError
@@ -20,8 +18,10 @@ from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Certificate, Security
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch_here, running, serving
-from rpc_harness import open_stub, running_server
+from support.builders.certificates import make_certificates
+from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.processes import llorch_here, running, serving
+from support.harness.rpc import open_stub, running_server
 
 REQUEST = GenerationRequest("r", TextPrompt("Hi"), SamplingParams(max_tokens=2))
 

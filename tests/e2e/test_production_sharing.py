@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from http_harness import running_front, send
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.client.channel import Access
 from llorch_serve.config import CacheSharing, EngineConfig
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TokenPrompt
 from llorch_serve.rpc.security import Security
 from llorch_serve.sampling.params import SamplingParams
-from rpc_harness import running_server
-from worker_harness import make_session, make_worker
+from support.harness.http import running_front, send
+from support.harness.rpc import running_server
+from support.harness.worker import make_session, make_worker
 
 PROMPT = tuple(range(40, 60))
 CACHED = len(PROMPT) - 2

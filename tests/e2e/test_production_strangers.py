@@ -16,13 +16,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.errors import EngineStoppedError
 from llorch_serve.rpc import SERVICE_NAME, connections, receiving, reflection, sending
 from llorch_serve.rpc import server as rpc_server
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Security
-from raw_http2 import (
+from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.raw_http2 import (
     INITIAL_WINDOW_SIZE,
     PREFACE,
     begun,
@@ -33,7 +33,7 @@ from raw_http2 import (
     headers,
     settings,
 )
-from rpc_harness import open_stub, running_server
+from support.harness.rpc import open_stub, running_server
 
 STATUS = health_pb2.HealthCheckResponse
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

@@ -13,7 +13,7 @@ import pytest
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import serving
+from support.harness.processes import serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity is set as Linux does")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llorch_serve.providers.table import PROVIDERS
-from processes import llorch, llorch_here
+from support.harness.processes import llorch, llorch_here
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is absent differs by system")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import interpreter, llorch
+from support.harness.processes import interpreter, llorch, with_scripts
 from tolerances import HALF_PROVIDER_DIFFERENCE
 
 pytestmark = [pytest.mark.cuda, pytest.mark.real_model]
@@ -57,10 +57,9 @@ def test_recorded_steps_give_the_ids_of_plain_ones(artifact: Path, python: str) 
 
 
 def test_slots_are_copied_and_exchanged_on_the_gpu(smollm2: Callable[..., Path], python: str) -> None:
-    script = Path(__file__).parent.parent / "cuda_slots.py"
     for flags in ((), ("enable_cuda_graph=1",)):
-        command = [python, script, smollm2("fp16", "--target", "cuda"), *flags]
-        result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        command = [python, "-m", "measure.cuda_slots", smollm2("fp16", "--target", "cuda"), *flags]
+        result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=with_scripts())
         differences = [float(line) for line in result.stdout.split()]
         assert len(differences) == 14
         assert max(differences) < HALF_PROVIDER_DIFFERENCE, differences

@@ -15,9 +15,9 @@ import pytest
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.schema import Report
 from llorch_serve.client.blocking import WorkerClient
-from processes import Outcome, interpreter, llorch, llorch_here, serving
-from reference_files import own_reference
-from tiny_exports import random_ids
+from support.builders.reference_files import own_reference
+from support.builders.tiny_exports import random_ids
+from support.harness.processes import Outcome, interpreter, llorch, llorch_here, serving
 
 pytestmark = [pytest.mark.openvino, pytest.mark.real_model]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import interpreter, llorch, llorch_here
+from support.harness.processes import interpreter, llorch, llorch_here
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.real_model]
 

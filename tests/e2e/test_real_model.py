@@ -9,7 +9,7 @@ import pytest
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch, llorch_here
+from support.harness.processes import llorch, llorch_here
 
 pytestmark = pytest.mark.real_model
 

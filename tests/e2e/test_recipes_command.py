@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from processes import llorch_here
+from support.harness.processes import llorch_here
 
 RECIPE = """
 [defaults]

@@ -10,8 +10,8 @@ from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import LlorchError
 from llorch_serve.requests import GenerationRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch_here, serving
-from reuse_divergence import reuse_divergence
+from measure.reuse_divergence import reuse_divergence
+from support.harness.processes import llorch_here, serving
 
 GREEDY = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=24, ignore_eos=True)
 PROMPT = TokenPrompt(tuple(100 + i % 40 for i in range(60)))

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from fake_generator import INFO, LOAD, FakeGenerator
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
@@ -23,7 +22,8 @@ from llorch_serve.errors import (
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt, Timings, TokenPrompt
 from llorch_serve.rpc import MAX_MESSAGE_BYTES
 from llorch_serve.sampling.params import SamplingParams
-from rpc_harness import running_server
+from support.fakes.generator import INFO, LOAD, FakeGenerator
+from support.harness.rpc import running_server
 
 
 def request(request_id="a", prompt=TextPrompt("Hello"), **sampling):  # noqa: B008 - frozen

@@ -10,10 +10,10 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from fake_generator import INFO, PATIENCE_S, FakeGenerator
 from llorch_serve.errors import CancelledError, QueueFullError, UnavailableError
 from llorch_serve.rpc import worker_pb2 as pb
-from rpc_harness import open_stub, running_server
+from support.fakes.generator import INFO, PATIENCE_S, FakeGenerator
+from support.harness.rpc import open_stub, running_server
 
 METHOD = "/llorch.v1.GenerationService/"
 

@@ -15,8 +15,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from fake_generator import PATIENCE_S
 from llorch_serve.terminal import serve
+from support.fakes.generator import PATIENCE_S
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -10,15 +10,12 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-import fake_generator
-from fake_generator import PATIENCE_S, FakeGenerator
 from llorch_serve.errors import ArtifactError, PortError, UnavailableError
 from llorch_serve.lifecycle.serving import serve
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
@@ -26,7 +23,9 @@ from llorch_serve.rpc import server as rpc_server
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.rpc.status import read_status
-from rpc_harness import RunningServer, held_up, open_stub, running_server
+from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.processes import with_scripts
+from support.harness.rpc import RunningServer, held_up, open_stub, running_server
 
 STATUS = health_pb2.HealthCheckResponse
 REQUEST = pb.GenerateRequest(input=pb.Input(text="Hi"), sampling=pb.Sampling(max_tokens=2))
@@ -228,8 +227,10 @@ def test_a_second_signal_does_not_wait_for_the_load():
 @contextmanager
 def worker_process(mode, drain_timeout_s):
     """The fake worker as a process; yields it and its address, and kills what is left of it."""
-    command = [sys.executable, str(Path(fake_generator.__file__)), mode, str(drain_timeout_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "support.fakes.generator", mode, str(drain_timeout_s)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=with_scripts()
+    ) as process:
         try:
             bound = process.stdout.readline().split()
             assert process.stdout.readline().split() == ["READY", bound[1]]

@@ -14,8 +14,8 @@ from grpc_status import rpc_status
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.rpc import worker_pb2 as pb
-from rpc_harness import open_stub, running_server
-from worker_harness import PATIENCE_S, VOCAB, ask, make_worker, request
+from support.harness.rpc import open_stub, running_server
+from support.harness.worker import PATIENCE_S, VOCAB, ask, make_worker, request
 
 PROMPT = (40, 41, 42)
 NUMBERS = (math.nan, math.inf, -math.inf)

@@ -12,7 +12,7 @@ import pytest
 from worker_scores import WorkerScores
 
 from conftest import REPOSITORY
-from processes import WorkerProcess
+from support.harness.processes import WorkerProcess
 from tolerances import LOGPROBS
 
 pytestmark = [pytest.mark.real_model, pytest.mark.reference]

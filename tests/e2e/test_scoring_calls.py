@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from worker_scores import WorkerScores, find_access, grouped, windows
 
-from certificates import make_certificates
-from fake_session import Call, continuation, next_logits
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.client.channel import PLAIN
 from llorch_serve.config import EngineConfig
@@ -28,8 +26,10 @@ from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Certificate, Security
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.worker import Worker
-from rpc_harness import open_stub, running_server
-from worker_harness import CONTEXT, PATIENCE_S, TOKENIZER, VOCAB, make_session, make_worker
+from support.builders.certificates import make_certificates
+from support.fakes.session import Call, continuation, next_logits
+from support.harness.rpc import open_stub, running_server
+from support.harness.worker import CONTEXT, PATIENCE_S, TOKENIZER, VOCAB, make_session, make_worker
 
 PROMPT = tuple(range(5, 20))
 BOS = 3

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REPOSITORY
-from processes import WorkerProcess, environment, interpreter
+from support.harness.processes import WorkerProcess, environment, interpreter
 
 pytestmark = [pytest.mark.lmeval, pytest.mark.real_model]
 

@@ -11,14 +11,14 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from checkpoints import write_hf_folder
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import UnavailableError
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.runtime import huge_pages
 from llorch_serve.sampling.params import SamplingParams
-from processes import PATIENCE_S, llorch_here, running, serving
+from support.builders.checkpoints import write_hf_folder
+from support.harness.processes import PATIENCE_S, llorch_here, running, serving
 
 
 def endless(request_id="endless", tokens=150_000):

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from certificates import make_certificates
-from fake_generator import FakeGenerator
-from http_harness import running_front
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.requests import GenerationUpdate
 from llorch_serve.terminal import bench_serving
 from llorch_serve.terminal.beside import read_tls
-from processes import llorch_here, serving
-from rpc_harness import running_server
+from support.builders.certificates import make_certificates
+from support.fakes.generator import FakeGenerator
+from support.harness.http import running_front
+from support.harness.processes import llorch_here, serving
+from support.harness.rpc import running_server
 
 QUICK = ("--prompt-tokens", "20", "--max-tokens", "9", "--repeat", "2", "--requests", "6")
 

@@ -8,7 +8,7 @@ import copy
 
 import pytest
 
-from serving_cost import ASKED, STREAMS, WAYS, Costs, measure, missed, table
+from measure.serving_cost import ASKED, STREAMS, WAYS, Costs, measure, missed, table
 
 
 def test_every_way_and_wait_is_measured_once_a_round(long):

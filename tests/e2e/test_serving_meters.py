@@ -8,15 +8,15 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fake_generator import PATIENCE_S
-from http_harness import send
 from llorch_serve.bench.serving.arrivals import ClosedLoop
 from llorch_serve.bench.serving.figures import compute_figures
 from llorch_serve.bench.serving.load import LoadGenerator
 from llorch_serve.bench.serving.over_grpc import GrpcCall
 from llorch_serve.bench.serving.work import Lengths, drawn_jobs
 from llorch_serve.client.asynchronous import AsyncWorkerClient
-from processes import serving
+from support.fakes.generator import PATIENCE_S
+from support.harness.http import send
+from support.harness.processes import serving
 
 pytestmark = pytest.mark.real_model
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from processes import serving
-from soak import CLIENTS, QUEUE, SLOTS, Soaked, judge, load, table
-from soak_clients import CYCLE, Seen, Work
-from watching import Footprint, Watched
+from measure.soak import CLIENTS, QUEUE, SLOTS, Soaked, judge, load, table
+from measure.soak_clients import CYCLE, Seen, Work
+from measure.watching import Footprint, Watched
+from support.harness.processes import serving
 
 REQUESTS = 4 * CLIENTS
 

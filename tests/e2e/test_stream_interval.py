@@ -9,8 +9,8 @@ import pytest
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import llorch, serving
-from serving_cost import OverHttp
+from measure.serving_cost import OverHttp
+from support.harness.processes import llorch, serving
 
 TOKENS, INTERVAL = 22, 5
 REQUEST = GenerationRequest(

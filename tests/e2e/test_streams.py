@@ -14,7 +14,7 @@ from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-from processes import PATIENCE_S
+from support.harness.processes import PATIENCE_S
 
 pytestmark = pytest.mark.real_model
 

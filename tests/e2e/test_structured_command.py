@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from processes import llorch, llorch_here
+from support.harness.processes import llorch, llorch_here
 
 pytest.importorskip("llguidance")
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from adapters import write_adapter
-from checkpoints import tiny_llama_config, write_hf_folder
-from processes import llorch, llorch_here
+from support.builders.adapters import write_adapter
+from support.builders.checkpoints import tiny_llama_config, write_hf_folder
+from support.harness.processes import llorch, llorch_here
 
 pytestmark = pytest.mark.reference
 KEYS = {"kl", "top1", "max_abs", "tokens", "oracle"}

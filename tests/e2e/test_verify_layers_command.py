@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_serve.artifact.folder import load_artifact
-from processes import environment, llorch, llorch_here
-from reference_files import own_reference
-from tiny_exports import random_ids
+from support.builders.checkpoints import write_hf_folder
+from support.builders.reference_files import own_reference
+from support.builders.tiny_exports import random_ids
+from support.harness.processes import environment, llorch, llorch_here
 
 
 @pytest.fixture(scope="module")

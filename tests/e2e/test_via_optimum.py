@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from arch_rows import HF
-from checkpoints import write_hf_folder
-from processes import interpreter, llorch_here
-from tiny_exports import random_ids
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import random_ids
+from support.harness.processes import interpreter, llorch_here
 
 pytestmark = [pytest.mark.optimum, pytest.mark.reference]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from llorch_serve.artifact.folder import load_artifact
-from processes import llorch, serving
-from reference_files import own_reference
-from terminal import terminal
-from tiny_exports import random_ids
+from support.builders.reference_files import own_reference
+from support.builders.tiny_exports import random_ids
+from support.harness.processes import llorch, serving
+from support.harness.terminal import terminal
 
 REPOSITORY = Path(__file__).parents[2]
 ABSENT = ("torch", "transformers", "onnx", "onnx_ir", "safetensors", "gguf", "ml_dtypes", "prompt_toolkit")

@@ -14,17 +14,19 @@ import msgspec
 import numpy as np
 import sentencepiece
 
-import adapters
-import bench_reports
-import chat_templates
-import checkpoints
-import foreign_folders
-import tiny_artifact
-import tiny_tokenizers
 from fuzz.targets import CORPUS, SMALLEST, TOOL
 from llorch_serve.artifact.manifest import encode_manifest
 from llorch_serve.fidelity.reference_file import ReferenceHeader, text_hash, write_reference
 from llorch_serve.rpc import worker_pb2 as pb
+from support.builders import (
+    adapters,
+    bench_reports,
+    chat_templates,
+    checkpoints,
+    foreign_folders,
+    tiny_artifact,
+    tiny_tokenizers,
+)
 
 
 def seeds(scratch: Path) -> Iterator[tuple[str, str, bytes]]:

@@ -20,7 +20,6 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from checkpoints import tiny_config, tiny_tokenizer_json
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.safetensors import file_tensors, folder_tensors
@@ -53,6 +52,7 @@ from llorch_serve.rpc.convert_prompt import read_prompt, read_token_ids
 from llorch_serve.rpc.convert_score import read_score_request
 from llorch_serve.rpc.wire import check_fields
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
+from support.builders.checkpoints import tiny_config, tiny_tokenizer_json
 
 CORPUS = Path(__file__).parent.parent / "data" / "fuzz"
 CALLER = Caller("", "somebody", "an-id")

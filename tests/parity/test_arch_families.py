@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arch_rows import GGUF, HF
-from checkpoints import write_gguf, write_hf_folder
-from stepwise import check_steps, reference
-from tiny_exports import export_tiny, open_tiny, random_ids
+from support.builders.arch_rows import GGUF, HF
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
+from support.oracles.stepwise import check_steps, reference
 from tolerances import FP32_LOGITS, STEPWISE_LOGITS
 
 TOKENS = 128

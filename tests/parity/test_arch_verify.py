@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arch_rows import GGUF, HF
-from checkpoints import write_gguf, write_hf_folder
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.divergence import verify
 from llorch_export.verify.reference import Reference
 from llorch_serve.bench.workload import sample_text
-from tiny_exports import export_tiny, random_ids, silent
+from support.builders.arch_rows import GGUF, HF
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import export_tiny, random_ids, silent
 from tolerances import FP32_LOGITS
 
 pytestmark = pytest.mark.reference

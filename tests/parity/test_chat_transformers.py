@@ -17,14 +17,22 @@ from typing import Any
 import jinja2
 import pytest
 
-from chat_templates import CONVERSATIONS, DOCUMENTS, TEMPLATES, TOOL_CONVERSATIONS, TOOLS, encoded, rendered
 from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.tokenizer.reading import tokenizer_from_gguf
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage
 from llorch_serve.text.tokenizer import Tokenizer
-from tiny_tokenizers import BUILDERS, byte_level
+from support.builders.chat_templates import (
+    CONVERSATIONS,
+    DOCUMENTS,
+    TEMPLATES,
+    TOOL_CONVERSATIONS,
+    TOOLS,
+    encoded,
+    rendered,
+)
+from support.builders.tiny_tokenizers import BUILDERS, byte_level
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.reference

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints import write_gguf, write_hf_folder
-from gguf_blocks import random_blocks
 from llorch_export.options import ExportOptions, Rule
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.loading.worker import load_worker
 from llorch_serve.sampling.logprobs import TokenLogprobs
 from llorch_serve.worker.worker import Worker
-from ties import TIE, Tie, parting
-from tiny_exports import export_tiny, random_ids
-from worker_harness import Sink, ask, request
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import export_tiny, random_ids
+from support.harness.worker import Sink, ask, request
+from support.oracles.gguf_blocks import random_blocks
+from support.oracles.ties import TIE, Tie, parting
 
 SLOTS = 33
 PROMPT = random_ids(91, seed=3)  # an odd rest after chunks of 32 and of 64

@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from checkpoints import VOCAB_SIZE
-from foreign_folders import greedy, reference, write_genai_folder, write_optimum_folder
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.foreign.growing import GrowingSession
@@ -23,7 +21,9 @@ from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import GenerationUpdate
 from llorch_serve.worker.served import ServedSession
 from llorch_serve.worker.worker import Worker
-from worker_harness import Sink, request
+from support.builders.checkpoints import VOCAB_SIZE
+from support.builders.foreign_folders import greedy, reference, write_genai_folder, write_optimum_folder
+from support.harness.worker import Sink, request
 
 PROMPTS = [[5], [9, 8, 7], list(range(100, 140)), [300, 2, 2, 17, 450, 33, 8, 1, 0, 511, 60]]
 TOLERANCE = 1e-4

@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import numpy_llama
-from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
-from tiny_exports import all_logits, export_tiny, random_ids
+from support.builders.checkpoints import (
+    tiny_config,
+    tiny_llama_config,
+    tiny_weights,
+    write_gguf,
+    write_hf_folder,
+)
+from support.builders.tiny_exports import all_logits, export_tiny, random_ids
+from support.oracles import numpy_llama
 from tolerances import FP32_LOGITS, SAME_GRAPH_LOGITS
 
 LLAMA3 = {

@@ -12,8 +12,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-import numpy_llama
-from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.formats.module import ModuleFormat
 from llorch_export.formats.precisions import BITS
 from llorch_export.graph.blocks import quantised
@@ -21,8 +19,16 @@ from llorch_export.options import ExportOptions
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Precision, Recipe
 from llorch_serve.fidelity.divergence import DivergenceSum
-from quantised_numpy import dequantise
-from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
+from support.builders.checkpoints import (
+    Weights,
+    tiny_config,
+    tiny_llama_config,
+    tiny_weights,
+    write_hf_folder,
+)
+from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids
+from support.oracles import numpy_llama
+from support.oracles.quantised_numpy import dequantise
 from tolerances import (
     KL_LEVEL_4_INT4,
     KL_LEVEL_4_INT8,

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import numpy_llama
-from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_serve.runtime.session import DecoderSession
-from tiny_exports import export_tiny, open_tiny, random_ids
+from support.builders.checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
+from support.oracles import numpy_llama
 from tolerances import FP32_LOGITS, NUMPY_LOGITS, STEPWISE_LOGITS
 
 LLAMA3 = {

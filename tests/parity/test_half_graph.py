@@ -12,13 +12,13 @@ import onnx
 import onnxruntime
 import pytest
 
-import numpy_llama
-from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from half_precision import as_bfloat16, as_float16, rounded, stored
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.providers import CPU
-from tiny_exports import export_tiny, open_tiny, random_ids
+from support.builders.checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
+from support.oracles import numpy_llama
+from support.oracles.half_precision import as_bfloat16, as_float16, rounded, stored
 from tolerances import FP16_LOGITS, FP32_LOGITS, KL_FP16, KL_LEVEL_4_INT8
 
 Array = npt.NDArray[np.float32]

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
-from half_precision import write_folder_with_a_bad_token, write_swollen_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import ExportResult, export
 from llorch_export.verify import float_range as probe
 from llorch_export.verify.float_range import probe_activations
 from llorch_serve.errors import ArtifactError, ProviderError
-from tiny_exports import export_tiny, open_tiny, random_ids, silent
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny, random_ids, silent
+from support.oracles.half_precision import write_folder_with_a_bad_token, write_swollen_folder
 from tolerances import FP16_LOGITS
 
 BAD_TOKEN = 511

@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from arch_rows import HF
-from checkpoints import write_hf_folder
 from llorch_export.artifact.cache_scales import measure_scales
 from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
@@ -20,7 +18,9 @@ from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.runtime.opening import open_session
 from llorch_serve.runtime.session import DecoderSession
-from tiny_exports import export_tiny, random_ids
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, random_ids
 from tolerances import KL_INT8_CACHE
 
 Logits = npt.NDArray[np.float32]

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arch_rows import HF
-from checkpoints import of_family, write_gguf, write_hf_folder
-from genai_feeding import GenaiFeeder
 from llorch_export.options import Rule
 from llorch_serve.artifact.folder import Artifact
-from tiny_exports import export_tiny, open_tiny, random_ids
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import of_family, write_gguf, write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
+from support.oracles.genai_feeding import GenaiFeeder
 from tolerances import STEPWISE_LOGITS
 
 Export = Callable[..., Artifact]

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from adapters import write_adapter
-from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from llorch_export.verify.layers.stages import Kind
 from llorch_export.verify.layers.verify import LayerReport, verify_layers
 from llorch_serve.errors import UsageError
-from tiny_exports import contents, export_tiny, silent
+from support.builders.adapters import write_adapter
+from support.builders.checkpoints import tiny_llama_config, write_gguf, write_hf_folder
+from support.builders.tiny_exports import contents, export_tiny, silent
 
 pytestmark = pytest.mark.reference
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import arch_rows
-from checkpoints import write_hf_folder
 from llorch_export.verify.layers.stages import Kind
 from llorch_export.verify.layers.verify import verify_layers
-from tiny_exports import export_tiny, silent
+from support.builders import arch_rows
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, silent
 
 pytestmark = pytest.mark.reference
 

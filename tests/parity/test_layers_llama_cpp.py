@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints import Weights, write_gguf
 from llorch_export.verify.layers.stages import Kind, Measure
 from llorch_export.verify.layers.verify import verify_layers
-from tiny_exports import export_tiny, silent
+from support.builders.checkpoints import Weights, write_gguf
+from support.builders.tiny_exports import export_tiny, silent
 
 pytestmark = [
     pytest.mark.llamacpp,

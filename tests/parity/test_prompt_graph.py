@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
@@ -22,7 +21,8 @@ from llorch_serve.providers import takes_no_rows
 from llorch_serve.runtime import opening as session_opening
 from llorch_serve.runtime.opening import open_session
 from llorch_serve.runtime.session import DecoderSession
-from tiny_exports import contents, export_tiny, random_ids, silent
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import contents, export_tiny, random_ids, silent
 
 ROWS: dict[str, Any] = {
     "precision": "int8",

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KvLayout
 from llorch_serve.cache.device_cache import DeviceCache
@@ -21,8 +20,9 @@ from llorch_serve.providers import CPU, ActiveProvider, Memory
 from llorch_serve.providers.table import find_provider
 from llorch_serve.runtime import opening as session_module
 from llorch_serve.runtime.session import DecoderSession
-from slot_calls import slot_calls
-from tiny_exports import export_tiny, open_tiny
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny
+from support.harness.slot_calls import slot_calls
 
 KV = KvLayout(layers=2, kv_heads=2, head_dim=16)
 CAPACITY = KvCapacity(slots=2, context=8, bytes_per_token=KV.bytes_per_token, budget=16)

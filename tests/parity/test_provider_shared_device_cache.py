@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.config import SessionConfig
@@ -22,9 +21,10 @@ from llorch_serve.runtime import opening as session_module
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.opening import open_session
 from llorch_serve.runtime.session import DecoderSession
-from played_memory import PlayedMemory
-from slot_calls import slot_calls
-from tiny_exports import export_tiny, open_tiny, random_ids
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
+from support.fakes.played_memory import PlayedMemory
+from support.harness.slot_calls import slot_calls
 
 Opener = Callable[..., DecoderSession]
 

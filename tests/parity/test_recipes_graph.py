@@ -11,9 +11,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-import numpy_llama
-from arch_rows import HF
-from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.formats.module import ModuleFormat
 from llorch_export.formats.precisions import BITS
 from llorch_export.graph.blocks import quantised
@@ -22,8 +19,17 @@ from llorch_export.options import ExportOptions, Rule
 from llorch_export.preview import preview
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Precision, Quantizer
-from quantised_numpy import dequantise
-from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import (
+    Weights,
+    tiny_config,
+    tiny_llama_config,
+    tiny_weights,
+    write_hf_folder,
+)
+from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids
+from support.oracles import numpy_llama
+from support.oracles.quantised_numpy import dequantise
 from tolerances import QUANTISED_LOGITS_LEVEL_0, STEPWISE_LOGITS
 
 IDS = random_ids(60)

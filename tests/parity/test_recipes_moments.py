@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import numpy_llama
-from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.options import Rule
 from llorch_export.source.open import open_checkpoint
@@ -21,7 +19,9 @@ from llorch_export.verify.reference import Reference
 from llorch_serve.errors import UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.text.tokenizer import Tokenizer
-from tiny_exports import all_logits, export_tiny, random_ids, silent
+from support.builders.checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
+from support.builders.tiny_exports import all_logits, export_tiny, random_ids, silent
+from support.oracles import numpy_llama
 
 RELATIVE = 1e-4
 

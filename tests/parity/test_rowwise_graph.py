@@ -11,16 +11,16 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-import numpy_llama
-from checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
-from integer_numpy import Matrix, quarter_product, row_product
 from llorch_export.inspect.contents import contents
 from llorch_export.inspect.modules import stored_modules
 from llorch_export.options import Rule
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Activations
 from llorch_serve.fidelity.divergence import DivergenceSum
-from tiny_exports import all_logits, export_tiny, open_tiny, random_ids
+from support.builders.checkpoints import tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
+from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids
+from support.oracles import numpy_llama
+from support.oracles.integer_numpy import Matrix, quarter_product, row_product
 from tolerances import KL_ROW_CODES, KL_ROW_TINY
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from arch_rows import HF
-from checkpoints import Weights, write_hf_folder
 from llorch_export.inspect.modules import StoredModule, stored_modules
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
@@ -22,7 +20,9 @@ from llorch_export.preview import preview
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.errors import UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
-from tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import Weights, write_hf_folder
+from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from tolerances import KL_ROW_TINY
 
 IDS = random_ids(100)

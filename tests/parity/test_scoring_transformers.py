@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import GenerationRequest, GenerationUpdate, ScoreRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local import score, stream
 from llorch_serve.worker.worker import Worker
-from tiny_exports import export_tiny, random_ids
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, random_ids
 from tolerances import LOGPROBS
 
 pytestmark = pytest.mark.reference

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from checkpoints import VOCAB_SIZE, write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import Artifact
@@ -25,6 +24,7 @@ from llorch_serve.runtime import opening as session_module
 from llorch_serve.runtime.graph_loading import runtime_options
 from llorch_serve.runtime.opening import LoadReport, open_session
 from llorch_serve.runtime.session import DecoderSession
+from support.builders.checkpoints import VOCAB_SIZE, write_hf_folder
 
 Logits = npt.NDArray[np.float32]
 TOLERANCE = {"fp32": 2e-5, "fp16": 0.02, "int8": 0.1}  # one row alone against many together

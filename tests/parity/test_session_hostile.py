@@ -14,7 +14,6 @@ import msgspec
 import onnx
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
@@ -23,6 +22,7 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.runtime.opening import open_session
 from llorch_serve.runtime.session import DecoderSession
+from support.builders.checkpoints import write_hf_folder
 
 DATA = "model.onnx.data"
 

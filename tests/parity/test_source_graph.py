@@ -14,16 +14,16 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-import numpy_llama
-from checkpoints import Weights, tiny_config, write_gguf, write_hf_folder
-from gguf_blocks import AFFINE, SYMMETRIC, random_blocks
 from llorch_export.options import KL_LIMIT, ExportOptions
 from llorch_export.preview import preview
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
-from tiny_exports import all_logits, contents, export_tiny, random_ids
+from support.builders.checkpoints import Weights, tiny_config, write_gguf, write_hf_folder
+from support.builders.tiny_exports import all_logits, contents, export_tiny, random_ids
+from support.oracles import numpy_llama
+from support.oracles.gguf_blocks import AFFINE, SYMMETRIC, random_blocks
 from tolerances import KL_LEVEL_4_INT8, KL_WIDENED_OFFSETS, QUANTISED_LOGITS_LEVEL_0
 
 SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 512}

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import gguf_from_folder
-import trained_llama
-from checkpoints import write_gguf
-from gguf_blocks import K_TYPES, dequantised, encoded
 from llorch_export.options import KL_LIMIT
 from llorch_export.verify.divergence import verify
 from llorch_serve.bench.workload import sample_text
-from tiny_exports import export_tiny, silent
+from support.builders import gguf_from_folder, trained_llama
+from support.builders.checkpoints import write_gguf
+from support.builders.tiny_exports import export_tiny, silent
+from support.oracles.gguf_blocks import K_TYPES, dequantised, encoded
 
 pytestmark = pytest.mark.reference
 

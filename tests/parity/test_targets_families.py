@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arch_rows import HF
-from checkpoints import write_hf_folder
 from llorch_serve.artifact.manifest import Target
 from llorch_serve.runtime.fixed_session import FixedSession
-from stepwise import check_steps, reference
-from tiny_exports import Logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import Logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
+from support.oracles.stepwise import check_steps, reference
 from tolerances import FP32_LOGITS
 
 TOKENS = 128

@@ -14,8 +14,6 @@ import onnx
 import onnxruntime
 import pytest
 
-import numpy_llama
-from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.formats.module import Formats
 from llorch_export.formats.precisions import BITS
 from llorch_export.graph import dequantize
@@ -26,8 +24,23 @@ from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.providers import ActiveProvider
-from quantised_numpy import dequantise
-from tiny_exports import Logits, all_logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
+from support.builders.checkpoints import (
+    Weights,
+    tiny_config,
+    tiny_llama_config,
+    tiny_weights,
+    write_hf_folder,
+)
+from support.builders.tiny_exports import (
+    Logits,
+    all_logits,
+    export_tiny,
+    open_fixed_tiny,
+    open_tiny,
+    random_ids,
+)
+from support.oracles import numpy_llama
+from support.oracles.quantised_numpy import dequantise
 from tolerances import KL_HALF_TARGETS, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0, STEPWISE_LOGITS
 
 IDS = random_ids(60)

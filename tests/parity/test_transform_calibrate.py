@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arch_rows import HF
-from checkpoints import write_gguf, write_hf_folder
 from llorch_export.source.open import open_checkpoint
 from llorch_export.transform import calibrate as module
 from llorch_export.transform.calibrate import calibrate
 from llorch_export.verify.layers.reference import observe
 from llorch_export.verify.reference import Reference
-from tiny_exports import random_ids, silent
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import random_ids, silent
 
 pytestmark = pytest.mark.reference
 

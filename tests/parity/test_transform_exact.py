@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints import write_gguf, write_hf_folder
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.reference import Reference
-from tiny_exports import all_logits, export_tiny, random_ids
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import all_logits, export_tiny, random_ids
+from support.builders.transform_rows import ALL, EACH, MEASURED, TEXT, TOGETHER, uneven
 from tolerances import FP32_LOGITS
-from transform_rows import ALL, EACH, MEASURED, TEXT, TOGETHER, uneven
 
 pytestmark = pytest.mark.reference
 

@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 import pytest
 
-from arch_rows import HF
-from checkpoints import write_hf_folder
 from llorch_export.terminal.layers import table
 from llorch_export.verify.divergence import verify
 from llorch_export.verify.layers.stages import Kind
 from llorch_export.verify.layers.turned import TURNED
 from llorch_export.verify.layers.verify import LayerReport, verify_layers
-from tiny_exports import export_tiny, silent
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, silent
+from support.builders.transform_rows import ALL, TEXT, uneven
 from tolerances import KL_FP32
-from transform_rows import ALL, TEXT, uneven
 
 pytestmark = pytest.mark.reference
 

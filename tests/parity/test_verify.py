@@ -10,15 +10,22 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import numpy_llama
-from adapters import write_adapter
-from checkpoints import Weights, tiny_config, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.divergence import Verification, verify
 from llorch_export.verify.reference import Reference
 from llorch_serve.bench.workload import sample_text
 from llorch_serve.errors import ArtifactError
-from tiny_exports import export_tiny, random_ids, silent
+from support.builders.adapters import write_adapter
+from support.builders.checkpoints import (
+    Weights,
+    tiny_config,
+    tiny_llama_config,
+    tiny_weights,
+    write_gguf,
+    write_hf_folder,
+)
+from support.builders.tiny_exports import export_tiny, random_ids, silent
+from support.oracles import numpy_llama
 from tolerances import KL_FP32, NUMPY_LOGITS
 
 pytestmark = pytest.mark.reference

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_export.source.open import open_checkpoint
-from raw_safetensors import KINDS, load, save
+from support.builders.checkpoints import write_hf_folder
+from support.builders.raw_safetensors import KINDS, load, save
 
 pytestmark = pytest.mark.reference
 

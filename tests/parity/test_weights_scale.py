@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints import Weights, write_hf_folder
 from llorch_export.options import KL_LIMIT
 from llorch_serve.fidelity.divergence import DivergenceSum
-from tiny_exports import all_logits, export_tiny, random_ids
+from support.builders.checkpoints import Weights, write_hf_folder
+from support.builders.tiny_exports import all_logits, export_tiny, random_ids
 from tolerances import FP32_LOGITS
 
 pytestmark = pytest.mark.reference

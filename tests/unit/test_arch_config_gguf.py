@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from arch_rows import GGUF, HF, LONG, SHORT
-from checkpoints import gguf_metadata, gguf_tensor_name, of_family, tiny_llama_config
 from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
+from support.builders.arch_rows import GGUF, HF, LONG, SHORT
+from support.builders.checkpoints import gguf_metadata, gguf_tensor_name, of_family, tiny_llama_config
 
 
 def parse(

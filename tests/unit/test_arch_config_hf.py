@@ -8,13 +8,13 @@ import math
 import msgspec
 import pytest
 
-from arch_rows import HF
-from checkpoints import of_family, tiny_config, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors, stored_tensors
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import of_family, tiny_config, tiny_llama_config
 
 # transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the
 # latter.

@@ -10,14 +10,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from arch_rows import HF, LONG, SHORT
-from checkpoints import of_family, tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import resolve_context
 from llorch_export.preview import preview
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError, UsageError
-from tiny_exports import export_tiny
+from support.builders.arch_rows import HF, LONG, SHORT
+from support.builders.checkpoints import (
+    of_family,
+    tiny_llama_config,
+    tiny_weights,
+    write_gguf,
+    write_hf_folder,
+)
+from support.builders.tiny_exports import export_tiny
 
 LONGROPE = HF["phi3, longrope, all short"]  # 256 positions, 128 before extension
 

@@ -15,7 +15,7 @@ import pytest
 from llorch_serve.artifact.folder import MANIFEST_NAME, MAX_MANIFEST_BYTES, is_artifact, load_artifact
 from llorch_serve.artifact.manifest import Manifest, decode_manifest, encode_manifest
 from llorch_serve.errors import ArtifactError
-from tiny_artifact import CONTENT, tiny_manifest, write_tiny_artifact
+from support.builders.tiny_artifact import CONTENT, tiny_manifest, write_tiny_artifact
 
 Edit = Callable[[dict[str, Any]], object]
 

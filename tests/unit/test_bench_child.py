@@ -33,7 +33,7 @@ from llorch_serve.bench.protocol import (
 from llorch_serve.bench.schema import OfflineTest
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError, ResourceError
-from worker_harness import CONTEXT, make_session, make_worker
+from support.harness.worker import CONTEXT, make_session, make_worker
 
 TEST = OfflineTest(work="mixed", prompt_tokens=4, generated_tokens=3, streams=2)
 DEEP = OfflineTest(work="decode", prompt_tokens=2, generated_tokens=3, streams=1, depth=40)

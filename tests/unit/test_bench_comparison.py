@@ -7,11 +7,22 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bench_reports import DECODE, DEEP, HOST, MODEL, PREFILL, entry, fidelity, report, rows, speed
 from llorch_serve.bench.comparison import Comparison, Limits, compare_reports
 from llorch_serve.bench.schema import Problem, Report, Row, figure
 from llorch_serve.bench.tables import compared
 from llorch_serve.errors import UsageError
+from support.builders.bench_reports import (
+    DECODE,
+    DEEP,
+    HOST,
+    MODEL,
+    PREFILL,
+    entry,
+    fidelity,
+    report,
+    rows,
+    speed,
+)
 
 BEFORE = report(entry("cpu", rows((100.0, 110.0), (50.0, 52.0)), fidelity=fidelity()))
 

@@ -11,7 +11,7 @@ import pytest
 
 from llorch_serve.bench.entries import Wanted, find_entries
 from llorch_serve.errors import ProviderError, UsageError
-from tiny_artifact import tiny_manifest, write_tiny_artifact
+from support.builders.tiny_artifact import tiny_manifest, write_tiny_artifact
 
 
 @pytest.fixture

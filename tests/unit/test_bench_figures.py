@@ -35,7 +35,7 @@ from llorch_serve.requests import (
     UpdateSink,
 )
 from llorch_serve.worker.local import stream
-from worker_harness import make_session, make_worker
+from support.harness.worker import make_session, make_worker
 
 
 def test_one_stream() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from fake_session import Call
 from llorch_serve.bench import measure
 from llorch_serve.bench.energy import EnergyMeter
 from llorch_serve.bench.measure import LocalBackend, StreamRecord
@@ -20,7 +19,8 @@ from llorch_serve.bench.schema import OfflineTest
 from llorch_serve.engine.capabilities import FULL
 from llorch_serve.errors import UnsupportedError, UsageError
 from llorch_serve.requests import GenerationRequest, TokenPrompt
-from worker_harness import VOCAB, make_session, make_worker
+from support.fakes.session import Call
+from support.harness.worker import VOCAB, make_session, make_worker
 
 NO_ENERGY = EnergyMeter((), "none")
 MIXED = OfflineTest(work="mixed", prompt_tokens=8, generated_tokens=6, streams=2)

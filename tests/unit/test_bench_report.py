@@ -16,13 +16,13 @@ import jsonschema
 import msgspec
 import pytest
 
-from bench_reports import DECODE, DEEP, MODEL, PREFILL, entry, fidelity, report, rows, speed
 from llorch_serve.bench import words
 from llorch_serve.bench.page import html
 from llorch_serve.bench.schema import Energy, Problem, Report, Row, ServingTest, Share, figure, read_report
 from llorch_serve.bench.tables import comma_separated, markdown, terminal
 from llorch_serve.bench.verdict import verdict
 from llorch_serve.errors import UsageError
+from support.builders.bench_reports import DECODE, DEEP, MODEL, PREFILL, entry, fidelity, report, rows, speed
 
 FAST = entry("fast", rows((400.0, 410.0), (50.0, 52.0)), fidelity=fidelity(0.008))
 EXACT = entry(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bench_reports import DECODE, PREFILL, Scripted
 from llorch_serve.bench.entries import Wanted
 from llorch_serve.bench.process import ProblemError
 from llorch_serve.bench.protocol import Settings
@@ -18,6 +17,7 @@ from llorch_serve.bench.rounds import Plan, compare
 from llorch_serve.bench.schema import Entry, OfflineTest, Problem
 from llorch_serve.config import SessionConfig
 from llorch_serve.providers import ProviderChoice
+from support.builders.bench_reports import DECODE, PREFILL, Scripted
 
 Log = list[tuple[str, str]]
 

@@ -12,13 +12,22 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_templates import CONVERSATIONS, JSON, LLAMA2, LLAMA3, SMOLLM2, conversation, encoded, rendered
 from llorch_serve.chat import template as chat_module
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import ArtifactError, InvalidRequestError
 from llorch_serve.requests import ChatMessage
 from llorch_serve.text.tokenizer import Tokenizer
-from tiny_tokenizers import BUILDERS, byte_fallback, byte_level
+from support.builders.chat_templates import (
+    CONVERSATIONS,
+    JSON,
+    LLAMA2,
+    LLAMA3,
+    SMOLLM2,
+    conversation,
+    encoded,
+    rendered,
+)
+from support.builders.tiny_tokenizers import BUILDERS, byte_fallback, byte_level
 
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-from chat_templates import LLAMA2, LLAMA3, SMOLLM2, conversation, encoded, rendered
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage, ToolCall
 from llorch_serve.text.tokenizer import Tokenizer
-from tiny_tokenizers import byte_fallback, byte_level, unigram
+from support.builders.chat_templates import LLAMA2, LLAMA3, SMOLLM2, conversation, encoded, rendered
+from support.builders.tiny_tokenizers import byte_fallback, byte_level, unigram
 
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]")
 

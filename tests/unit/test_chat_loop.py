@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fake_generator import INFO
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import FieldViolation, InvalidRequestError, ProviderError
 from llorch_serve.requests import (
@@ -29,6 +28,7 @@ from llorch_serve.terminal.chat_loop import ChatLoop
 from llorch_serve.terminal.chat_screen import TerminalReader
 from llorch_serve.terminal.console import fail, show_aside, write
 from llorch_serve.terminal.conversation import Conversation
+from support.fakes.generator import INFO
 
 DONE = Completion(FinishReason.STOP, "</s>", 7, 5, 1, Timings(0, 1, 2))
 # An answer is its pieces, an exception among them is raised.

@@ -13,14 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_templates import DOCUMENTS, SMOLLM2, TOOL_CONVERSATIONS, TOOLS, conversation, encoded, rendered
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, ToolCall
 from llorch_serve.text.tokenizer import Tokenizer
 from llorch_serve.worker.prompts import PromptEncoder
-from tiny_artifact import tiny_manifest
-from tiny_tokenizers import BUILDERS, byte_fallback, byte_level
+from support.builders.chat_templates import (
+    DOCUMENTS,
+    SMOLLM2,
+    TOOL_CONVERSATIONS,
+    TOOLS,
+    conversation,
+    encoded,
+    rendered,
+)
+from support.builders.tiny_artifact import tiny_manifest
+from support.builders.tiny_tokenizers import BUILDERS, byte_fallback, byte_level
 
 BYTE_LEVEL = Tokenizer(byte_level())
 

@@ -10,7 +10,12 @@ import gguf
 import numpy as np
 import pytest
 
-from checkpoints import (
+from llorch_export.checkpoint import stream
+from llorch_export.checkpoint.gguf import SUPPORTED_TYPES, gguf_model_name
+from llorch_export.checkpoint.gguf_header import read_header
+from llorch_export.source.open import open_checkpoint, open_config
+from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import (
     Weights,
     llama3_frequency_factors,
     permuted,
@@ -19,11 +24,6 @@ from checkpoints import (
     write_gguf,
     write_hf_folder,
 )
-from llorch_export.checkpoint import stream
-from llorch_export.checkpoint.gguf import SUPPORTED_TYPES, gguf_model_name
-from llorch_export.checkpoint.gguf_header import read_header
-from llorch_export.source.open import open_checkpoint, open_config
-from llorch_serve.errors import ArtifactError
 
 SHAPES: list[dict[str, object]] = [
     {},

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoints import write_gguf
 from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import write_gguf
 
 UINT32, STRING, ARRAY, BOOL = 4, 8, 9, 7
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from checkpoints import Weights, tiny_llama_config, tiny_weights, write_hf_folder
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import Weights, tiny_llama_config, tiny_weights, write_hf_folder
 
 INDEX = "model.safetensors.index.json"
 SHARD_2 = "model-00002-of-00003.safetensors"

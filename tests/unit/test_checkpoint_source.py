@@ -10,7 +10,6 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from llorch_export.source.open import (
     fingerprint,
     fingerprint_files,
@@ -19,6 +18,7 @@ from llorch_export.source.open import (
     open_config,
 )
 from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 
 REPO = "some-org/tiny-llama"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

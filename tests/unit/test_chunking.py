@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoints import tiny_llama_config
 from llorch_serve.engine.chunking import STEP, doubling_position, shortened
 from llorch_serve.engine.plan import StepPlan
 from llorch_serve.engine.scheduler import Scheduler
 from llorch_serve.engine.sequence import Sequence
+from support.builders.checkpoints import tiny_llama_config
 
 SMOLLM2 = {
     "hidden_size": 576,

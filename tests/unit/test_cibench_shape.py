@@ -13,8 +13,8 @@ from bench_peers.models import PeersFolder
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
 from bench_peers.shape import Found, Match, section
-from checkpoints import write_gguf
 from llorch_export.source.open import open_checkpoint
+from support.builders.checkpoints import write_gguf
 
 TINY = {
     "HIDDEN": 64,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoints import gguf_metadata, gguf_tensor_name, tiny_llama_config
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import gguf_metadata, gguf_tensor_name, tiny_llama_config
 
 
 def _parse(config: LlamaConfig, changes: dict[str, object] | None = None, **arguments: object) -> LlamaConfig:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import tiny_config
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.config.hf import config_from_hf
 from llorch_export.source.open import open_config
 from llorch_serve.artifact.manifest import RopeConfig
 from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import tiny_config
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 LLAMA3_SCALING = {

@@ -17,7 +17,7 @@ from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.rpc import SERVICE_NAME
 from llorch_serve.rpc.server import _FAREWELL_S, _LAST_CALLS_S
 from llorch_serve.terminal import serve
-from processes import llorch_here
+from support.harness.processes import llorch_here
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fake_session import GREEDY, Call, FakeSession, continuation, greedy_row, sequence_of
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.lookup import PromptLookup
 from llorch_serve.engine.scheduler import Scheduler
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError, ResourceError
 from llorch_serve.sampling.params import ResolvedSampling
+from support.fakes.session import GREEDY, Call, FakeSession, continuation, greedy_row, sequence_of
 
 VOCAB = 32
 

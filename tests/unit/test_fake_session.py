@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fake_session import FakeSession, continuation, next_logits
+from support.fakes.session import FakeSession, continuation, next_logits
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
 

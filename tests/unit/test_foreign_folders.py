@@ -14,8 +14,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, TURN_END_ID, tiny_weights, write_hf_folder
-from foreign_folders import HEADS, LAYERS, SHAPE, write_genai_folder, write_optimum_folder
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.artifact.manifest import GenerationDefaults
@@ -28,7 +26,16 @@ from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.loading.models import load_model, open_model
 from llorch_serve.providers import ProviderChoice
 from llorch_serve.sampling.params import check_defaults
-from tiny_artifact import write_tiny_artifact
+from support.builders.checkpoints import (
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS_ID,
+    TURN_END_ID,
+    tiny_weights,
+    write_hf_folder,
+)
+from support.builders.foreign_folders import HEADS, LAYERS, SHAPE, write_genai_folder, write_optimum_folder
+from support.builders.tiny_artifact import write_tiny_artifact
 
 GENAI, OPTIMUM = ModelKind.GENAI, ModelKind.OPTIMUM
 Edit = Callable[[Path], object]

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fake_session import continuation
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
-from worker_harness import VOCAB, Sink, make_session, make_worker, request
+from support.fakes.session import continuation
+from support.harness.worker import VOCAB, Sink, make_session, make_worker, request
 
 PROMPTS = {
     "a": [5, 6, 7, 8, 9, 10, 11],

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_serve.artifact.manifest import KvLayout
 from llorch_serve.cache.kv_cache import KvCache, KvCapacity
 from llorch_serve.config import SessionConfig
@@ -17,8 +16,9 @@ from llorch_serve.errors import ProviderError
 from llorch_serve.providers import ARITHMETIC, CPU, require_arithmetic
 from llorch_serve.runtime import opening as session
 from llorch_serve.runtime.opening import loaded_bytes, open_session
-from tiny_artifact import tiny_manifest
-from tiny_exports import export_tiny
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_artifact import tiny_manifest
+from support.builders.tiny_exports import export_tiny
 
 
 def test_a_type_without_arithmetic_is_refused_with_what_would_do() -> None:

@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 import pytest
 
-from checkpoints import tiny_llama_config, tiny_weights, write_hf_folder
-from half_precision import Weights, bfloat16_bytes, float16_bytes, stored
 from llorch_export.graph.narrow import Narrowing
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_serve.errors import ArtifactError
-from quantised_numpy import unpack
-from tiny_exports import export_tiny, silent
+from support.builders.checkpoints import tiny_llama_config, tiny_weights, write_hf_folder
+from support.builders.tiny_exports import export_tiny, silent
+from support.oracles.half_precision import Weights, bfloat16_bytes, float16_bytes, stored
+from support.oracles.quantised_numpy import unpack
 
 EDGES = np.array(
     [0, -0.0, 1, 1 + 2**-11, 1 + 3 * 2**-11, 65504, 65519.9, -65519.9, 6e-5, 6e-8, 2.98e-8, -3.1e-8, 1e-30],

@@ -23,7 +23,7 @@ from llorch_serve.errors import UsageError
 from llorch_serve.loading import models
 from llorch_serve.providers import Placement
 from llorch_serve.runtime import huge_pages
-from processes import llorch_here
+from support.harness.processes import llorch_here
 
 PAGE = 2**21
 # Only a kernel can show that memory moves, and old ones, macOS and Windows cannot. That this skips nothing

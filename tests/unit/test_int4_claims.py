@@ -27,7 +27,7 @@ def measured(**changed: tuple[float, float]) -> list[Point]:
 
 
 def test_nothing_is_broken_where_ours_is_below() -> None:
-    from compare_llamacpp import broken
+    from measure.compare_llamacpp import broken
 
     assert not list(broken({0: measured(), 1: measured()}, {}))
 
@@ -37,7 +37,7 @@ def test_nothing_is_broken_where_ours_is_below() -> None:
 def test_one_seed_on_which_ours_loses_is_enough(
     label: str, figures: tuple[float, float], lost_to: int
 ) -> None:
-    from compare_llamacpp import broken
+    from measure.compare_llamacpp import broken
 
     problems = list(broken({0: measured(), 1: measured(**{label: figures})}, {}))
     assert len(problems) == lost_to

@@ -10,13 +10,13 @@ import onnx
 import pytest
 import tokenizers
 
-from checkpoints import BOS, BOS_ID, EOS, EOS_ID, of_family, write_hf_folder
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import EXACT_BYTES
-from tiny_exports import contents, export_tiny, silent
+from support.builders.checkpoints import BOS, BOS_ID, EOS, EOS_ID, of_family, write_hf_folder
+from support.builders.tiny_exports import contents, export_tiny, silent
 
 
 def settings(folder: Path) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fake_session import Call, FakeSession, continuation, greedy_row, sequence_of
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.loop import EngineLoop
 from llorch_serve.engine.scheduler import Scheduler
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.errors import ProviderError, QueueFullError
+from support.fakes.session import Call, FakeSession, continuation, greedy_row, sequence_of
 
 VOCAB = 32
 PATIENCE_S = 20.0

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fake_generator import FakeGenerator
-from http_harness import running_front, send
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.observe.logs import JsonFormatter, LogFormat, LogLevel, TextFormatter, set_up_logging
 from llorch_serve.observe.narration import Narrator
@@ -19,6 +17,8 @@ from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, Sc
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.terminal.beside import open_beside
 from llorch_serve.worker.local import stream
+from support.fakes.generator import FakeGenerator
+from support.harness.http import running_front, send
 
 CANARY = "xylophone-canary"
 TOKEN = "s3cr3t-t0ken"

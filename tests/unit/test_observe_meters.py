@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fake_generator import INFO, LOAD, FakeGenerator
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.observe.meters import Meters
 from llorch_serve.observe.tap import Observed, ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local import stream
+from support.fakes.generator import INFO, LOAD, FakeGenerator
 
 
 def scrape(meters):

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from fake_generator import FakeGenerator
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, QueueFullError
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local import stream
+from support.fakes.generator import FakeGenerator
 
 
 class Recorder:

@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from fake_generator import FakeGenerator
 from llorch_serve.errors import NonFiniteLogitsError, UsageError
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.observe.traces import Tracer, otlp_provider
@@ -19,6 +18,7 @@ from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, Sc
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.terminal.beside import open_beside
 from llorch_serve.worker.local import stream
+from support.fakes.generator import FakeGenerator
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CANARY = "xylophone-canary"

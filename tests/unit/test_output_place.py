@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_export.artifact import place
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
 from llorch_serve.errors import ArtifactError, UsageError
-from tiny_exports import contents, silent
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import contents, silent
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chat_templates import LLAMA3, SMOLLM2, TOOLS, conversation
 from llorch_serve.chat.parsing.answer import AnswerParser, call_id, parser_for
 from llorch_serve.chat.parsing.registry import AnswerFormats, choose_formats
 from llorch_serve.errors import UsageError
 from llorch_serve.requests import ChatMessage, ChatPrompt
+from support.builders.chat_templates import LLAMA3, SMOLLM2, TOOLS, conversation
 
 NAMES = ["hermes", "llama3", "mistral", "granite"]
 PROMPT = ChatPrompt(tuple(conversation("hello")), tools=TOOLS)

@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import pytest
 
-from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, TURN_END_ID, Weights, write_gguf, write_hf_folder
 from llorch_export import pipeline
 from llorch_export.checkpoint import safetensors as safetensors_reader
 from llorch_export.options import ExportOptions
@@ -24,7 +23,16 @@ from llorch_export.pipeline import ExportResult, export
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError, LlorchError, NewerSchemaError, UsageError
-from tiny_exports import all_logits, contents, export_tiny, random_ids, silent
+from support.builders.checkpoints import (
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS_ID,
+    TURN_END_ID,
+    Weights,
+    write_gguf,
+    write_hf_folder,
+)
+from support.builders.tiny_exports import all_logits, contents, export_tiny, random_ids, silent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from certificates import make_certificates
 from llorch_serve.pool.post import Poster, read_url
+from support.builders.certificates import make_certificates
 
 PATIENCE_S = 20.0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import tiny_config
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
 from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import tiny_config
 
 
 @pytest.mark.parametrize("head_dim", [2, 12, 20, 28])

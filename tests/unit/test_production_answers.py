@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from fake_session import Call, continuation
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import EngineStoppedError, InvalidRequestError, LibraryPanicError, QueueFullError
@@ -21,7 +20,8 @@ from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice
 from llorch_serve.text.token_bytes import TokenBytes
 from llorch_serve.text.tokenizer import TextStream
-from worker_harness import CONTEXT, PATIENCE_S, VOCAB, Sink, ask, make_session, make_worker, request
+from support.fakes.session import Call, continuation
+from support.harness.worker import CONTEXT, PATIENCE_S, VOCAB, Sink, ask, make_session, make_worker, request
 
 BAD, GOOD = (9, 9, 9), (8, 8)
 SPOILT = continuation(BAD, 3, VOCAB)[2]

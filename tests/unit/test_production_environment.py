@@ -11,7 +11,7 @@ import typer.main
 
 from llorch_serve import cli
 from llorch_serve.terminal import serve
-from processes import llorch_here
+from support.harness.processes import llorch_here
 
 GROUP = typer.main.get_command(cli.app)
 PARAMS = {p.name: p for p in GROUP.get_command(None, "serve").params if p.param_type_name == "option"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fake_session import sequence_of
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import Sequence
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, PRIORITY_TOKENS, WaitingQueue
 from llorch_serve.errors import QueueFullError
+from support.fakes.session import sequence_of
 
 
 def waiting(name: str, client: str = "a", priority: int = 0, tokens: int = 1) -> Sequence:

@@ -12,7 +12,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fake_runtime import FakeRuntime
 from llorch_export.formats.targets import TARGETS
 from llorch_serve.errors import ProviderError, UsageError
 from llorch_serve.providers import (
@@ -26,6 +25,7 @@ from llorch_serve.providers import (
     check_target,
 )
 from llorch_serve.providers.table import find_provider, names
+from support.fakes.runtime import FakeRuntime
 
 OTHERS = [row for row in PROVIDERS if row.name != "cpu"]
 

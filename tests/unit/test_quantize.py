@@ -13,8 +13,8 @@ import llorch_export.quantize.nearest as nearest_module
 from llorch_export.options import BLOCK_SIZES
 from llorch_export.quantize.layout import Blocks, block_count
 from llorch_export.quantize.nearest import quantize_nearest
-from quantised_numpy import dequantise as dequantise_blocks
-from quantised_numpy import unpack
+from support.oracles.quantised_numpy import dequantise as dequantise_blocks
+from support.oracles.quantised_numpy import unpack
 
 Matrix = npt.NDArray[np.float32]
 

@@ -16,7 +16,7 @@ from llorch_export.options import BLOCK_SIZES
 from llorch_export.quantize.layout import Blocks, block_count
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
-from quantised_numpy import dequantise
+from support.oracles.quantised_numpy import dequantise
 from tolerances import GATHERED_ROWS, MATMUL_RELATIVE_LEVEL_0, MATMUL_STEP_LEVEL_4
 
 Matrix = npt.NDArray[np.float32]

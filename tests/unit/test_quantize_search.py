@@ -16,7 +16,7 @@ from llorch_export.quantize.layout import Blocks, block_count, storable
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
 from llorch_serve.artifact.manifest import ScaleType
-from quantised_numpy import as_stored, dequantise, unpack, zero_points
+from support.oracles.quantised_numpy import as_stored, dequantise, unpack, zero_points
 
 Matrix = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from llorch_export.quantize.feedback import error_factor, quantize_feedback
 from llorch_export.quantize.layout import Blocks
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
-from quantised_numpy import dequantise, unpack, zero_points
+from support.oracles.quantised_numpy import dequantise, unpack, zero_points
 
 Matrix = npt.NDArray[np.float32]
 

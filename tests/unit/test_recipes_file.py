@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import tiny_config
 from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions, Rule
@@ -21,6 +20,7 @@ from llorch_export.recipes.file import (
 from llorch_export.recipes.resolve import with_rules
 from llorch_serve.artifact.manifest import LlamaConfig, Quantizer
 from llorch_serve.errors import UsageError
+from support.builders.checkpoints import tiny_config
 
 BASE = ExportOptions(source="model", output=Path("artifact"))
 

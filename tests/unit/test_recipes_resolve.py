@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from checkpoints import tiny_llama_config
 from llorch_export.formats.module import Formats
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.resolve import with_rules
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
+from support.builders.checkpoints import tiny_llama_config
 
 LAYERS = 16
 

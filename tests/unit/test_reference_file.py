@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.engine.capabilities import FULL
 from llorch_serve.errors import ArtifactError, ResourceError
@@ -26,9 +25,10 @@ from llorch_serve.fidelity.reference_file import (
     text_hash,
     write_reference,
 )
-from reference_files import header_for, own_reference
-from tiny_artifact import tiny_manifest, write_tiny_artifact
-from tiny_exports import export_tiny, open_tiny, random_ids
+from support.builders.checkpoints import write_hf_folder
+from support.builders.reference_files import header_for, own_reference
+from support.builders.tiny_artifact import tiny_manifest, write_tiny_artifact
+from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 
 VOCAB = 512
 

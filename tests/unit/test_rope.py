@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import numpy_llama
-from checkpoints import llama3_frequency_factors, tiny_llama_config
 from llorch_export.graph import rope
 from llorch_export.graph.rope import inverse_frequencies, rotary_tables, table_chunks
 from llorch_serve.artifact.manifest import RopeConfig
+from support.builders.checkpoints import llama3_frequency_factors, tiny_llama_config
+from support.oracles import numpy_llama
 from tolerances import ROTARY_TABLE
 
 LLAMA3 = {

@@ -13,8 +13,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from checkpoints import tiny_llama_config
-from integer_numpy import Matrix, quarter_product, row_product, weight_codes
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.targets import IR_VERSION, OPSET
 from llorch_export.graph import integer
@@ -25,6 +23,8 @@ from llorch_export.quantize.channels import quantize_channels
 from llorch_serve.artifact.manifest import Activations, Recipe
 from llorch_serve.errors import ArtifactError
 from llorch_serve.providers import byte_settings
+from support.builders.checkpoints import tiny_llama_config
+from support.oracles.integer_numpy import Matrix, quarter_product, row_product, weight_codes
 
 WIDTHS = [(64, 96), (70, 9), (577, 33), (3, 1), (1, 5)]
 

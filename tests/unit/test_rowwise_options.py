@@ -14,7 +14,7 @@ from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
-from tiny_exports import silent
+from support.builders.tiny_exports import silent
 
 
 def recipe(**options: Any) -> Recipe:

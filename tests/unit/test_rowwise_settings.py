@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_export.options import Rule
 from llorch_serve.providers import EXACT_BYTES, byte_settings
 from llorch_serve.runtime import graph_loading
-from tiny_exports import export_tiny, open_tiny
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny
 
 ASKED = dict([EXACT_BYTES])
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from fake_generator import PATIENCE_S
 from llorch_serve.calls.admission import Activity, ReadingThreads
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import QueueFullError
 from llorch_serve.rpc.server import WorkerServer, first_of
 from llorch_serve.rpc.ways import Front, FrontMaker, Ways
+from support.fakes.generator import PATIENCE_S
 
 
 def test_what_waits_to_be_read_is_bounded_by_its_bytes() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from fake_generator import INFO, LOAD
 from llorch_serve.engine.load import WorkerState
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError
@@ -29,6 +28,7 @@ from llorch_serve.rpc.convert_fields import MAX_ITEMS
 from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import MAX_CHOICES, Choice, Grammar, JsonObject, JsonSchema, Regex
+from support.fakes.generator import INFO, LOAD
 
 PROMPTS = [
     TextPrompt("Grüße, 世界 🎉"),

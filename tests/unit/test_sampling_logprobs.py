@@ -24,7 +24,7 @@ from llorch_serve.sampling.logprobs import (
 )
 from llorch_serve.text.token_bytes import TokenBytes
 from llorch_serve.text.tokenizer import Tokenizer
-from tiny_tokenizers import BUILDERS
+from support.builders.tiny_tokenizers import BUILDERS
 
 CHARACTERS = "hello world 你好 🎉é\n\t end"
 

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints import EOS_ID, TURN_END_ID
-from fake_session import FakeSession, next_logits
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
@@ -23,7 +21,9 @@ from llorch_serve.requests import TextPrompt
 from llorch_serve.sampling.logprobs import LOWEST_LOGPROB
 from llorch_serve.sampling.params import MAX_BIASED_IDS, MAX_SEED, MAX_WINDOW
 from llorch_serve.worker.worker import Worker
-from worker_harness import TOKENIZER, VOCAB, Answer, Sink, ask, make_session, make_worker, request
+from support.builders.checkpoints import EOS_ID, TURN_END_ID
+from support.fakes.session import FakeSession, next_logits
+from support.harness.worker import TOKENIZER, VOCAB, Answer, Sink, ask, make_session, make_worker, request
 
 PROMPT = (40, 41, 42, 43)
 LIKED = 77

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_session import FakeSession, continuation, next_logits, sequence_of
 from llorch_serve.engine.lookup import PromptLookup
 from llorch_serve.engine.plan import SlotRelease, StepPlan
 from llorch_serve.engine.runner import apply_edit, run
@@ -24,6 +23,7 @@ from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus,
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.sampling.prompt_scores import PromptScores
+from support.fakes.session import FakeSession, continuation, next_logits, sequence_of
 
 VOCAB = 24
 CONTEXT = 64

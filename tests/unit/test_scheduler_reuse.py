@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_session import FakeSession, sequence_of
 from llorch_serve.engine.plan import SlotCopy, SlotRelease
 from llorch_serve.engine.runner import apply_edit, run
 from llorch_serve.engine.scheduler import Scheduler
 from llorch_serve.engine.sequence import Sequence
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.engine.slots import common_prefix
+from support.fakes.session import FakeSession, sequence_of
 
 CONTEXT = 128
 

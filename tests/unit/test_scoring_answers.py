@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_session import GREEDY, Call, FakeSession, Logits, continuation, next_logits
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, QueueFullError
@@ -17,7 +16,17 @@ from llorch_serve.requests import Completion, GenerationUpdate, TextPrompt
 from llorch_serve.sampling.params import MAX_SEED, SamplingParams
 from llorch_serve.worker.answers import answer_seed
 from llorch_serve.worker.worker import Worker
-from worker_harness import PATIENCE_S, TOKENIZER, VOCAB, Sink, make_session, make_worker, request, script
+from support.fakes.session import GREEDY, Call, FakeSession, Logits, continuation, next_logits
+from support.harness.worker import (
+    PATIENCE_S,
+    TOKENIZER,
+    VOCAB,
+    Sink,
+    make_session,
+    make_worker,
+    request,
+    script,
+)
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 

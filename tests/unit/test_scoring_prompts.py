@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_session import Call, Logits, continuation, next_logits
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, UnsupportedError
@@ -22,7 +21,8 @@ from llorch_serve.sampling.prompt_scores import PromptScores, most_rows
 from llorch_serve.text.tokenizer import Tokenizer
 from llorch_serve.worker.local import score
 from llorch_serve.worker.worker import Worker
-from worker_harness import (
+from support.fakes.session import Call, Logits, continuation, next_logits
+from support.harness.worker import (
     CONTEXT,
     PATIENCE_S,
     TOKENIZER,

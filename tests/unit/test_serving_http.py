@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from certificates import make_certificates
 from llorch_serve.bench.serving.over_http import HttpCall, fetch_model_info
 from llorch_serve.bench.serving.records import CallError, Piece, Usage
 from llorch_serve.bench.serving.wire import HttpAddress, read_address
 from llorch_serve.bench.serving.work import Job
 from llorch_serve.errors import UsageError, WorkerError
 from llorch_serve.requests import TextPrompt
+from support.builders.certificates import make_certificates
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 JOB = Job(TextPrompt("Once"), 4)

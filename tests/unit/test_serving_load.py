@@ -17,7 +17,7 @@ from llorch_serve.bench.serving.load import LoadGenerator
 from llorch_serve.bench.serving.records import Arrival, CallError, LoadRun, Piece, Usage
 from llorch_serve.bench.serving.work import Job
 from llorch_serve.requests import TokenPrompt
-from virtual_time import VirtualLoop, run_virtually
+from support.fakes.virtual_time import VirtualLoop, run_virtually
 
 Message = tuple[float, int]  # seconds after the one before, tokens
 

@@ -16,7 +16,7 @@ from llorch_serve.bench.serving.records import CallError, Piece, Usage
 from llorch_serve.bench.serving.work import Job
 from llorch_serve.errors import WorkerError
 from llorch_serve.requests import TokenPrompt
-from virtual_time import run_virtually
+from support.fakes.virtual_time import run_virtually
 
 CLOSED = ServingTest(arrivals="closed", prompt_tokens=7, generated_tokens=5, concurrency=2, requests=8)
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_blocks import AFFINE, SYMMETRIC, dequantised, random_blocks
 from llorch_export.checkpoint.gguf import SUPPORTED_TYPES
 from llorch_export.checkpoint.stream import FLOAT_CODECS
 from llorch_export.quantize.affine import widen
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form, repack
-from quantised_numpy import unpack
+from support.oracles.gguf_blocks import AFFINE, SYMMETRIC, dequantised, random_blocks
+from support.oracles.quantised_numpy import unpack
 
 Floats = npt.NDArray[np.float32]
 TYPES = (*SYMMETRIC, *AFFINE)

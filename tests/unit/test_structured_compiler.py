@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from checkpoints import EOS_ID, tiny_tokenizer_json
 from llorch_serve.errors import LibraryPanicError, QueueFullError, UnsupportedError
 from llorch_serve.structured import compiler as compiler_module
 from llorch_serve.structured.compiler import GrammarCompiler
@@ -16,7 +15,8 @@ from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, Regex
 from llorch_serve.text.tokenizer import Tokenizer
-from structured_walk import PATIENCE_S, allowed, compiled, constrained
+from support.builders.checkpoints import EOS_ID, tiny_tokenizer_json
+from support.harness.structured_walk import PATIENCE_S, allowed, compiled, constrained
 
 pytest.importorskip("llguidance")
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import tokenizers
 
-from checkpoints import EOS_ID, TURN_END_ID, tiny_tokenizer_json
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.structured import constraint as constraint_module
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import MaskThread
 from llorch_serve.structured.spec import Choice, Grammar, JsonObject, JsonSchema, Regex
 from llorch_serve.text.tokenizer import Tokenizer
-from structured_walk import allowed, compiled, constrained, walk
-from tiny_tokenizers import BUILDERS
+from support.builders.checkpoints import EOS_ID, TURN_END_ID, tiny_tokenizer_json
+from support.builders.tiny_tokenizers import BUILDERS
+from support.harness.structured_walk import allowed, compiled, constrained, walk
 
 pytest.importorskip("llguidance")
 

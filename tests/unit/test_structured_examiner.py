@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoints import tiny_tokenizer_json
 from llorch_serve.errors import LlorchError
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
 from llorch_serve.structured.translate import translate
 from llorch_serve.text.tokenizer import Tokenizer
+from support.builders.checkpoints import tiny_tokenizer_json
 
 pytest.importorskip("llguidance")
 

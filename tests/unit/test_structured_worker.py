@@ -12,8 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoints import EOS_ID
-from fake_session import continuation
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
@@ -28,8 +26,10 @@ from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.spec import Choice, Grammar, JsonSchema, Regex
 from llorch_serve.text.panics import panics_as_errors
 from llorch_serve.worker.live_requests import LiveRequests
-from structured_walk import PATIENCE_S
-from worker_harness import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
+from support.builders.checkpoints import EOS_ID
+from support.fakes.session import continuation
+from support.harness.structured_walk import PATIENCE_S
+from support.harness.worker import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
 
 pytest.importorskip("llguidance")
 

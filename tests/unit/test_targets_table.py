@@ -12,8 +12,6 @@ import msgspec
 import onnx
 import pytest
 
-from arch_rows import HF
-from checkpoints import write_hf_folder
 from llorch_export.artifact.genai import GENAI_GRAPH
 from llorch_export.formats import targets
 from llorch_export.formats.precisions import target_precisions
@@ -25,7 +23,9 @@ from llorch_export.options import ExportOptions, Rule
 from llorch_serve.artifact.manifest import Interop, Precision, Target
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.providers import CPU, check_target
-from tiny_exports import export_tiny, open_tiny
+from support.builders.arch_rows import HF
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import export_tiny, open_tiny
 
 FAMILIES = [
     "heads of 24",

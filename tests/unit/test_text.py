@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llorch_serve.errors import ArtifactError, InvalidRequestError
 from llorch_serve.text import tokenizer as text_module
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
-from tiny_tokenizers import BUILDERS, byte_fallback, byte_level
+from support.builders.tiny_tokenizers import BUILDERS, byte_fallback, byte_level
 
 TOKENIZERS = {name: Tokenizer(build()) for name, build in BUILDERS.items()}
 KINDS = pytest.mark.parametrize("kind", list(TOKENIZERS))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import tokenizers
 
-from chat_templates import SMOLLM2, conversation
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import (
@@ -29,8 +28,9 @@ from llorch_serve.rpc.wire import MAX_FIELDS, MAX_TEXT_BYTES, check_fields
 from llorch_serve.text.tokenizer import PIECE_CHARS, SMALL_BYTES, Tokenizer
 from llorch_serve.worker.prompts import MAX_CHARS, PromptEncoder
 from llorch_serve.worker.scoring import encode_pairs
-from tiny_artifact import tiny_manifest
-from tiny_tokenizers import byte_fallback, byte_level
+from support.builders.chat_templates import SMOLLM2, conversation
+from support.builders.tiny_artifact import tiny_manifest
+from support.builders.tiny_tokenizers import byte_fallback, byte_level
 
 CONTEXT = 48
 MIB = 2**20

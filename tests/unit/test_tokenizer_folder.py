@@ -16,7 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from checkpoints import BOS_ID, CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, tiny_tokenizer_json, write_hf_folder
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.source.open import open_checkpoint
@@ -24,6 +23,14 @@ from llorch_export.tokenizer import sentencepiece_model
 from llorch_export.tokenizer.reading import tokenizer_from_folder
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import (
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS_ID,
+    VOCAB_SIZE,
+    tiny_tokenizer_json,
+    write_hf_folder,
+)
 
 TEXT = ("weather whether", "the weather is fine, the bandwidth is not", "tokens and more tokens and weights")
 

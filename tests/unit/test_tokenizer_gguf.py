@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from checkpoints import (
+from llorch_export.checkpoint.base import TokenizerAssets
+from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_serve.artifact.manifest import GenerationDefaults
+from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import (
     BOS_ID,
     CHAT_TEMPLATE,
     EOS_ID,
@@ -15,10 +19,6 @@ from checkpoints import (
     gguf_tokenizer_metadata,
     tiny_tokenizer_json,
 )
-from llorch_export.checkpoint.base import TokenizerAssets
-from llorch_export.tokenizer.reading import tokenizer_from_gguf
-from llorch_serve.artifact.manifest import GenerationDefaults
-from llorch_serve.errors import ArtifactError
 
 TEXTS = (
     "The quick brown fox",

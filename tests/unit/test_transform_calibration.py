@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_export.calibration import measurements as calibration
 from llorch_export.calibration.measurements import read_calibration
 from llorch_export.options import ExportOptions
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError, UsageError
+from support.builders.checkpoints import write_hf_folder
 
 
 def read(tmp_path: Path, content: bytes) -> calibration.CalibrationIds:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from checkpoints import write_gguf, write_hf_folder
 from llorch_export.inspect.contents import contents as artifact_contents
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
@@ -17,7 +16,8 @@ from llorch_export.terminal.export import _transforms
 from llorch_export.terminal.inspect import describe
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import ArtifactError, UsageError
-from tiny_exports import contents, export_tiny
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import contents, export_tiny
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from adapters import write_adapter
-from checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import MANIFEST_NAME
-from tiny_exports import contents, silent
+from support.builders.adapters import write_adapter
+from support.builders.checkpoints import tiny_llama_config, write_gguf, write_hf_folder
+from support.builders.tiny_exports import contents, silent
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20
 

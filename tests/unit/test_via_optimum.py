@@ -17,8 +17,6 @@ import numpy as np
 import onnx
 import pytest
 
-from checkpoints import write_gguf, write_hf_folder
-from foreign_folders import decoder, greedy, reference
 from llorch_export.optimum import interpreter
 from llorch_export.optimum.export import export_via_optimum
 from llorch_export.optimum.interpreter import find_optimum
@@ -31,8 +29,10 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.loading.models import load_model, open_model
 from llorch_serve.runtime.opening import open_session
-from processes import llorch_here
-from tiny_exports import contents, silent
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.foreign_folders import decoder, greedy, reference
+from support.builders.tiny_exports import contents, silent
+from support.harness.processes import llorch_here
 from tolerances import FP32_LOGITS
 
 VERSIONS = {"optimum-onnx": "0.1.0", "transformers": "4.57.6", "torch": "2.13.0", "onnx": "1.23.2"}

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints import write_hf_folder
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
-from raw_safetensors import KINDS, Array, load, save
+from support.builders.checkpoints import write_hf_folder
+from support.builders.raw_safetensors import KINDS, Array, load, save
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 # Rows and columns that blocks of 48 do not divide, so that the last block of each is cut.

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapters import Factors, write_adapter
-from checkpoints import tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
 from llorch_export.source.open import fingerprint, open_checkpoint
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
-from tiny_exports import export_tiny
+from support.builders.adapters import Factors, write_adapter
+from support.builders.checkpoints import tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
+from support.builders.tiny_exports import export_tiny
 
 CONFIG = tiny_llama_config()
 UP = "base_model.model.model.layers.0.mlp.up_proj"

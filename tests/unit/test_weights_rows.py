@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints import write_gguf, write_hf_folder
 from llorch_export.checkpoint import base
 from llorch_export.graph import linear
 from llorch_export.source.open import open_checkpoint
-from tiny_exports import contents, export_tiny
+from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import contents, export_tiny
 
 # Grouped heads of several rows each, so that the query and key permutation crosses chunk boundaries.
 CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True}

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from checkpoints import BOS_ID, EOS_ID
-from fake_session import GREEDY, Call, FakeSession, continuation, next_logits
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
@@ -44,8 +42,10 @@ from llorch_serve.text.tokenizer import Tokenizer
 from llorch_serve.worker.answers import Answers
 from llorch_serve.worker.local import stream
 from llorch_serve.worker.worker import Worker
-from tiny_artifact import tiny_manifest
-from worker_harness import (
+from support.builders.checkpoints import BOS_ID, EOS_ID
+from support.builders.tiny_artifact import tiny_manifest
+from support.fakes.session import GREEDY, Call, FakeSession, continuation, next_logits
+from support.harness.worker import (
     CONTEXT,
     PATIENCE_S,
     TOKENIZER,

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from chat_templates import TOOLS
-from checkpoints import EOS_ID
-from fake_session import FakeSession
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TokenPrompt
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.worker import Worker
-from tiny_artifact import tiny_manifest
-from tiny_tokenizers import byte_level
-from worker_harness import TOKENIZER, Answer, ask, make_session, make_worker, script
+from support.builders.chat_templates import TOOLS
+from support.builders.checkpoints import EOS_ID
+from support.builders.tiny_artifact import tiny_manifest
+from support.builders.tiny_tokenizers import byte_level
+from support.fakes.session import FakeSession
+from support.harness.worker import TOKENIZER, Answer, ask, make_session, make_worker, script
 
 CALL = '{"name": "get_time", "arguments": {"zone": "utc"}}'
 ANSWER = f"<think>hm</think>ok <tool_call>{CALL}</tool_call>"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints import EOS_ID, TURN_END_ID
-from fake_session import FakeSession, continuation
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.worker.worker import Worker
-from worker_harness import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
+from support.builders.checkpoints import EOS_ID, TURN_END_ID
+from support.fakes.session import FakeSession, continuation
+from support.harness.worker import TOKENIZER, VOCAB, Sink, ask, make_session, make_worker, request, script
 
 PROMPT = (40, 41, 42)
 

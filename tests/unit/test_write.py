@@ -18,7 +18,7 @@ from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.graph.weights import WeightPlan
 from llorch_serve.artifact.folder import MANIFEST_NAME
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
-from tiny_exports import contents
+from support.builders.tiny_exports import contents
 
 FLOAT = ir.DataType.FLOAT
 

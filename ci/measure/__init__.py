@@ -1,0 +1,1 @@
+"""Scripts that measure or attack a worker; ``ci/measurement NAME`` runs one."""

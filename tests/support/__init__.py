@@ -1,0 +1,1 @@
+"""What the tests are made with: fakes, oracles, harnesses and builders of inputs."""

@@ -1,0 +1,1 @@
+"""Inputs for tests: checkpoints, tokenizers, artifacts, folders of other tools, reports."""

@@ -1,0 +1,1 @@
+"""Stand-ins for a model, a session, a runtime, time and a pool manager."""

@@ -1,0 +1,1 @@
+"""Running what is tested, and watching it: processes, servers, terminals, frames, stopwatches."""

@@ -1,0 +1,135 @@
+"""An HTTP front in this process, on an event loop of its own thread, around a fake generator or any other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from llorch_serve.engine.load import Load
+from llorch_serve.http.server import HttpConfig, HttpFront
+from llorch_serve.observe.tap import Answered
+from llorch_serve.requests import TextGenerator
+from llorch_serve.rpc.server import ServerConfig, WorkerServer
+from llorch_serve.rpc.ways import Ways
+from support.fakes.generator import PATIENCE_S, FakeGenerator
+
+
+@dataclass
+class RunningFront:
+    """A front that serves at ``base``, beside gRPC at ``rpc``, and what has been answered so far."""
+
+    port: int
+    rpc: str
+    ways: Ways
+    loop: asyncio.AbstractEventLoop
+    answered: list[Answered] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def on_loop(self, work: Any) -> Any:
+        """Run a coroutine on the front's loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[tuple[str | None, Any]]:
+        """The events, each with its name and decoded data; fails unless the last one is [DONE]."""
+        found = []
+        for block in self.body.decode().strip().split("\n\n"):
+            lines = dict(line.split(": ", 1) for line in block.split("\n"))
+            found.append((lines.get("event"), lines["data"]))
+        assert found[-1] == (None, "[DONE]")
+        return [(name, json.loads(data)) for name, data in found[:-1]]
+
+
+def send(
+    port: int,
+    method: str,
+    path: str,
+    body: object = None,
+    headers: dict[str, str] | None = None,
+) -> Answer:
+    """Send one request with the standard library; a body that is no bytes is sent as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        typed = {} if raw is None else {"Content-Type": "application/json"}
+        connection.request(method, path, raw, typed | (headers or {}))
+        response = connection.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
+@contextlib.contextmanager
+def running_front(
+    generator: TextGenerator | None,
+    *,
+    token: str | None = None,
+    exposition: Any = None,
+    tls: Any = None,
+    drain_timeout_s: float = PATIENCE_S,
+) -> Iterator[RunningFront]:
+    """Serve a generator over HTTP, beside a gRPC server; None: still loading."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="test-http", daemon=True)
+    thread.start()
+    answered: list[Answered] = []
+    ports: list[int] = []
+
+    def make(load: Callable[[], Load]) -> HttpFront:
+        return HttpFront(
+            HttpConfig("127.0.0.1", 0, () if token is None else (token, "another"), tls, stream_interval=1),
+            load,
+            exposition or (lambda: (b"", "text/plain")),
+            on_answered=answered.append,
+            on_bound=lambda address: ports.append(int(address.rpartition(":")[2])),
+        )
+
+    async def start() -> tuple[Ways, str]:
+        server = WorkerServer(ServerConfig(port=0, drain_timeout_s=drain_timeout_s))
+        ways = Ways(server, (make,))
+        address = await ways.bind()
+        if generator is not None:
+            await ways.set_ready(generator)
+        return ways, address
+
+    ways, address = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
+    running = RunningFront(ports[0], address, ways, loop, answered)
+    try:
+        yield running
+    finally:
+        running.on_loop(ways.close())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE_S)
+        loop.close()
+
+
+@contextlib.contextmanager
+def fake_front(**how: Any) -> Iterator[tuple[RunningFront, FakeGenerator]]:
+    """Serve a fake generator over HTTP; ``how`` shapes the generator."""
+    front = {name: how.pop(name) for name in ("token", "tls", "drain_timeout_s") if name in how}
+    generator = FakeGenerator(**how)
+    try:
+        with running_front(generator, **front) as running:
+            yield running, generator
+    finally:
+        generator.close()
