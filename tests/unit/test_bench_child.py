@@ -52,7 +52,7 @@ def opening(longest: int = 20) -> Open:
 
 @pytest.fixture
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
-    monkeypatch.setattr(child, "open_worker", lambda *_, **__: make_worker(tmp_path, make_session()))
+    monkeypatch.setattr(child, "load_worker", lambda *_, **__: make_worker(tmp_path, make_session()))
     made = Child(EnergyMeter((), "no counters"))
     yield made
     made.close()
@@ -98,7 +98,7 @@ def test_failures_have_the_exit_code_of_their_class(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(child, "open_worker", fail)
+    monkeypatch.setattr(child, "load_worker", fail)
     found = inside.answer(opening())
     assert isinstance(found, Failed)
     assert found.problem.exit_code == code
