@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -74,6 +75,16 @@ def smollm2_gguf() -> Path:
         [REPOSITORY / "ci" / "fetch-model"], check=True, stdout=subprocess.PIPE, text=True
     )
     return Path(result.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2_gguf: Path) -> Any:
+    """transformers on the same file, in fp32."""
+    import torch
+    import transformers
+
+    names = {"gguf_file": smollm2_gguf.name, "dtype": torch.float32}
+    return transformers.AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, **names).eval()
 
 
 @pytest.fixture(scope="session")

@@ -33,18 +33,13 @@ def generate(model, *flags):
 
 
 @pytest.fixture(scope="module")
-def reference(smollm2_gguf):
-    """transformers on the same file, in fp32: token ids -> the likeliest next id after each of them."""
+def reference(smollm2_reference):
+    """Token ids -> the id that the reference finds likeliest after each of them."""
     import torch
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    ).eval()
 
     def likeliest(ids):
         with torch.inference_mode():
-            return model(torch.tensor([ids]), use_cache=False).logits[0].argmax(-1).tolist()
+            return smollm2_reference(torch.tensor([ids]), use_cache=False).logits[0].argmax(-1).tolist()
 
     return likeliest
 
@@ -62,14 +57,29 @@ def test_fp32_gives_the_reference_tokens(smollm2_worker, reference):
             assert found == reference([*ids, *found])[len(ids) - 1 : -1], prompt
 
 
+@pytest.fixture(scope="module")
+def verified(smollm2, smollm2_gguf, tmp_path_factory):
+    """What ``llorch verify`` says of the fp32 artifact, and the file of the reference's log-probabilities."""
+    kept = tmp_path_factory.mktemp("reference") / "kept"
+    flags = ("--against", smollm2_gguf, "--write-reference", kept, "--json")
+    return llorch("verify", smollm2("fp32"), *flags).document(), kept
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize(("precision", "limit"), [("fp32", 1e-6), ("int8", 0.007), ("source", 0.005)])
-def test_divergence_from_the_reference(smollm2, smollm2_gguf, precision, limit):
-    document = llorch("verify", smollm2(precision), "--against", smollm2_gguf, "--json").document()
-    assert 0 <= document["kl"] <= limit
+def test_divergence_from_the_reference(verified):
+    document, _ = verified
+    assert 0 <= document["kl"] <= 1e-6
     assert document["same_source"] is True
     assert document["text"] == "sample"
     assert document["tokens"] > 1000
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(("precision", "limit"), [("int8", 0.007), ("source", 0.005)])
+def test_divergence_from_the_kept_reference(smollm2, verified, precision, limit):
+    document = llorch_here("verify", smollm2(precision), "--reference", verified[1], "--json").document()
+    assert 0 < document["kl"] <= limit
+    assert document["tokens"] == 256
 
 
 @pytest.mark.reference
@@ -103,8 +113,11 @@ def test_without_kv_cache_the_text_is_the_same(smollm2, precision):
     assert computed_anew["token_ids"] == kept["token_ids"]
 
 
+SMALLEST = ("--block-size", "64", "--head-precision", "int4")
+
+
 @pytest.mark.parametrize(
-    "flags", [(), ("--block-size", "64", "--head-precision", "int4")], ids=["default", "smallest"]
+    "flags", [(), pytest.param(SMALLEST, marks=pytest.mark.slow)], ids=["default", "smallest"]
 )
 def test_int4_runs(smollm2, flags):
     document = generate(smollm2("int4", *flags), "--prompt", PROMPTS[1], "--max-tokens", "20", "--ignore-eos")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worker_scores import WorkerScores
@@ -32,7 +33,9 @@ def pairs() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2_gguf: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, bool]]:
+def expected(
+    smollm2_gguf: Path, smollm2_reference: Any, pairs: list[tuple[str, str]]
+) -> list[tuple[float, bool]]:
     """transformers on the same file, in fp32: log-likelihood and greedy flag of each pair, from the
     definition.
     """
@@ -41,9 +44,6 @@ def expected(smollm2_gguf: Path, pairs: list[tuple[str, str]]) -> list[tuple[flo
 
     names = {"gguf_file": smollm2_gguf.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_gguf.parent, **names)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, **names, dtype=torch.float32
-    ).eval()
     found = []
     for start in range(0, len(pairs), 4):
         batch = pairs[start : start + 4]
@@ -54,7 +54,7 @@ def expected(smollm2_gguf: Path, pairs: list[tuple[str, str]]) -> list[tuple[flo
             [row + [0] * (width - len(row)) for row in rows]
         )  # what comes after changes nothing
         with torch.inference_mode():
-            table = torch.log_softmax(model(padded, use_cache=False).logits.double(), -1)
+            table = torch.log_softmax(smollm2_reference(padded, use_cache=False).logits.double(), -1)
         for row, logs in zip(rows, table, strict=True):
             places = range(before, len(row))
             total = sum(float(logs[i - 1, row[i]]) for i in places)
