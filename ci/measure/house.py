@@ -2,8 +2,9 @@
 
     ci/measurement house [FOLDER ...]
 
-Each FOLDER is a checkout; without one it is this one. A floor is one more than the highest floor that a module
-imports from, modules that import each other in a circle counted as one; imports within functions count too.
+Each FOLDER is a checkout; without one it is this one. A floor is one more than the highest floor that a
+module imports from, modules that import each other in a circle counted as one; imports within functions count
+too.
 """
 
 from __future__ import annotations
