@@ -93,7 +93,7 @@ class Recorded:
 
 def watched(session: DecoderSession) -> Recorded:
     """Return the session's runtime session, watched from now on."""
-    graph = session._steps
+    graph = session._decode
     assert isinstance(graph, DeviceGraph)
     found = Recorded(graph._session)
     graph._session = graph._prompts._session = found
@@ -116,7 +116,7 @@ def test_a_recorded_step_is_told_the_longest_length(on_device: Opener) -> None:
         seen = watched(session)
         session.prefill(0, random_ids(5), 0)
         session.decode([7], [6])
-        graph = session._steps
+        graph = session._decode
         assert isinstance(graph, DeviceGraph)
         assert int(graph._steps[1]._total) == told
         assert seen.recordings == (["-1", "1"] if told == 64 else [None, None])

@@ -15,7 +15,8 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import ARITHMETIC, CPU, require_arithmetic
 from llorch_serve.runtime import opening as session
-from llorch_serve.runtime.opening import loaded_bytes, open_session
+from llorch_serve.runtime.memory_plan import loaded_bytes
+from llorch_serve.runtime.opening import open_session
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_artifact import tiny_manifest
 from support.builders.tiny_exports import export_tiny

@@ -32,7 +32,8 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
-from llorch_serve.runtime.opening import LoadReport, loaded_bytes
+from llorch_serve.runtime.memory_plan import loaded_bytes
+from llorch_serve.runtime.opening import LoadReport
 
 Logits = npt.NDArray[np.float32]
 
@@ -174,7 +175,7 @@ def open_fixed(
 ) -> FixedSession:
     """Load both graphs of an artifact of fixed shapes and make its cache.
 
-    Raises as :func:`llorch_serve.runtime.session.open_session`.
+    Raises as :func:`llorch_serve.runtime.opening.open_session`.
     """
     manifest = artifact.manifest
     fixed = manifest.fixed_shapes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,14 +21,26 @@ from llorch_serve.runtime.row_pairs import PairedGraph
 Graph = BoundGraph | PairedGraph | DeviceGraph
 
 
+@dataclass(frozen=True, slots=True)
+class SessionGraphs:
+    """The graphs of a session, bound to its cache.
+
+    decode: advances running sequences. prompts: takes prompts; often the same graph.
+    handoff: converts the keys and values of prompts to the cache's type; None: they are computed in it.
+    """
+
+    decode: Graph
+    prompts: Graph
+    handoff: Handoff | None
+
+
 class DecoderSession:
     """Runs prefill chunks and decode steps on the slots of its KV cache. Not thread-safe.
 
-    steps: the graph that advances running sequences. prompts: the one that takes prompts, often the same.
-    cache: what running sequences read. capacity: what of it there is for sequences. handoff: where prompts
-        are computed in another type than that one's.
-    most_rows: of one sequence that a call may have; None: any number. some_row: a call has some row of
-        logits, wanted or not.
+    cache: what running sequences read. capacity: the part of it that sequences may use.
+    batch_invariant: a sequence gets the same bits whatever else is running.
+    max_rows: most tokens of one sequence in a call; None: any number.
+    needs_one_logits_row: the runtime fails in a call that asks for no row of logits.
     """
 
     def __init__(
@@ -35,14 +48,12 @@ class DecoderSession:
         artifact: Artifact,
         where: Placement,
         cache: SlotCache,
+        graphs: SessionGraphs,
         *,
         capacity: KvCapacity,
-        steps: Graph,
-        prompts: Graph,
-        handoff: Handoff | None,
         batch_invariant: bool,
-        most_rows: int | None = None,
-        some_row: bool = False,
+        max_rows: int | None = None,
+        needs_one_logits_row: bool = False,
     ) -> None:
         self.artifact = artifact
         self.placement = where
@@ -56,16 +67,16 @@ class DecoderSession:
             chunked_prefill=in_parts,
             prefix_reuse=in_parts,
             drafts=in_parts,
-            separate_prompts=prompts is not steps,
+            separate_prompts=graphs.prompts is not graphs.decode,
             doubling_position=doubling_position(artifact.manifest.model) if in_parts else None,
         )
         self.vocab_size = artifact.manifest.model.vocab_size
         self.cache = cache
-        self._steps = steps
-        self._prompts = prompts
-        self._handoff = handoff
-        self._most_rows = most_rows
-        self._some_row = some_row
+        self._decode = graphs.decode
+        self._prompts = graphs.prompts
+        self._handoff = graphs.handoff
+        self._max_rows = max_rows
+        self._needs_one_logits_row = needs_one_logits_row
 
     def prefill(
         self, slot: int, token_ids: Sequence[int], start: int, wanted: Sequence[int] | None = None
@@ -92,10 +103,10 @@ class DecoderSession:
         Raises ProviderError if the runtime fails.
         """
         if self.capabilities.batched_decode:
-            return self._steps.run(0, token_ids, lengths, range(len(token_ids)))
+            return self._decode.run(0, token_ids, lengths, range(len(token_ids)))
         rows = enumerate(zip(token_ids, lengths, strict=True))
         return np.concatenate(
-            [self._steps.run(slot, (token,), (length,), (0,)).copy() for slot, (token, length) in rows]
+            [self._decode.run(slot, (token,), (length,), (0,)).copy() for slot, (token, length) in rows]
         )
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
@@ -104,7 +115,7 @@ class DecoderSession:
 
         Raises ProviderError if the runtime fails.
         """
-        return self._advance(self._steps, slot, token_ids, start, range(len(token_ids)))
+        return self._advance(self._decode, slot, token_ids, start, range(len(token_ids)))
 
     def _advance(
         self,
@@ -115,16 +126,16 @@ class DecoderSession:
         rows: Sequence[int],
     ) -> Logits:
         """Run tokens of one slot, in as many calls as it takes."""
-        if not rows and self._some_row:
+        if not rows and self._needs_one_logits_row:
             return self._advance(graph, slot, token_ids, start, [len(token_ids) - 1])[:0]
-        most = self._most_rows or len(token_ids)
+        most = self._max_rows or len(token_ids)
         if len(token_ids) <= most:
             return graph.run(slot, token_ids, [start + len(token_ids)], rows)
         logits = np.empty((len(rows), self.vocab_size), np.float32)
         for first in range(0, len(token_ids), most):
             part = token_ids[first : first + most]
             here = [place for place, row in enumerate(rows) if first <= row < first + len(part)]
-            # A call has some row of logits, wanted or not.
+            # A part whose logits nobody wants asks for one row all the same.
             wanted = [rows[place] - first for place in here] or [0]
             found = graph.run(slot, part, [start + first + len(part)], wanted)
             logits[here] = found[: len(here)]

@@ -1,0 +1,95 @@
+"""How much memory a session's caches may take, once its graphs are loaded.
+
+Input: the chosen graphs, the configuration and what is free. Output: a :class:`MemoryPlan`; nothing is
+allocated here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import psutil
+
+from llorch_serve.artifact.manifest import Manifest
+from llorch_serve.cache.kv_cache import KvCapacity, plan_capacity
+from llorch_serve.config import SessionConfig
+from llorch_serve.providers import ARITHMETIC, ActiveProvider, Arithmetic
+from llorch_serve.providers.device_memory import DeviceMemory
+from llorch_serve.runtime.graph_choice import GraphChoice
+from llorch_serve.runtime.row_pairs import even
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The sizes of a session's caches.
+
+    capacity: what sequences may use.
+    buffers: what is allocated. --batch-invariant takes an even number of slots: one more than asked for, if
+        that is odd, for a row of padding.
+    prompt_buffers: the cache that prompts are computed in before they are converted to int8; None: they are
+        computed in the slots' own.
+    """
+
+    capacity: KvCapacity
+    buffers: KvCapacity
+    prompt_buffers: KvCapacity | None
+
+
+def plan_memory(
+    manifest: Manifest,
+    graphs: GraphChoice,
+    config: SessionConfig,
+    provider: ActiveProvider,
+    device: DeviceMemory | None,
+) -> MemoryPlan:
+    """Return the sizes of a session's caches.
+
+    device: the memory of the device that holds the cache; None: the cache is in the host's.
+    Raises ResourceError or UsageError if slots and context do not fit.
+    """
+    prompts = graphs.prompts
+    loaded = loaded_bytes(
+        manifest,
+        provider.runtime_name,
+        weights=len(graphs.files),
+        own_data=None if prompts is None else prompts.own_data,
+    )
+    available = psutil.virtual_memory().available if device is None else device.free_bytes()
+    free = max(provider.memory_limit(available) - loaded, 0)
+    if graphs.converts_prompts:
+        free -= min(manifest.kv.bytes_per_token * (config.max_context or manifest.context_length), free // 3)
+    capacity = plan_capacity(
+        graphs.kv,
+        slots=config.slots,
+        context_length=manifest.context_length,
+        max_context=config.max_context,
+        free_bytes=free,
+        cache_bytes=config.kv_cache_bytes,
+        whole=device is not None,
+    )
+    buffers = replace(capacity, slots=even(capacity.slots)) if config.batch_invariant else capacity
+    of_prompt = replace(capacity, slots=even(1) if config.batch_invariant else 1)
+    return MemoryPlan(capacity, buffers, of_prompt if graphs.converts_prompts else None)
+
+
+def loaded_bytes(manifest: Manifest, provider: str, *, weights: int = 1, own_data: str | None = None) -> int:
+    """Return the memory that the loaded files take. Unquantized weights in a type that the provider widens
+    take twice their size.
+
+    weights: graphs that are loaded over the first data file. Each holds the weights once more, as its kernels
+        arrange them. A graph for prompts counts whole, although it has other weights too, which is a little
+        too much.
+    own_data: the file of weights of the graph for prompts, if it is loaded and has one.
+    """
+    not_shared = 0 if manifest.prompts is None else _file_bytes(manifest, manifest.prompts.data)
+    stored = weights * (sum(entry.bytes for entry in manifest.files) - not_shared)
+    if own_data is not None:
+        stored += _file_bytes(manifest, own_data)
+    recipe = manifest.recipe
+    unquantized = recipe.precision in ("fp16", "bf16")
+    arithmetic = ARITHMETIC.get(provider, {}).get(recipe.compute_type)
+    return stored * (2 if unquantized and arithmetic is Arithmetic.WIDENED else 1)
+
+
+def _file_bytes(manifest: Manifest, name: str) -> int:
+    return next(entry.bytes for entry in manifest.files if entry.path == name)
