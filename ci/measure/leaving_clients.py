@@ -142,12 +142,12 @@ class Leaving:
                 job.result()
         self._wait(lambda g: not g.live_ids)
 
-    def _visit(self, number: int, moment: str, way: str, way_in: str) -> None:
-        if way_in == "http" and way in ("cancel", "goaway"):
+    def _visit(self, number: int, moment: str, way: str, front: str) -> None:
+        if front == "http" and way in ("cancel", "goaway"):
             way = "close"  # all that HTTP/1.1 has
-        visit = self._visit_rpc if way_in == "rpc" else self._visit_http
-        visit(f"{way_in} {number}", moment, way, random.Random(number))
-        self.left[way_in, moment, way] += 1
+        visit = self._visit_rpc if front == "rpc" else self._visit_http
+        visit(f"{front} {number}", moment, way, random.Random(number))
+        self.left[front, moment, way] += 1
 
     def _wait(self, happened: Callable[[Watched], object]) -> None:
         self._generator.wait_for(lambda _: happened(self._generator))
@@ -243,9 +243,9 @@ class Leaving:
 
 async def nothing_remains(front: RunningFront) -> None:
     """Return once a worker holds nothing of its clients any more: no call, no request, no byte of one."""
-    for way_in in (front.ways._server._servicer, front.ways._fronts[0]._service):
-        await way_in.wait_idle()
-        while way_in._calls._calls or way_in._threads._pending_bytes:
+    for desk in (front.rpc_desk, front.http_desk):
+        await desk.wait_idle()
+        while desk._calls._calls or desk._threads._pending_bytes:
             await asyncio.sleep(0)
 
 
@@ -259,8 +259,8 @@ def have_leave(clients: int) -> tuple[Leaving, Watched]:
             leaving = Leaving(generator, rpc=front.rpc, http=front.port)
             leaving(clients)
             front.on_loop(nothing_remains(front))
-            for way_in in (front.ways._server._servicer, front.ways._fronts[0]._service):
-                assert not way_in._calls._kept
+            for desk in (front.rpc_desk, front.http_desk):
+                assert not desk._calls._kept
     finally:
         generator.close()
     return leaving, generator

@@ -13,7 +13,7 @@ import ssl
 
 import pytest
 
-from llorch_serve.http import connection, exchange, places
+from llorch_serve.http import connection, connection_limit, exchange
 from llorch_serve.terminal.beside import read_tls
 from support.builders.certificates import make_certificates
 from support.fakes.generator import PATIENCE_S
@@ -66,7 +66,7 @@ def held(front):
     """How many connections the front holds."""
 
     async def count():
-        return len(front.ways._fronts[0]._server.server_state.connections)
+        return len(front.http_front._server.server_state.connections)
 
     return front.on_loop(count())
 
@@ -146,15 +146,15 @@ def test_a_stream_that_nobody_reads_ends_its_request(monkeypatch):
         connected(front.port, sent, receive_buffer=4096),
     ):
         generator.wait_for(lambda g: g.submitted)
-        connections = front.ways._fronts[0]._server.server_state.connections
+        connections = front.http_front._server.server_state.connections
         wait_until(front, lambda: not connections)
-        front.on_loop(front.ways._fronts[0]._service.wait_idle())
+        front.on_loop(front.http_desk.wait_idle())
         generator.wait_for(lambda g: not g.live_ids)
 
 
 def test_a_full_front_makes_room_for_a_probe(monkeypatch):
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(places, "MAX_REQUESTS", 4)
+    monkeypatch.setattr(connection_limit, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(connection_limit, "MAX_REQUESTS", 4)
     body = json.dumps({"prompt": "Hi", "max_tokens": 2}).encode()
     sent = POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     with fake_front(free_running=False) as (front, generator), contextlib.ExitStack() as stack:
@@ -173,8 +173,8 @@ def test_a_full_front_makes_room_for_a_probe(monkeypatch):
 
 
 def test_handshakes_that_never_end_make_room_too(monkeypatch, tmp_path):
-    monkeypatch.setattr(places, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(places, "MAX_REQUESTS", 4)
+    monkeypatch.setattr(connection_limit, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(connection_limit, "MAX_REQUESTS", 4)
     made = make_certificates(tmp_path)
     trusted = ssl.create_default_context(cafile=made.ca)
     trusted.load_cert_chain(made.client_cert, made.client_key)
@@ -201,7 +201,7 @@ def test_a_process_that_may_open_no_further_file_makes_room_too(monkeypatch):
         return accept(listener)
 
     with fake_front() as (front, _), connected(front.port, GET) as silent:
-        connections = front.ways._fronts[0]._server.server_state.connections
+        connections = front.http_front._server.server_state.connections
         wait_until(front, lambda: connections)
         monkeypatch.setattr(socket.socket, "accept", accept_later)
         assert send(front.port, "GET", "/health").status == 200
@@ -210,7 +210,7 @@ def test_a_process_that_may_open_no_further_file_makes_room_too(monkeypatch):
 
 
 def test_a_request_without_a_token_keeps_no_place(monkeypatch):
-    monkeypatch.setattr(places, "MAX_REQUESTS", 0)
+    monkeypatch.setattr(connection_limit, "MAX_REQUESTS", 0)
     with fake_front(token="mine") as (front, _):
         assert send(front.port, "POST", "/v1/completions", {}).status == 401
         key = {"Authorization": "Bearer mine"}
@@ -224,7 +224,7 @@ def test_bodies_that_arrive_at_once_are_bounded_over_all_connections(monkeypatch
     monkeypatch.setattr(exchange, "MAX_BODIES_BYTES", 100_000)
     begun = POST + b"Content-Length: 60001\r\n\r\n" + b" " * 60_000
     with fake_front() as (front, _):
-        (http_front,) = front.ways._fronts
+        http_front = front.http_front
         bodies = http_front._service.bodies
         with connected(front.port, begun) as first:
             wait_until(front, lambda: bodies.size == 60_000)
@@ -247,8 +247,8 @@ def test_what_a_client_sends_ahead_stays_in_the_kernel():
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):  # for good: nothing is read until the answer is out
             client.sendall((GET + b"\r\n") * 10**6)
-        [one] = front.ways._fronts[0]._server.server_state.connections
-        assert len(one.conn.trailing_data[0]) <= 4 * places.RECEIVE_BUFFER_BYTES
+        [one] = front.http_front._server.server_state.connections
+        assert len(one.conn.trailing_data[0]) <= 4 * connection_limit.RECEIVE_BUFFER_BYTES
 
 
 def chunked(body, size):
@@ -291,17 +291,17 @@ def test_a_body_that_breaks_after_its_answer_ends_the_connection_without_a_word(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_request_that_comes_close_behind_another_keeps_the_connections_place():
+def test_a_request_that_comes_close_behind_another_keeps_the_connection():
     class Connected:
         def fileno(self):
             return 5
 
-    here = places.Places()
-    place = places.Place(here, Connected())
+    limit = connection_limit.ConnectionLimit()
+    held = connection_limit.HeldConnection(limit, Connected())
     with contextlib.ExitStack() as second:
-        with place.request():
-            second.enter_context(place.request())
-        assert place.serving
-        assert here.serving == 1
-    assert not place.serving
-    assert here.serving == 0
+        with held.request():
+            second.enter_context(held.request())
+        assert held.serving
+        assert limit.serving == 1
+    assert not held.serving
+    assert limit.serving == 0

@@ -238,7 +238,7 @@ def test_loading_serving_draining():
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert send(front.port, "GET", "/v1/models").status == 503
         generator = FakeGenerator(free_running=False)
-        front.on_loop(front.ways.set_ready(generator))
+        front.on_loop(front.fronts.set_ready(generator))
         assert send(front.port, "GET", "/health").document == {
             "status": "ready",
             "reason": None,
@@ -260,7 +260,7 @@ def test_loading_serving_draining():
             generator.wait_for(lambda g: g.live_ids)
 
             async def drain():
-                return asyncio.ensure_future(front.ways.drain(asyncio.Event()))
+                return asyncio.ensure_future(front.fronts.drain(asyncio.Event()))
 
             draining = front.on_loop(drain())
             assert send(front.port, "GET", "/health").document["status"] == "draining"
@@ -282,10 +282,10 @@ def test_a_request_that_is_still_to_be_read_when_all_are_ended_is_told_too(monke
     forced = asyncio.Event()
     forced.set()
     with fake_front(free_running=False) as (front, generator):
-        service = front.ways._fronts[0]._service
-        with held_up(service, monkeypatch) as queued, connect(front.port, "/v1/completions", BODY) as client:
+        desk = front.http_desk
+        with held_up(desk, monkeypatch) as queued, connect(front.port, "/v1/completions", BODY) as client:
             assert queued.wait(PATIENCE_S)
-            front.on_loop(front.ways.drain(forced))
+            front.on_loop(front.fronts.drain(forced))
             assert client.recv(10_000).startswith(b"HTTP/1.1 503")
         generator.wait_for(lambda g: g.submitted and not g.live_ids)
 
@@ -294,7 +294,7 @@ def test_a_drain_that_is_forced_ends_answers_with_an_error():
     with fake_front(free_running=False, drain_timeout_s=0) as (front, generator):
         with connect(front.port, "/v1/completions", {"prompt": "a", "stream": True}) as client:
             generator.wait_for(lambda g: g.live_ids)
-            front.on_loop(front.ways.drain(asyncio.Event()))
+            front.on_loop(front.fronts.drain(asyncio.Event()))
             text = b""
             while b"[DONE]" not in text:
                 text += client.recv(10_000)
@@ -305,7 +305,7 @@ def test_an_engine_that_died_ends_answers_and_takes_no_more():
     with fake_front(free_running=False) as (front, generator):
         with connect(front.port, "/v1/completions", {"prompt": "a", "stream": True}) as client:
             generator.wait_for(lambda g: g.live_ids)
-            front.on_loop(front.ways.fail(EngineStoppedError("abc123")))
+            front.on_loop(front.fronts.fail(EngineStoppedError("abc123")))
             text = b""
             while b"[DONE]" not in text:
                 text += client.recv(10_000)
@@ -418,7 +418,7 @@ def test_an_answer_may_take_longer_than_a_head(monkeypatch):
 
 def test_use_over_http_counts_against_idleness():
     with fake_front(free_running=False) as (front, generator):
-        (http_front,) = front.ways._fronts
+        http_front = front.http_front
         with connect(front.port, "/v1/completions", BODY):
             generator.wait_for(lambda g: g.live_ids)
             assert http_front.idle_s() == 0

@@ -63,16 +63,16 @@ def test_what_refuses_a_request_whose_client_has_left_is_not_logged(caplog, whol
     with fake_front(free_running=False) as (front, generator), open_stub(front.rpc) as stub:
         refuse_late(generator)
         asked = pb.GenerateRequest(input=pb.Input(text=SECRET))
-        servicer = front.ways._server._servicer
+        desk = front.rpc_desk
         if whole:
             call = stub.Generate.future(asked)
         else:
             call = stub.GenerateStream(pb.GenerateStreamRequest(request=asked))
         generator.wait_for(lambda g: g.submitted)
         call.cancel()
-        front.on_loop(servicer.wait_idle())
+        front.on_loop(desk.wait_idle())
         generator.submit_gate.set()
-        front.on_loop(_until(lambda: servicer._threads._pending_bytes == 0))
+        front.on_loop(_until(lambda: desk._threads._pending_bytes == 0))
         front.on_loop(_collected())
     assert [record.getMessage() for record in caplog.records] == []
 
@@ -82,12 +82,10 @@ async def _collected() -> None:
     gc.collect()
 
 
-def test_what_ends_a_request_late_spares_a_later_one_of_its_id_over_another_way_in(monkeypatch):
+def test_what_ends_a_request_late_spares_a_later_one_of_its_id_over_another_front(monkeypatch):
     with fake_front(free_running=False) as (front, generator), open_stub(front.rpc) as stub:
-        servicer = front.ways._server._servicer
-        monkeypatch.setattr(
-            servicer._calls, "_distribute", lambda: None
-        )  # how its answer ended is not known yet
+        desk = front.rpc_desk
+        monkeypatch.setattr(desk._calls, "_distribute", lambda: None)  # how its answer ended is not known yet
         asked = pb.GenerateRequest(
             request_id="r", input=pb.Input(text="a"), sampling=pb.Sampling(max_tokens=1)
         )
@@ -103,7 +101,7 @@ def test_what_ends_a_request_late_spares_a_later_one_of_its_id_over_another_way_
         later.start()
         generator.wait_for(lambda g: g.live_ids)
         first.cancel()
-        front.on_loop(servicer.wait_idle())
+        front.on_loop(desk.wait_idle())
         generator.run_freely()
         later.join(PATIENCE_S)
     assert generator.aborted == ["r"]  # the first one, which had ended

@@ -284,8 +284,8 @@ def test_a_call_that_is_still_to_be_read_when_all_are_ended_is_told_too(monkeypa
     generator, forced = FakeGenerator(free_running=False), asyncio.Event()
     forced.set()
     with running_server(generator) as running, open_stub(running.address) as stub:
-        servicer = running.server._servicer
-        with held_up(servicer, monkeypatch) as queued:
+        desk = running.server._desk
+        with held_up(desk, monkeypatch) as queued:
             answer = stub.Generate.future(REQUEST, timeout=PATIENCE_S)
             assert queued.wait(PATIENCE_S)
             running.call(running.server.drain(forced))

@@ -33,6 +33,7 @@ from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
 from llorch_export.tokenizer.vocabulary import sentencepiece_bpe
 from llorch_serve.artifact.manifest import decode_manifest
 from llorch_serve.bench.schema import read_report
+from llorch_serve.calls.callers import Caller
 from llorch_serve.chat.parsing.answer import parser_for
 from llorch_serve.chat.parsing.registry import REASONING_FORMATS, AnswerFormats
 from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
@@ -44,7 +45,6 @@ from llorch_serve.foreign.optimum import describe_optimum
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.job_routes import CancelBody, JobDialect
 from llorch_serve.http.openai_requests import read_chat, read_completion
-from llorch_serve.http.service import Caller
 from llorch_serve.requests import ChatMessage, ChatPrompt, ModelInfo
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert import read_abort_request, read_generation_request

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llorch_serve.calls.front_desk import FAREWELL_S
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.rpc import SERVICE_NAME
-from llorch_serve.rpc.server import _FAREWELL_S, _LAST_CALLS_S
+from llorch_serve.rpc.server import _LAST_CALLS_S
 from llorch_serve.terminal import serve
 from support.harness.processes import llorch_here
 
@@ -23,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 CLOSING_S = 5.0  # for the model to be freed and the process to end, on a busy machine
-ENDING_S = _LAST_CALLS_S + _FAREWELL_S + CLOSING_S
+ENDING_S = _LAST_CALLS_S + FAREWELL_S + CLOSING_S
 NOT_FLAGS = {"LLORCH_API_TOKEN"}
 
 

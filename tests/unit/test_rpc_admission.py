@@ -11,10 +11,12 @@ from typing import Any, cast
 import pytest
 
 from llorch_serve.calls.admission import Activity, ReadingThreads
+from llorch_serve.calls.interfaces import Front, FrontFactory
+from llorch_serve.calls.waiting import first_of
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import QueueFullError
-from llorch_serve.rpc.server import WorkerServer, first_of
-from llorch_serve.rpc.ways import Front, FrontMaker, Ways
+from llorch_serve.lifecycle.fronts import Fronts
+from llorch_serve.rpc.server import WorkerServer
 from support.fakes.generator import PATIENCE_S
 
 
@@ -88,8 +90,8 @@ def test_a_worker_used_over_http_alone_does_not_say_that_it_stops(caplog: pytest
     def make(_load: Any) -> Front:
         return cast("Front", _Front(idle()))
 
-    makers: tuple[FrontMaker, ...] = (make,)
-    asyncio.run(Ways(cast("WorkerServer", _UnusedServer()), makers).wait_unused())
+    factories: tuple[FrontFactory, ...] = (make,)
+    asyncio.run(Fronts(cast("WorkerServer", _UnusedServer()), factories).wait_unused())
     assert said == [0, 0, 0]
     assert [record.getMessage() for record in caplog.records] == ["no call for 0.001 s; stopping"]
 

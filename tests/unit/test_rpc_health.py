@@ -12,9 +12,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from llorch_serve.errors import InvalidRequestError, QueueFullError
 from llorch_serve.rpc import connections, health, receiving, sending
+from llorch_serve.rpc.call_limit import CallLimit, until
 from llorch_serve.rpc.connections import Connections
 from llorch_serve.rpc.health import Health
-from llorch_serve.rpc.places import Places, until
 from llorch_serve.rpc.receiving import Receiving, SmallReceiving
 from llorch_serve.rpc.sending import Sending
 
@@ -177,12 +177,12 @@ def test_many_watchers_of_one_connection_drive_out_each_other_and_not_another_cl
 
 def test_a_newcomer_gets_in_where_many_connections_hold_a_place_each() -> None:
     async def test() -> None:
-        places = Places(2)
-        with places.taken(Call(peer="a")) as oldest, places.taken(Call(peer="b")) as next_:  # type: ignore[arg-type]
-            with places.taken(Call(peer="c")) as newest:  # type: ignore[arg-type]
-                assert [place.lost.done() for place in (oldest, next_, newest)] == [True, False, False]
-            with places.taken(Call(peer="d")):  # type: ignore[arg-type]
-                assert not next_.lost.done()
+        limit = CallLimit(2)
+        with limit.hold(Call(peer="a")) as oldest, limit.hold(Call(peer="b")) as next_:  # type: ignore[arg-type]
+            with limit.hold(Call(peer="c")) as newest:  # type: ignore[arg-type]
+                assert [call.evicted.done() for call in (oldest, next_, newest)] == [True, False, False]
+            with limit.hold(Call(peer="d")):  # type: ignore[arg-type]
+                assert not next_.evicted.done()
 
     run(test)
 
@@ -190,7 +190,7 @@ def test_a_newcomer_gets_in_where_many_connections_hold_a_place_each() -> None:
 def test_checks_that_dribble_give_way_to_one_that_comes_whole() -> None:
     async def test() -> None:
         served = Served()
-        slow = [Call(None, peer=f"ipv4:1.1.1.1:{port}") for port in range(receiving.SMALL_PLACES)]
+        slow = [Call(None, peer=f"ipv4:1.1.1.1:{port}") for port in range(receiving.MAX_SMALL_MESSAGES)]
         for context in slow:
             served.call("Check", context)
         await turns()

@@ -1,38 +1,60 @@
-"""Who is calling: what a connection's certificate or a call's bearer token says about it."""
+"""Who is calling: names for callers, and the tokens that they must show.
+
+A name is the same for every call of a caller. It is a digest, so that logs may hold it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any
-
-import grpc
+import hmac
+from dataclasses import dataclass
 
 
-def bearer_token(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
-    """Return the token of ``authorization: Bearer TOKEN``, or None if there is none."""
-    for key, value in metadata or ():
-        if key == "authorization" and isinstance(value, str):
-            scheme, _, token = value.partition(" ")
-            if scheme.lower() == "bearer" and token:
-                return token.strip()
-    return None
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request.
 
-
-def holder_of(certificate: bytes) -> str:
-    """Return a name for the holder of a client certificate, given as PEM."""
-    return "certificate:" + hashlib.sha256(certificate).hexdigest()[:16]
-
-
-def caller_of(context: grpc.aio.ServicerContext[Any, Any], *, by_token: bool) -> str:
-    """Return a name for the caller, the same for every call of its own; empty if the worker cannot tell
-    callers apart.
-
-    A client certificate names its holder, else a token does, if the worker checks tokens (``by_token``). The
-    name is a digest, fit to be logged.
+    owner: who it is, where the worker knows its callers; else empty. client: for fairness among those who
+        give no client id of their own.
+    correlation_id, traceparent: of the caller's records and trace.
     """
-    certificate = context.auth_context().get("x509_pem_cert", ())
-    if certificate:
-        return holder_of(b"".join(certificate))
-    token = bearer_token(context.invocation_metadata()) if by_token else None
-    return "" if token is None else "token:" + hashlib.sha256(token.encode()).hexdigest()[:16]
+
+    owner: str
+    client: str
+    correlation_id: str
+    traceparent: str = ""
+
+
+class TokenList:
+    """Tokens of which a caller must show one. Compared in constant time, by their digests."""
+
+    def __init__(self, tokens: tuple[str, ...]) -> None:
+        # Digests are of one length, so that a comparison tells nothing about that of a token either.
+        self._digests = tuple(_digest(token.encode()) for token in tokens)
+
+    def accepts(self, shown: bytes | None) -> bool:
+        """Tell whether it is one of the tokens; None: nothing was shown."""
+        digest, accepted = _digest(shown or b""), False
+        for known in self._digests:  # all of them, so that the time does not tell which one it was
+            accepted |= hmac.compare_digest(digest, known)
+        return accepted and shown is not None
+
+
+def bearer_token(header: str | None) -> str | None:
+    """Return the token of ``Bearer TOKEN``, an Authorization header's value; None if there is none."""
+    scheme, _, token = (header or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token else None
+
+
+def name_of_token(token: bytes) -> str:
+    """Return a name for whoever shows a token."""
+    return f"token:{_digest(token)[:16]}"
+
+
+def name_of_certificate(certificate: bytes) -> str:
+    """Return a name for the holder of a client certificate, given as PEM."""
+    return f"certificate:{_digest(certificate)[:16]}"
+
+
+def _digest(secret: bytes) -> str:
+    return hashlib.sha256(secret).hexdigest()

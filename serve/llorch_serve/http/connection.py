@@ -5,7 +5,7 @@ may be silent between requests. Output: the same, looked at every second from it
 nothing a client leaves undone lasts: a head, the rest of a body that was answered before its end, an answer
 that is not read, a farewell. A body that is read has its time in ``exchange.py``. What arrives is parsed on
 the event loop that answers everybody, so its lines and chunks are counted: each takes ten microseconds,
-however short it is. The holder of a client certificate, and the connection's place, are in the state of every
+however short it is. The holder of a client certificate, and the held connection, are in the state of every
 request.
 """
 
@@ -20,8 +20,8 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from llorch_serve.calls.callers import holder_of
-from llorch_serve.http.places import Places
+from llorch_serve.calls.callers import name_of_certificate
+from llorch_serve.http.connection_limit import ConnectionLimit
 
 LOOK_S: Final = 1.0
 HEAD_TIMEOUT_S: Final = 30.0
@@ -45,7 +45,7 @@ _HEAD_END: Final = re.compile(rb"\n\r?\n")
 
 HOLDER: Final = "llorch.certificate_holder"
 """The key in a request's state; absent without a certificate."""
-PLACE: Final = "llorch.place"
+HELD: Final = "llorch.held_connection"
 """The key in a request's state."""
 
 
@@ -85,12 +85,12 @@ class _Client(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """uvicorn makes one for each connection. places: those of the front."""
+    """uvicorn makes one for each connection. limit: the front's."""
 
-    def __init__(self, *args: Any, places: Places, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limit: ConnectionLimit, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _Client(self.config.h11_max_incomplete_event_size or 0)
-        self._places = places
+        self._limit = limit
         self._reads = 0  # how often the client has made room for more of an answer
         self._seen: tuple[object, ...] = ()
         self._since = 0.0
@@ -99,11 +99,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Begin to look."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, PLACE: self._places.of(transport)}
+        self.app_state = {**self.app_state, HELD: self._limit.of(transport)}
         tls = transport.get_extra_info("ssl_object")
         certificate = None if tls is None else tls.getpeercert(binary_form=True)
         if certificate:
-            holder = holder_of(ssl.DER_cert_to_PEM_cert(certificate).encode())
+            holder = name_of_certificate(ssl.DER_cert_to_PEM_cert(certificate).encode())
             self.app_state[HOLDER] = holder
         self._look()
 

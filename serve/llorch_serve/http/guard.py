@@ -8,8 +8,6 @@ requests run.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import re
 import secrets
 import time
@@ -19,10 +17,11 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llorch_serve.calls.callers import TokenList, bearer_token, name_of_token
 from llorch_serve.calls.correlation import plain_id
-from llorch_serve.http.connection import PLACE
+from llorch_serve.http.connection import HELD
+from llorch_serve.http.connection_limit import HeldConnection
 from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
-from llorch_serve.http.places import Place
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.observe.tap import Answered
 
@@ -34,38 +33,18 @@ _HEADERS: Final = (
 )
 
 
-class Bearer:
-    """Tokens of which requests must carry one. Compared in constant time, by their digests."""
-
-    def __init__(self, tokens: tuple[str, ...]) -> None:
-        self._digests = tuple(_digest(token.encode()) for token in tokens)
-
-    def caller(self, header: str | None) -> str | None:
-        """Return a name for whoever an Authorization header's token belongs to, fit to be logged; None:
-        nobody's.
-        """
-        scheme, _, given = (header or "").partition(" ")
-        digest = _digest(given.strip().encode("latin-1", "replace"))
-        known = [hmac.compare_digest(digest, expected) for expected in self._digests]
-        return f"token:{digest[:16]}" if scheme.lower() == "bearer" and any(known) else None
-
-
-def _digest(token: bytes) -> str:
-    return hashlib.sha256(token).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may ask for what.
 
-    bearer: the tokens of which requests must carry one; None: none.
+    tokens: of which requests must carry one; None: none.
     open_paths: paths that need no token.
     hosts: names under which the worker may be addressed (the header Host, without its port); None: any. On
         the loopback a site whose name is made to point here would otherwise be let in by browsers as if it
         were this worker's own page.
     """
 
-    bearer: Bearer | None
+    tokens: TokenList | None
     open_paths: frozenset[str]
     hosts: frozenset[str] | None
 
@@ -75,13 +54,20 @@ class Access:
         if self.hosts is not None and host not in self.hosts:
             known = ", ".join(sorted(self.hosts))
             raise HttpError(403, "unknown_host", f"Host is {host[:100]!r}, expected one of {known}")
-        if self.bearer is None:
+        if self.tokens is None:
             return exchange.holder
-        caller = self.bearer.caller(exchange.header("authorization"))
+        caller = _token_name(self.tokens, exchange.header("authorization"))
         if caller is None and path not in self.open_paths:
             found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
             raise HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
         return exchange.holder or caller or ""
+
+
+def _token_name(tokens: TokenList, header: str | None) -> str | None:
+    """Return a name for whoever an Authorization header's token belongs to; None: nobody's."""
+    token = bearer_token(header)
+    shown = None if token is None else token.encode("latin-1", "replace")
+    return name_of_token(shown) if shown is not None and tokens.accepts(shown) else None
 
 
 class Guard:
@@ -121,13 +107,13 @@ class Guard:
             self._on_answered(Answered(scope["method"], scope["path"], status, seconds, correlation_id))
 
     def _kept(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
-        """Keep the connection's place for a request; what is open to all keeps none. Raises HttpError if too
-        many run.
+        """Keep the connection for a request; what is open to all keeps none. Raises HttpError if too many
+        run.
         """
-        place: Place | None = scope.get("state", {}).get(PLACE)
-        if place is None or scope["path"] in self._access.open_paths:
+        held: HeldConnection | None = scope.get("state", {}).get(HELD)
+        if held is None or scope["path"] in self._access.open_paths:
             return contextlib.nullcontext()
-        return place.request()
+        return held.request()
 
 
 def _correlation_id(given: str | None) -> str:

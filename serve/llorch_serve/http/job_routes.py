@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
+from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live import LiveCall, check_completed
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Caller, Plan
+from llorch_serve.http.service import Plan
 from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
 

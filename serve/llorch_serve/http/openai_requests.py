@@ -13,10 +13,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, ModelMismatchError
 from llorch_serve.http.fields import MAX_LISTED, read_struct, refuse_fields
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, ResponseFormat, Shared
-from llorch_serve.http.service import Caller, Plan
+from llorch_serve.http.service import Plan
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Callable
 from itertools import chain
 
+from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live import LiveCall, check_completed
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Caller, Plan
+from llorch_serve.http.service import Plan
 from llorch_serve.requests import Completion, ModelInfo
 
 

@@ -1,7 +1,7 @@
 """The HTTP front's life: bind, serve, drain, close, beside the gRPC server on the same event loop.
 
 Input: an address, then the loaded generator. Output: a listening uvicorn server. It is told what to do by the
-worker's own life (``rpc/lifecycle.py``) and handles no signals.
+worker's own life (``lifecycle/serving.py``) and handles no signals.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from typing import Final
 
 import uvicorn
 
+from llorch_serve.calls.callers import TokenList
+from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.engine.load import Load
-from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
+from llorch_serve.errors import EngineStoppedError, PortError
 from llorch_serve.http.app import OPEN_PATHS, make_app
 from llorch_serve.http.connection import IDLE_TIMEOUT_S, Connection
-from llorch_serve.http.guard import Access, Bearer
-from llorch_serve.http.places import Listener, Places
-from llorch_serve.http.service import CUT, STOPPING, HttpService
+from llorch_serve.http.connection_limit import ConnectionLimit, Listener
+from llorch_serve.http.guard import Access
+from llorch_serve.http.service import HttpService
 from llorch_serve.http.status_routes import Exposition
 from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
 
 MAX_HEAD_BYTES: Final = 32 * 2**10
-_FAREWELL_S: Final = 1.0  # for the last bytes of ended answers to leave the process
+MAX_PENDING_BYTES: Final = 64 * 2**20  # of bodies that wait to be read
+_LOADING: Final = "the worker is loading its model; try again when GET /health says 200"
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +78,20 @@ class HttpFront:
     ) -> None:
         self._config = config
         self._on_bound = on_bound
-        self._places = Places()
-        self._service = HttpService(load, stream_interval=config.stream_interval)
-        access = Access(Bearer(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
+        self._limit = ConnectionLimit()
+        self._desk = FrontDesk(
+            "llorch-http",
+            _LOADING,
+            max_pending_bytes=MAX_PENDING_BYTES,
+            stream_interval=config.stream_interval,
+        )
+        self._service = HttpService(self._desk, load)
+        access = Access(TokenList(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
         self._server = _Server(
             uvicorn.Config(
                 make_app(self._service, exposition, access, on_answered),
                 ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
-                http=functools.partial(Connection, places=self._places),  # type: ignore[arg-type]  # it is only called
+                http=functools.partial(Connection, limit=self._limit),  # type: ignore[arg-type]  # it is only called
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -99,7 +108,7 @@ class HttpFront:
 
     async def bind(self) -> str:
         """Listen and answer with 503; return HOST:PORT. Raises PortError if the address cannot be bound."""
-        sockets = _listen(self._config.host, self._config.port, self._places)
+        sockets = _listen(self._config.host, self._config.port, self._limit)
         self._running = asyncio.ensure_future(self._server.serve(sockets))
         shown = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         address = f"{shown}:{sockets[0].getsockname()[1]}"
@@ -108,40 +117,28 @@ class HttpFront:
 
     def set_ready(self, generator: TextGenerator) -> None:
         """Answer with ``generator``."""
-        self._service.start(generator)
+        self._desk.open(generator)
 
     def idle_s(self) -> float:
         """Return for how long no request has run, in seconds."""
-        return self._service.idle_s()
+        return self._desk.idle_s()
 
     async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
         """Refuse new requests, let running ones finish within the timeout or until ``forced``, and end the
         rest.
         """
-        self._service.refuse(STOPPING)
-        waiting = [asyncio.ensure_future(self._service.wait_idle()), asyncio.ensure_future(forced.wait())]
-        _, pending = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        self._service.end_all(UnavailableError(CUT))
-        await self._farewell()
+        await self._desk.drain(forced, timeout_s)
 
     async def fail(self, error: EngineStoppedError) -> None:
         """Refuse new requests for good and end those that run with the engine's error."""
-        self._service.refuse(f"the engine has stopped; {error}")
-        self._service.end_all(error)
-        await self._farewell()
-
-    async def _farewell(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._service.wait_idle(), _FAREWELL_S)
+        await self._desk.fail(error)
 
     async def close(self) -> None:
         """Stop listening and cut what still runs."""
         self._server.should_exit = True
         if self._running is not None:
             await self._running
-        self._service.close()
+        self._desk.close()
 
 
 def _hosts(host: str) -> frozenset[str] | None:
@@ -167,7 +164,7 @@ def read_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _listen(host: str, port: int, places: Places) -> list[socket.socket]:
+def _listen(host: str, port: int, limit: ConnectionLimit) -> list[socket.socket]:
     """Return listening sockets, one for each address that ``host`` stands for. Raises PortError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -180,9 +177,7 @@ def _listen(host: str, port: int, places: Places) -> list[socket.socket]:
     for family, kind, protocol, _, address in dict.fromkeys(found):
         taken = sockets[0].getsockname()[1] if sockets else port
         try:
-            sockets.append(
-                _bound(Listener(places, family, kind, protocol), (address[0], taken, *address[2:]))
-            )
+            sockets.append(_bound(Listener(limit, family, kind, protocol), (address[0], taken, *address[2:])))
         except OSError as error:
             reason = error
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):

@@ -14,55 +14,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
 
-from llorch_serve.engine.load import Load, WorkerState
+from llorch_serve.calls.interfaces import ClosableGenerator, Companion, FrontFactory, ReadyWorker
+from llorch_serve.calls.waiting import first_of
+from llorch_serve.engine.load import WorkerState
 from llorch_serve.errors import EngineStoppedError, UnavailableError
+from llorch_serve.lifecycle.fronts import Fronts
 from llorch_serve.loading.progress import LoadProgress
-from llorch_serve.requests import TextGenerator
-from llorch_serve.rpc.server import ServerConfig, WorkerServer, first_of
-from llorch_serve.rpc.ways import FrontMaker, Ways
+from llorch_serve.rpc.server import ServerConfig, WorkerServer
 
 logger = logging.getLogger(__name__)
-
-
-class ClosableGenerator(TextGenerator, Protocol):
-    """A generator that the server owns and closes."""
-
-    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
-        """Have ``tell`` called, on any thread, if the engine stops after an error; at once if it has."""
-
-    def close(self) -> None:
-        """End what still runs, and free model and threads. Blocks until done; no update is delivered
-        afterwards.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyWorker:
-    """What companions see of a worker that serves. address: HOST:PORT. load: how busy it is, and its
-    state.
-    """
-
-    address: str
-    generator: TextGenerator
-    load: Callable[[], Load]
-
-
-class Companion(Protocol):
-    """Something that goes on beside the gRPC server, on the same event loop."""
-
-    async def run(self, worker: ReadyWorker) -> None:
-        """Do its work from SERVING on, until cancelled. An error raised here drains the worker and ends
-        it.
-        """
-
-    async def tell(self, state: WorkerState) -> None:
-        """Learn that the worker drains, has stopped or has failed. Must return within seconds and raise
-        nothing.
-        """
 
 
 async def serve(
@@ -70,7 +32,7 @@ async def serve(
     config: ServerConfig,
     *,
     progress: LoadProgress | None = None,
-    fronts: Sequence[FrontMaker] = (),
+    fronts: Sequence[FrontFactory] = (),
     companions: Sequence[Companion] = (),
     on_bound: Callable[[str], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
@@ -79,7 +41,7 @@ async def serve(
 
     open_generator: loads and warms up the model; called on a thread once the address is bound.
     progress: counted by ``open_generator``; cancelled by a signal during the load.
-    fronts: make further ways in, on the event loop.
+    fronts: make further fronts, on the event loop.
     on_bound, on_ready: told HOST:PORT, with the real port, when listening and when SERVING.
 
     Must run on the main thread, which alone may handle signals. Raises PortError if the address cannot be
@@ -87,7 +49,7 @@ async def serve(
     """
     stopping, forced = asyncio.Event(), asyncio.Event()
     progress = progress or LoadProgress()
-    server = Ways(WorkerServer(config, progress), fronts)
+    server = Fronts(WorkerServer(config, progress), fronts)
     with _signals(stopping, forced):
         generator = None
         try:
@@ -116,7 +78,7 @@ async def serve(
 async def _load(
     open_generator: Callable[[], ClosableGenerator],
     progress: LoadProgress,
-    server: Ways,
+    server: Fronts,
     stopping: asyncio.Event,
     forced: asyncio.Event,
 ) -> ClosableGenerator | None:
@@ -138,7 +100,7 @@ async def _load(
 
 
 async def _until_drained(
-    server: Ways,
+    server: Fronts,
     worker: ReadyWorker,
     companions: Sequence[Companion],
     dead: asyncio.Future[EngineStoppedError],

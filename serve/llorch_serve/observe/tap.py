@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import EngineStoppedError, FieldViolation
-from llorch_serve.lifecycle.serving import ClosableGenerator
 from llorch_serve.requests import (
     Abort,
     Completion,
@@ -142,7 +142,7 @@ class _Tap:
 
 
 class ObservedGenerator:
-    """Implements :class:`llorch_serve.lifecycle.serving.ClosableGenerator` around another."""
+    """Implements :class:`llorch_serve.calls.interfaces.ClosableGenerator` around another."""
 
     def __init__(self, inner: ClosableGenerator, observers: Sequence[Observer]) -> None:
         self._inner = inner

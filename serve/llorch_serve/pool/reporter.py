@@ -1,6 +1,6 @@
 """When a pool manager is told what: ready with back-off, heartbeats, and the worker's last words.
 
-A companion of ``rpc/lifecycle.py``: it starts once the worker serves. A manager that cannot be reached is
+A companion of ``lifecycle/serving.py``: it starts once the worker serves. A manager that cannot be reached is
 tried again for as long as the worker lives; one that answers and refuses ends the worker. A manager that
 comes back and has forgotten the worker says so by answering a heartbeat with 404 or 410, and is told anew.
 """
@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.calls.interfaces import ReadyWorker
 from llorch_serve.engine.load import NOTHING, WorkerState
 from llorch_serve.errors import WorkerError
-from llorch_serve.lifecycle.serving import ReadyWorker
 from llorch_serve.pool.messages import heartbeat, ready
 from llorch_serve.pool.post import CallbackUrl, Poster
 
@@ -50,7 +50,7 @@ class PoolConfig:
 
 
 class PoolReporter:
-    """Implements :class:`llorch_serve.lifecycle.serving.Companion`."""
+    """Implements :class:`llorch_serve.calls.interfaces.Companion`."""
 
     def __init__(self, config: PoolConfig) -> None:
         self._config = config

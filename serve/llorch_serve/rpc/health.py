@@ -1,8 +1,8 @@
 """grpc.health.v1 for anybody: what a worker says about itself, without ever waiting for whom it says it to.
 
 Setting a status marks it and wakes the watchers; each of them writes in its own call. A client that takes
-nothing is cut, and the number of calls is bounded: see ``rpc/places.py`` for who gives way. One that loses
-its watch asks again and is told the status at once.
+nothing is cut, and the number of calls is bounded: see ``rpc/call_limit.py`` for which one is evicted. A
+client whose watch is evicted asks again and is told the status at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
-from llorch_serve.rpc.places import Context, Places
+from llorch_serve.rpc.call_limit import CallLimit, Context
 from llorch_serve.rpc.receiving import SmallReceiving
 from llorch_serve.rpc.sending import Sending
 from llorch_serve.rpc.status import write_status
@@ -35,7 +35,7 @@ class Health:
         self._services = frozenset(services)
         self._status = HealthCheckResponse.NOT_SERVING
         self._ended = False
-        self._watches, self._checks = Places(MAX_WATCHERS), Places(MAX_CHECKS)
+        self._watches, self._checks = CallLimit(MAX_WATCHERS), CallLimit(MAX_CHECKS)
         self._messages = SmallReceiving()
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -64,23 +64,23 @@ class Health:
         changed.set_result(None)
 
     async def _check(self, context: Context) -> None:
-        with self._checks.taken(context) as place:
+        with self._checks.hold(context) as held:
             if await self._service(context) in self._services:
-                await self._tell(context, self._status, place.lost)
+                await self._tell(context, self._status, held.evicted)
             else:
                 await self._sending.send(context, context.abort(grpc.StatusCode.NOT_FOUND))
 
     async def _watch(self, context: Context) -> None:
-        with self._watches.taken(context) as place:
+        with self._watches.hold(context) as held:
             known = await self._service(context) in self._services
             told = None
-            while not place.lost.done():
+            while not held.evicted.done():
                 changed = self._changed
                 status = self._status if known else HealthCheckResponse.SERVICE_UNKNOWN
                 if status != told:
-                    await self._tell(context, status, place.lost)
+                    await self._tell(context, status, held.evicted)
                     told = status
-                await asyncio.wait((changed, place.lost), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((changed, held.evicted), return_when=asyncio.FIRST_COMPLETED)
         raise QueueFullError(
             f"others watch too, and this worker takes {MAX_WATCHERS} at once; watch again", retry_after_s=1.0
         )
@@ -97,9 +97,9 @@ class Health:
         self,
         context: Context,
         status: HealthCheckResponse.ServingStatus.ValueType,
-        lost: asyncio.Future[None],
+        evicted: asyncio.Future[None],
     ) -> None:
-        await self._sending.send(context, context.write(HealthCheckResponse(status=status)), lost=lost)
+        await self._sending.send(context, context.write(HealthCheckResponse(status=status)), evicted=evicted)
 
     def _with_status(
         self, body: Callable[[Context], Awaitable[None]]

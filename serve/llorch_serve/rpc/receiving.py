@@ -17,7 +17,7 @@ from typing import Any, Final
 import grpc
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
-from llorch_serve.rpc.places import Context, Places, until
+from llorch_serve.rpc.call_limit import CallLimit, Context, until
 
 RECEIVING_BYTES: Final = 256 * 2**20
 """Of messages being received at once from those who may use the worker."""
@@ -25,7 +25,7 @@ RECEIVING_BYTES: Final = 256 * 2**20
 MAX_EXPECTED: Final = 1024  # calls that wait until others' messages are received
 LIMIT_S: Final = 30.0  # for a message to arrive
 SURE_S: Final = 2.0  # of it while others wait
-SMALL_PLACES: Final = 4  # messages of a few bytes being received at once
+MAX_SMALL_MESSAGES: Final = 4  # messages of a few bytes being received at once
 SMALL_LIMIT_S: Final = 5.0
 SMALL_BYTES: Final = 2**18
 """Of such a message, the most ids to abort among them. gRPC itself knows only the limit of all messages, so a
@@ -56,14 +56,14 @@ class Receiving:
         async with self._place(context.peer()):
             read = await until(context.read(), limit_s=SURE_S)
             if not read.done() and not self._expected:
-                lost = asyncio.get_running_loop().create_future()
-                self._slow.append(lost)
+                evicted = asyncio.get_running_loop().create_future()
+                self._slow.append(evicted)
                 try:
-                    await until(read, lost=lost, limit_s=LIMIT_S - SURE_S)
+                    await until(read, evicted=evicted, limit_s=LIMIT_S - SURE_S)
                 finally:
                     with contextlib.suppress(ValueError):
-                        self._slow.remove(lost)
-                if not read.done() and not lost.done():
+                        self._slow.remove(evicted)
+                if not read.done() and not evicted.done():
                     raise _late(LIMIT_S)
             if not read.done():
                 raise QueueFullError(
@@ -82,7 +82,7 @@ class Receiving:
         try:
             yield
         finally:
-            self._give_on()
+            self._release()
 
     async def _turn(self, connection: str) -> None:
         """Wait for a place. Raises QueueFullError if too many wait."""
@@ -105,7 +105,7 @@ class Receiving:
         except asyncio.CancelledError:
             if not turn.cancelled():  # the place came at the same moment
                 if turn.exception() is None:
-                    self._give_on()
+                    self._release()
             elif turn in self._turns.get(connection, ()):
                 self._take(connection, self._turns[connection].index(turn))
             raise
@@ -120,8 +120,8 @@ class Receiving:
         self._expected -= 1
         return turn
 
-    def _give_on(self) -> None:
-        """Give a place to whose turn it is."""
+    def _release(self) -> None:
+        """Give a place up, to the call whose turn it is."""
         while self._turns:
             turn = self._take(next(iter(self._turns)), 0)
             if not turn.done():  # its caller may just have left
@@ -136,19 +136,19 @@ class SmallReceiving:
     """
 
     def __init__(self) -> None:
-        self._places = Places(SMALL_PLACES)
+        self._limit = CallLimit(MAX_SMALL_MESSAGES)
 
     async def message(self, context: Context) -> bytes:
         """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
-        with self._places.taken(context) as place:
-            read = await until(context.read(), lost=place.lost, limit_s=SMALL_LIMIT_S)
+        with self._limit.hold(context) as held:
+            read = await until(context.read(), evicted=held.evicted, limit_s=SMALL_LIMIT_S)
             if read.done():
                 message = _found(read)
                 if len(message) > SMALL_BYTES:
                     found = f"found a message of {len(message)} bytes, expected at most {SMALL_BYTES}"
                     raise InvalidRequestError([FieldViolation("request", found)])
                 return message
-            if place.lost.done():
+            if held.evicted.done():
                 raise QueueFullError(
                     "the request's message had not arrived, and other calls wanted its place; try again",
                     retry_after_s=1.0,

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from llorch_serve.errors import QueueFullError
-from llorch_serve.rpc.places import Context, Places, until
+from llorch_serve.rpc.call_limit import CallLimit, Context, until
 from llorch_serve.rpc.sending import Sending
 from llorch_serve.rpc.status import write_status
 
@@ -31,7 +31,7 @@ class Reflection:
     def __init__(self, services: Iterable[str], sending: Sending) -> None:
         self._sending = sending
         self._answers = reflection.aio.ReflectionServicer(tuple(services))
-        self._calls = Places(MAX_CALLS)
+        self._calls = CallLimit(MAX_CALLS)
 
     def method_handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the service's methods by name, for registration with a server."""
@@ -44,15 +44,15 @@ class Reflection:
         }
 
     async def _reflect(self, _requests: object, context: Context) -> None:
-        with self._calls.taken(context) as place:
-            while not place.lost.done():
-                read = await until(context.read(), lost=place.lost, limit_s=IDLE_S)
-                if place.lost.done():
+        with self._calls.hold(context) as held:
+            while not held.evicted.done():
+                read = await until(context.read(), evicted=held.evicted, limit_s=IDLE_S)
+                if held.evicted.done():
                     break
                 if not read.done() or (request := read.result()) is grpc.aio.EOF:
                     return
                 async for answer in self._answers.ServerReflectionInfo(_only(request), context):
-                    await self._sending.send(context, context.write(answer), lost=place.lost)
+                    await self._sending.send(context, context.write(answer), evicted=held.evicted)
         error = QueueFullError(
             f"others ask for reflection too, and this worker takes {MAX_CALLS} calls at once; ask again",
             retry_after_s=1.0,

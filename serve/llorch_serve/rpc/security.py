@@ -7,8 +7,6 @@ received. Health is exempt, so that probes need no secret.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 import ssl
 from collections.abc import Awaitable, Callable
@@ -18,10 +16,11 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from llorch_serve.calls.callers import bearer_token
+from llorch_serve.calls.callers import TokenList
 from llorch_serve.errors import UsageError
 from llorch_serve.rpc import health
-from llorch_serve.rpc.places import Context
+from llorch_serve.rpc.call_limit import Context
+from llorch_serve.rpc.callers import metadata_token
 from llorch_serve.rpc.sending import Sending
 
 MAX_SECRET_BYTES: Final = 2**20
@@ -191,8 +190,7 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         self._sending = sending
         # It reads nothing, so it does for methods of every shape.
         self._refusing: Handler = grpc.stream_stream_rpc_method_handler(self._refuse)
-        # Digests are of one length, so that a comparison tells nothing about that of a token either.
-        self._known = tuple(_digest(token) for token in tokens)
+        self._tokens = TokenList(tokens)
 
     async def intercept_service(
         self,
@@ -203,9 +201,9 @@ class TokenCheck(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(_HEALTH_PREFIX):
             return handler
-        if self._accepts(bearer_token(handler_call_details.invocation_metadata)):
-            return handler
-        return self._refusing
+        token = metadata_token(handler_call_details.invocation_metadata)
+        shown = None if token is None else token.encode("utf-8", "surrogateescape")
+        return handler if self._tokens.accepts(shown) else self._refusing
 
     async def _refuse(self, _requests: object, context: Context) -> None:
         refusal = context.abort(
@@ -213,14 +211,3 @@ class TokenCheck(grpc.aio.ServerInterceptor):
             "this worker asks for a bearer token; send the metadata authorization: Bearer TOKEN",
         )
         await self._sending.send(context, refusal)
-
-    def _accepts(self, token: str | None) -> bool:
-        shown = _digest(token or "")
-        accepted = False
-        for known in self._known:  # all of them, so that the time does not tell which one it was
-            accepted |= hmac.compare_digest(shown, known)
-        return accepted and token is not None
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

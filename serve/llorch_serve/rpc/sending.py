@@ -12,8 +12,8 @@ from typing import Final
 
 import grpc
 
+from llorch_serve.rpc.call_limit import Context, until
 from llorch_serve.rpc.connections import Connections
-from llorch_serve.rpc.places import Context, until
 
 LIMIT_S: Final = 10.0  # for a client to take a few bytes
 LAST_S: Final = 0.25  # of it, once another call has the place of this one
@@ -26,15 +26,15 @@ class Sending:
         self._connections = Connections()
 
     async def send(
-        self, context: Context, sending: Awaitable[None], *, lost: asyncio.Future[None] | None = None
+        self, context: Context, sending: Awaitable[None], *, evicted: asyncio.Future[None] | None = None
     ) -> None:
         """Wait until a client has been sent something; cut its connection if it does not take it.
 
-        lost: of the place that the call holds. Raises what ``sending`` raises, and CancelledError where no
+        evicted: of the held call. Raises what ``sending`` raises, and CancelledError where no
             more can reach the client.
         """
-        sent = await until(sending, lost=lost, limit_s=LIMIT_S)
-        if not sent.done() and lost is not None and lost.done():
+        sent = await until(sending, evicted=evicted, limit_s=LIMIT_S)
+        if not sent.done() and evicted is not None and evicted.done():
             await until(sent, limit_s=LAST_S)
         if not sent.done():
             self._connections.cut(context.peer())

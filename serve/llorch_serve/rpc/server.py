@@ -1,7 +1,7 @@
 """A worker's listening server: bind, ready, drain, fail, close.
 
 Input: an address, and a generator once it is loaded. Output: GenerationService, grpc.health.v1 and reflection
-on that address. In what order its methods are called is the business of ``rpc/lifecycle.py``.
+on that address. In what order its methods are called is the business of ``lifecycle/serving.py``.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 
+from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.calls.live import MAX_LIVE_CALLS
 from llorch_serve.engine.load import Load, WorkerState
-from llorch_serve.errors import EngineStoppedError, PortError, UnavailableError
+from llorch_serve.errors import EngineStoppedError, PortError
 from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc import MAX_MESSAGE_BYTES, SERVICE_NAME, health, reflection
 from llorch_serve.rpc.security import OPEN, Security, TokenCheck
 from llorch_serve.rpc.sending import Sending
 from llorch_serve.rpc.servicer import GenerationServicer
+from llorch_serve.rpc.worker_status import WorkerStatus
 
 DEFAULT_PORT: Final = 50051
 MAX_CONNECTIONS: Final = 1024
@@ -33,7 +34,8 @@ _MAX_PENDING_CALLS: Final = 8_192  # that have arrived and wait for the event lo
 _MAX_STREAMS: Final = MAX_LIVE_CALLS + 64  # of one connection: a manager's only one, for health and load too
 _LOOKAHEAD_BYTES: Final = 2**16
 _LAST_CALLS_S: Final = 0.2  # for calls that have arrived and not begun to be refused, rather than cut
-_FAREWELL_S: Final = 1.0  # for statuses of ended calls to leave the process
+MAX_PENDING_BYTES: Final = 256 * 2**20  # of messages that wait to be read
+_LOADING: Final = "the worker is loading its model; try again when its health service says SERVING"
 
 logger = logging.getLogger(__name__)
 
@@ -64,16 +66,22 @@ class WorkerServer:
 
     def __init__(self, config: ServerConfig, progress: LoadProgress | None = None) -> None:
         self._config = config
-        self._progress = progress or LoadProgress()
+        self._status = WorkerStatus(progress or LoadProgress())
+        self._desk = FrontDesk(
+            "llorch-request",
+            _LOADING,
+            max_pending_bytes=MAX_PENDING_BYTES,
+            stream_interval=config.stream_interval,
+        )
         tokens, sending = config.security.tokens, Sending()
         self._server = grpc.aio.server(
             options=_options(config), interceptors=(TokenCheck(tokens, sending),) if tokens else ()
         )
         self._servicer = GenerationServicer(
-            self._progress,
+            self._desk,
+            self._status.load,
             max_message_bytes=config.max_message_bytes,
             by_token=bool(tokens),
-            stream_interval=config.stream_interval,
         )
         self._health = health.Health(("", SERVICE_NAME), sending)
         self._reflection = reflection.Reflection((SERVICE_NAME, health.NAME, reflection.NAME), sending)
@@ -90,14 +98,14 @@ class WorkerServer:
 
     def load(self) -> Load:
         """Return the worker's state, how far it has loaded and how busy it is."""
-        return self._servicer.load()
+        return self._status.load()
 
     async def wait_unused(self) -> None:
         """Return once no call has run for the idle timeout; never if there is none."""
         if self._config.idle_timeout_s is None:
             await asyncio.Event().wait()
         else:
-            await self._servicer.wait_unused(self._config.idle_timeout_s)
+            await self._desk.wait_unused(self._config.idle_timeout_s)
 
     async def bind(self) -> str:
         """Listen, answer health checks with NOT_SERVING and calls with UNAVAILABLE; return HOST:PORT.
@@ -120,8 +128,8 @@ class WorkerServer:
 
     async def set_ready(self, generator: TextGenerator) -> None:
         """Serve calls with ``generator`` and turn SERVING."""
-        self._progress.finish()
-        self._servicer.start(generator, generator.model_info())
+        self._desk.open(generator)
+        self._status.set_ready(generator)
         self._health.serve()
 
     async def drain(self, forced: asyncio.Event) -> None:
@@ -130,34 +138,25 @@ class WorkerServer:
 
         Those that do not finish end with UNAVAILABLE.
         """
-        self._servicer.refuse(
-            "the worker is shutting down; send the request to another", WorkerState.DRAINING
-        )
+        self._status.set_state(WorkerState.DRAINING)
         self._health.end()
-        if not await first_of(
-            self._servicer.wait_idle(), forced.wait(), timeout_s=self._config.drain_timeout_s
-        ):
-            logger.warning(
-                "drain timeout of %g s is over; ending the calls that still run", self._config.drain_timeout_s
-            )
-        self._servicer.end_all(
-            UnavailableError(
-                "the worker shut down before the answer was complete; send the request to another"
-            )
+        await self._desk.drain(forced, self._config.drain_timeout_s, self._say_that_time_is_over)
+
+    def _say_that_time_is_over(self) -> None:
+        logger.warning(
+            "drain timeout of %g s is over; ending the calls that still run", self._config.drain_timeout_s
         )
-        await first_of(self._servicer.wait_idle(), timeout_s=_FAREWELL_S)
 
     async def fail(self, error: EngineStoppedError) -> None:
         """Turn NOT_SERVING for good, refuse new calls and end those that run with the engine's error."""
-        self._servicer.refuse(f"the engine has stopped; {error}", WorkerState.FAILED)
+        self._status.set_state(WorkerState.FAILED)
         self._health.end()
-        self._servicer.end_all(error)
-        await first_of(self._servicer.wait_idle(), timeout_s=_FAREWELL_S)
+        await self._desk.fail(error)
 
     async def close(self) -> None:
         """Stop listening and cut what still runs."""
         await self._server.stop(grace=_LAST_CALLS_S)
-        self._servicer.close()
+        self._desk.close()
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -244,16 +243,3 @@ def _port_error(host: str, port: int, reason: str) -> PortError:
     return PortError(
         f"cannot listen on {host}:{port}: {reason}; stop what uses the port, or choose another with --port"
     )
-
-
-async def first_of(*events: Awaitable[object], timeout_s: float | None = None) -> bool:
-    """Wait for the first of several events; tell whether one came before the timeout. Raises what an event
-    ended with.
-    """
-    tasks = [asyncio.ensure_future(event) for event in events]
-    done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    for task in done:
-        task.result()
-    return bool(done)

@@ -70,7 +70,7 @@ from llorch_serve.terminal.serving_flags import (
 from llorch_serve.terminal.target import export_source, find_artifact, find_target, find_tokenizer
 
 if TYPE_CHECKING:
-    from llorch_serve.lifecycle.serving import ClosableGenerator
+    from llorch_serve.calls.interfaces import ClosableGenerator
     from llorch_serve.worker.worker import Worker
 
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.engine.load import Load
 from llorch_serve.http.server import HttpConfig, HttpFront
+from llorch_serve.lifecycle.fronts import Fronts
 from llorch_serve.observe.tap import Answered
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc.server import ServerConfig, WorkerServer
-from llorch_serve.rpc.ways import Ways
 from support.fakes.generator import PATIENCE_S, FakeGenerator
 
 
@@ -26,13 +27,26 @@ class RunningFront:
 
     port: int
     rpc: str
-    ways: Ways
+    fronts: Fronts
     loop: asyncio.AbstractEventLoop
     answered: list[Answered] = field(default_factory=list)
 
     @property
     def base(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def http_front(self) -> Any:
+        return self.fronts._fronts[0]
+
+    @property
+    def http_desk(self) -> FrontDesk:
+        desk: FrontDesk = self.http_front._desk
+        return desk
+
+    @property
+    def rpc_desk(self) -> FrontDesk:
+        return self.fronts._server._desk
 
     def on_loop(self, work: Any) -> Any:
         """Run a coroutine on the front's loop and return its result."""
@@ -104,20 +118,20 @@ def running_front(
             on_bound=lambda address: ports.append(int(address.rpartition(":")[2])),
         )
 
-    async def start() -> tuple[Ways, str]:
+    async def start() -> tuple[Fronts, str]:
         server = WorkerServer(ServerConfig(port=0, drain_timeout_s=drain_timeout_s))
-        ways = Ways(server, (make,))
-        address = await ways.bind()
+        fronts = Fronts(server, (make,))
+        address = await fronts.bind()
         if generator is not None:
-            await ways.set_ready(generator)
-        return ways, address
+            await fronts.set_ready(generator)
+        return fronts, address
 
-    ways, address = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
-    running = RunningFront(ports[0], address, ways, loop, answered)
+    fronts, address = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
+    running = RunningFront(ports[0], address, fronts, loop, answered)
     try:
         yield running
     finally:
-        running.on_loop(ways.close())
+        running.on_loop(fronts.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(PATIENCE_S)
         loop.close()

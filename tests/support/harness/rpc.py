@@ -79,12 +79,12 @@ def open_stub(address: str, **options: int) -> Iterator[worker_pb2_grpc.Generati
 
 
 @contextmanager
-def held_up(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def held_up(desk: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Keep what reads requests busy until all of them have been ended; yields what is set once one waits to
     be read.
     """
     gate, queued = threading.Event(), threading.Event()
-    threads, end_all, run = service._threads, service.end_all, service._threads.run
+    threads, end_all, run = desk._threads, desk.end_all, desk._threads.run
     for _ in range(POOL_THREADS):
         threads._pool.submit(gate.wait, PATIENCE_S)
 
@@ -97,7 +97,7 @@ def held_up(service: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading
         gate.set()
 
     monkeypatch.setattr(threads, "run", watched)
-    monkeypatch.setattr(service, "end_all", ended)
+    monkeypatch.setattr(desk, "end_all", ended)
     try:
         yield queued
     finally:

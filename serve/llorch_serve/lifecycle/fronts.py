@@ -1,16 +1,16 @@
-"""All ways in to one worker: the gRPC server, and the fronts beside it, led through their life together.
+"""All fronts of one worker, the gRPC server and those beside it, led through their life together.
 
-Input: the server, and what makes fronts. Output: the same methods as the server's, for ``rpc/lifecycle.py``,
-which need not know how many there are.
+Input: the server, and what makes the other fronts. Output: the same methods as the server's, for
+``lifecycle/serving.py``, which need not know how many there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
+from llorch_serve.calls.interfaces import FrontFactory
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import EngineStoppedError
 from llorch_serve.requests import TextGenerator
@@ -19,42 +19,12 @@ from llorch_serve.rpc.server import WorkerServer
 logger = logging.getLogger(__name__)
 
 
-class Front(Protocol):
-    """Another way in to the same generator, on the same event loop, which lives and ends with the gRPC
-    server.
-    """
-
-    async def bind(self) -> str:
-        """Listen, and refuse requests; return HOST:PORT. Raises PortError."""
-
-    def set_ready(self, generator: TextGenerator) -> None:
-        """Serve requests."""
-
-    def idle_s(self) -> float:
-        """Return for how long no request has run, in seconds."""
-
-    async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
-        """Refuse new requests and let running ones finish within the timeout or until ``forced``; end the
-        rest.
-        """
-
-    async def fail(self, error: EngineStoppedError) -> None:
-        """Refuse new requests for good and end those that run with the engine's error."""
-
-    async def close(self) -> None:
-        """Stop listening and cut what still runs."""
-
-
-FrontMaker = Callable[[Callable[[], Load]], Front]
-"""Makes a front; it is given what returns the worker's state, how far it has loaded and how busy it is."""
-
-
-class Ways:
+class Fronts:
     """Made and used on one event loop; :meth:`bind` comes first, :meth:`close` last."""
 
-    def __init__(self, server: WorkerServer, fronts: Sequence[FrontMaker]) -> None:
+    def __init__(self, server: WorkerServer, factories: Sequence[FrontFactory]) -> None:
         self._server = server
-        self._fronts = tuple(make(server.load) for make in fronts)
+        self._fronts = tuple(make(server.load) for make in factories)
 
     @property
     def drain_timeout_s(self) -> float:
@@ -66,7 +36,7 @@ class Ways:
         return self._server.load()
 
     async def wait_unused(self) -> None:
-        """Return once nothing has run for the idle timeout, whatever way in; never if there is none."""
+        """Return once nothing has run for the idle timeout, over any front; never if there is none."""
         while True:
             await self._server.wait_unused()
             limit = self._server.idle_timeout_s

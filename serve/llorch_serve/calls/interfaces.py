@@ -1,0 +1,83 @@
+"""What takes part in a worker's life, told apart from how: the generator, the fronts, and what goes on beside
+them.
+
+``lifecycle/serving.py`` leads them through it; fronts, observers and companions implement these protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from llorch_serve.engine.load import Load, WorkerState
+from llorch_serve.errors import EngineStoppedError
+from llorch_serve.requests import TextGenerator
+
+
+class ClosableGenerator(TextGenerator, Protocol):
+    """A generator that the server owns and closes."""
+
+    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
+        """Have ``tell`` called, on any thread, if the engine stops after an error; at once if it has."""
+
+    def close(self) -> None:
+        """End what still runs, and free model and threads. Blocks until done; no update is delivered
+        afterwards.
+        """
+
+
+class Front(Protocol):
+    """A protocol's way to the same generator, on the same event loop, which lives and ends with the gRPC
+    server.
+    """
+
+    async def bind(self) -> str:
+        """Listen, and refuse requests; return HOST:PORT. Raises PortError."""
+
+    def set_ready(self, generator: TextGenerator) -> None:
+        """Serve requests."""
+
+    def idle_s(self) -> float:
+        """Return for how long no request has run, in seconds."""
+
+    async def drain(self, forced: asyncio.Event, timeout_s: float) -> None:
+        """Refuse new requests and let running ones finish within the timeout or until ``forced``; end the
+        rest.
+        """
+
+    async def fail(self, error: EngineStoppedError) -> None:
+        """Refuse new requests for good and end those that run with the engine's error."""
+
+    async def close(self) -> None:
+        """Stop listening and cut what still runs."""
+
+
+FrontFactory = Callable[[Callable[[], Load]], Front]
+"""Makes a front; it is given what returns the worker's state, how far it has loaded and how busy it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyWorker:
+    """What companions see of a worker that serves. address: HOST:PORT. load: how busy it is, and its
+    state.
+    """
+
+    address: str
+    generator: TextGenerator
+    load: Callable[[], Load]
+
+
+class Companion(Protocol):
+    """Something that goes on beside the gRPC server, on the same event loop."""
+
+    async def run(self, worker: ReadyWorker) -> None:
+        """Do its work from SERVING on, until cancelled. An error raised here drains the worker and ends
+        it.
+        """
+
+    async def tell(self, state: WorkerState) -> None:
+        """Learn that the worker drains, has stopped or has failed. Must return within seconds and raise
+        nothing.
+        """
