@@ -21,7 +21,7 @@ class DeviceCache:
     runtime: onnxruntime. provider: whose device it is.
     """
 
-    stays = True
+    stays_bound = True
 
     def __init__(self, kv: KvLayout, capacity: KvCapacity, runtime: Any, provider: ActiveProvider) -> None:
         self.kv = kv

@@ -137,10 +137,8 @@ class SlotCache(Protocol):
         """Slots and their length."""
 
     @property
-    def stays(self) -> bool:
-        """Whether a provider whose memory it is not in reads and writes it where it lies, so that it is bound
-        once.
-        """
+    def stays_bound(self) -> bool:
+        """Whether it is bound to a graph once, rather than before every call."""
 
     def place(self, first: int, count: int) -> tuple[int, int]:
         """Return what tells the buffers of neighbouring slots from all others."""
@@ -161,7 +159,7 @@ class SlotCache(Protocol):
 class KvCache:
     """The buffers, and edits of slots. A slot's positions are those of all layers, keys and values."""
 
-    stays = False
+    stays_bound = False
 
     def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
         self.kv = kv

@@ -21,7 +21,7 @@ class SharedDeviceCache:
     Raises ResourceError if the device has too little memory, ProviderError if it gave memory elsewhere.
     """
 
-    stays = True
+    stays_bound = True
 
     def __init__(
         self, kv: KvLayout, capacity: KvCapacity, buffers: DeviceBuffers, memory: DeviceMemory

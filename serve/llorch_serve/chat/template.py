@@ -19,7 +19,7 @@ from llorch_serve.chat.template_input import FIELD, TemplateInput, read_input
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
 from llorch_serve.requests import ChatPrompt
 from llorch_serve.text.control_tokens import ControlTokenGuard, Spot
-from llorch_serve.text.disguise import Disguise
+from llorch_serve.text.stand_ins import StandIns
 from llorch_serve.text.tokenizer import Tokenizer
 
 MAX_TEMPLATE_BYTES = (
@@ -167,48 +167,48 @@ def _written(
 ) -> tuple[str, list[Spot]]:
     """Return the rendered text, and where the template, and nobody else, has written special tokens into it.
 
-    The conversation is rendered again in disguise, the second time in a thinner one for templates that look
-    for words. Where every rendering differs, as the template looks for marks that a user wrote, the text is
-    as it was if the template has still written the same tokens, and else the one that it made of the
-    disguised conversation.
+    The conversation is rendered again with stand-ins for all characters, then with stand-ins for those of
+    special tokens alone, for templates that look for words. Where every rendering differs, as the template
+    looks for marks that a user wrote, the text is as it was if the template has still written the same
+    tokens, and else the one that it made of the stand-ins.
     """
     spots = guard.spots(text)
-    disguise = guard.disguise.unlike((text, *seen.texts()))
-    if disguise is None:
+    stand_ins = guard.stand_ins.avoiding((text, *seen.texts()))
+    if stand_ins is None:
         problem = (
             "found characters of too many planes of Unicode; expected text that leaves two of planes 4 to "
             "16 unused"
         )
         raise InvalidRequestError([FieldViolation(FIELD, problem)])
-    twin = None
-    for disguised in (
-        seen.changed(disguise.whole, disguise.key),
-        seen.changed(disguise.marks, disguise.key),
+    rendered_again = None
+    for replaced in (
+        seen.changed(stand_ins.replace_all, stand_ins.replace_in_key),
+        seen.changed(stand_ins.replace_special, stand_ins.replace_in_key),
     ):
         try:
-            twin = template.render(disguised)
+            rendered_again = template.render(replaced)
         except InvalidRequestError:
             continue
-        if disguise.reveal(twin) == text:
-            own = _own(guard, disguise, twin)
+        if stand_ins.restore(rendered_again) == text:
+            own = _own(guard, stand_ins, rendered_again)
             return text, [spot for spot in own if spot in spots or not guard.stands_alone(spot)]
-    if twin is None:
+    if rendered_again is None:
         problem = "the model's chat template cannot tell its control tokens from the conversation's text"
         raise InvalidRequestError([FieldViolation(FIELD, problem)])
-    own = _own(guard, disguise, twin)
+    own = _own(guard, stand_ins, rendered_again)
     if [spot.token_id for spot in own] == [spot.token_id for spot in spots]:
         return text, spots
-    return disguise.reveal(twin), own
+    return stand_ins.restore(rendered_again), own
 
 
-def _own(guard: ControlTokenGuard, disguise: Disguise, twin: str) -> list[Spot]:
-    """Return where a disguised rendering spells out special tokens, as places of the revealed text."""
+def _own(guard: ControlTokenGuard, stand_ins: StandIns, rendered_again: str) -> list[Spot]:
+    """Return where a rendering with stand-ins spells out special tokens, as places of the restored text."""
     places, end, length = [], 0, 0
-    for spot in guard.spots(twin):
-        found = twin[spot.start : spot.end]
-        if disguise.reveal(found) != found:
+    for spot in guard.spots(rendered_again):
+        found = rendered_again[spot.start : spot.end]
+        if stand_ins.restore(found) != found:
             continue  # a normaliser dropped the stand-ins inside
-        length += len(disguise.reveal(twin[end : spot.start]))
+        length += len(stand_ins.restore(rendered_again[end : spot.start]))
         places.append(Spot(spot.token_id, length, length + len(found)))
         length, end = length + len(found), spot.end
     return places

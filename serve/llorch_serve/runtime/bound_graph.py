@@ -95,7 +95,7 @@ class BoundGraph:
         binding.total[...] = max(lengths)
         binding.indices[:] = wanted
         if not self._in_place:
-            if not self._cache.stays:
+            if not self._cache.stays_bound:
                 self._cache.bind(binding.io, first, count)
             binding.bind_inputs()
         with runs():

@@ -20,7 +20,7 @@ from llorch_serve.errors import UsageError
 from llorch_serve.runtime.bound_graph import BoundGraph, Logits
 
 _PAIRED: Final = frozenset({"int4", "source"})
-"""Precisions some of whose kernels take rows in pairs; ``source`` holds blocks of 4 bits beside others."""
+"""Precisions some of whose kernels take rows in pairs; ``source`` holds blocks of 4 bits among others."""
 
 _MOST_SINGLE: Final = 64
 """Elements of the largest 8-bit blocks whose kernel takes rows one by one."""
@@ -59,8 +59,8 @@ def require_effect(recipes: Sequence[Recipe], *, on_cpu: bool) -> None:
 class PairedGraph:
     """A graph whose calls have an even number of rows, of tokens and of logits.
 
-    cache: what the graph is bound to, with an even number of slots: the last of an odd batch stands beside
-        another one.
+    cache: what the graph is bound to, with an even number of slots, so that an odd batch has a slot for its
+        row of padding.
     """
 
     def __init__(self, graph: BoundGraph, cache: KvCache) -> None:
@@ -73,8 +73,8 @@ class PairedGraph:
     def run(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
     ) -> Logits:
-        """Do what :meth:`llorch_serve.runtime.bound_graph.BoundGraph.run` does, beside a row of padding where
-        one is missing.
+        """Do what :meth:`llorch_serve.runtime.bound_graph.BoundGraph.run` does, with a row of padding where
+        the number of rows is odd.
 
         Raises ProviderError if the runtime fails.
         """
@@ -82,14 +82,16 @@ class PairedGraph:
         if len(token_ids) % 2 == 0:
             return self._graph.run(first, token_ids, lengths, rows)[: len(wanted)]
         if len(token_ids) == len(lengths):
-            return self._beside(first, token_ids, lengths, rows)[: len(wanted)]
+            return self._run_odd_batch(first, token_ids, lengths, rows)[: len(wanted)]
         (length,) = lengths
         if length == self._cache.capacity.context:
-            return self._to_the_end(first, token_ids, length, wanted)
+            return self._run_to_context_end(first, token_ids, length, wanted)
         # The position after the part is written again before it is read.
         return self._graph.run(first, (*token_ids, token_ids[-1]), (length + 1,), rows)[: len(wanted)]
 
-    def _to_the_end(self, first: int, token_ids: Sequence[int], length: int, wanted: Sequence[int]) -> Logits:
+    def _run_to_context_end(
+        self, first: int, token_ids: Sequence[int], length: int, wanted: Sequence[int]
+    ) -> Logits:
         """Run an odd part, of three tokens or more, that fills the context: no position is left for one of
         padding.
 
@@ -100,10 +102,11 @@ class PairedGraph:
         last = self.run(first, token_ids[-2:], (length,), (1,) * (len(wanted) - len(before)))
         return np.concatenate([found, last])
 
-    def _beside(
+    def _run_odd_batch(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
     ) -> Logits:
-        """Run one token a slot, and one at position 0 of a slot beside them, which is put back afterwards.
+        """Run one token a slot, and one of padding at position 0 of a neighbouring slot, which is restored
+        afterwards.
 
         That slot may hold a prompt under way, or a prefix for later.
         """

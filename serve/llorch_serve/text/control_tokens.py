@@ -16,7 +16,7 @@ import msgspec
 import tokenizers
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.text.disguise import Disguise
+from llorch_serve.text.stand_ins import StandIns
 from llorch_serve.text.tokenizer_library import encoded, rust_call
 
 # A private use area of Unicode: no normaliser, case mapping or trimming changes these characters.
@@ -69,7 +69,7 @@ class ControlTokenGuard:
             with rust_call:
                 return str(normaliser.normalize_str(text))
 
-        self.disguise = Disguise(texts, normalised)
+        self.stand_ins = StandIns(texts, normalised)
 
     def controls(self, ids: Sequence[int]) -> list[int]:
         """Return those ids that control the model, in their order."""

@@ -104,7 +104,7 @@ class FakeGenerator:
         self._steps_allowed = 0
         self._live: dict[str, _Live] = {}
         self._closing = False
-        self._mourners: list[Callable[[EngineStoppedError], None]] = []
+        self._death_listeners: list[Callable[[EngineStoppedError], None]] = []
         self.steps = 0
         self.submitted: list[GenerationRequest] = []
         self.scored: list[ScoreRequest] = []
@@ -164,11 +164,11 @@ class FakeGenerator:
         return sampling.violations(vocab_size=VOCAB_SIZE)
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
-        self._mourners.append(tell)
+        self._death_listeners.append(tell)
 
     def die(self, error: EngineStoppedError) -> None:
         """Play a dead engine: what is live stays as it is, and whoever watches is told."""
-        for tell in self._mourners:
+        for tell in self._death_listeners:
             tell(error)
 
     def _abort(self, live: _Live) -> None:

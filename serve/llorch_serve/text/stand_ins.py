@@ -1,9 +1,9 @@
 """Gives the characters of a user's text stand-ins, so that what a template makes of the text shows who wrote
 what.
 
-The chat module renders a conversation once as it is and once disguised. Stand-ins are characters of two
-planes of Unicode that nobody has used (15 and 16, private ones, unless somebody has): whatever special token
-the disguised rendering spells out, the template alone has written.
+The chat module renders a conversation once as it is and once with stand-ins for the user's characters.
+Stand-ins are characters of two planes of Unicode that nobody has used (15 and 16, private ones, unless
+somebody has): whatever special token the second rendering spells out, the template alone has written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ESCAPED: Final = re.compile(
 )
 
 
-class Disguise:
+class StandIns:
     """Stand-ins for the characters that could belong to one of ``special_texts``.
 
     Left as they are, unless a special token has them: white space, which templates trim, and what JSON
@@ -44,45 +44,43 @@ class Disguise:
         # Names inside special tokens, which a template may complete: "user" in <|user|>.
         self._names = {name for text in texts for name in re.findall(r"\w+", text.casefold())}
 
-    def unlike(self, texts: Iterable[str]) -> Disguise | None:
-        """Return a disguise whose stand-ins are in none of ``texts``, as they are or escaped; None if there
-        is no such.
-        """
+    def avoiding(self, texts: Iterable[str]) -> StandIns | None:
+        """Return stand-ins that are in none of ``texts``, as they are or escaped; None if none are left."""
         used = {plane for text in (*texts, *self._special) for plane in _planes(text)}
         for offset in _OFFSETS:
             if used.isdisjoint((offset >> 16, (offset >> 16) + 1)):
-                disguise = copy.copy(self)
-                disguise._offset = offset
-                return disguise
+                found = copy.copy(self)
+                found._offset = offset
+                return found
         return None
 
-    def whole(self, text: str) -> str:
+    def replace_all(self, text: str) -> str:
         """Return a text in which every character has its stand-in."""
-        return self._changed(text, letters=True)
+        return self._replaced(text, letters=True)
 
-    def marks(self, text: str) -> str:
+    def replace_special(self, text: str) -> str:
         """Return a text in which only those characters have stand-ins that special tokens have, or get from
         the normaliser.
 
         ASCII letters, digits and ``_`` stay, since templates compare with words and change their case. A text
         that is nothing but a name inside a special token is changed as a whole.
         """
-        return self._changed(text, letters=text.strip().casefold() in self._names)
+        return self._replaced(text, letters=text.strip().casefold() in self._names)
 
-    def key(self, text: str) -> str:
+    def replace_in_key(self, text: str) -> str:
         """Return a key, by which templates look things up, with its ASCII letters, digits and ``_``."""
-        return self._changed(text, letters=False)
+        return self._replaced(text, letters=False)
 
-    def reveal(self, text: str) -> str:
+    def restore(self, text: str) -> str:
         """Return a text with its own characters again."""
         if _may_escape(text):
             text = _ESCAPED.sub(self._unescaped, text)
-        return "".join(self._revealed(piece) for piece in _pieces(text))
+        return "".join(self._restored(piece) for piece in _pieces(text))
 
-    def _changed(self, text: str, *, letters: bool) -> str:
-        return "".join(self._changed_piece(piece, letters) for piece in _pieces(text))
+    def _replaced(self, text: str, *, letters: bool) -> str:
+        return "".join(self._replaced_piece(piece, letters) for piece in _pieces(text))
 
-    def _changed_piece(self, piece: str, letters: bool) -> str:
+    def _replaced_piece(self, piece: str, letters: bool) -> str:
         return piece.translate(
             {ord(c): ord(c) + self._offset for c in set(piece) if self._has_stand_in(c, letters)}
         )
@@ -96,16 +94,18 @@ class Disguise:
             return False
         return not self._special.isdisjoint((char, *self._normalised(char)))
 
-    def _stands_in(self, code: int) -> bool:
+    def _is_stand_in(self, code: int) -> bool:
         return self._offset <= code < self._offset + _SPAN
 
-    def _revealed(self, piece: str) -> str:
-        return piece.translate({ord(c): ord(c) - self._offset for c in set(piece) if self._stands_in(ord(c))})
+    def _restored(self, piece: str) -> str:
+        return piece.translate(
+            {ord(c): ord(c) - self._offset for c in set(piece) if self._is_stand_in(ord(c))}
+        )
 
     def _unescaped(self, found: re.Match[str]) -> str:
         """Return what the same writer has for the character behind an escaped stand-in."""
         code = _code(found)
-        if not self._stands_in(code):
+        if not self._is_stand_in(code):
             return found[0]
         char = chr(code - self._offset)
         return (json.dumps(char) if found["code"] is None else repr(char))[1:-1]
