@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.observe.meters import Meters
-from llorch_serve.observe.tap import Observed, ObservedGenerator
+from llorch_serve.observe.observer import Observed
+from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local import stream

@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from llorch_serve.calls import live as calls
-from llorch_serve.calls.live import LiveCall, LiveCalls
+from llorch_serve.calls.live import LiveCalls
+from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import CancelledError, InvalidRequestError, QueueFullError, UnavailableError
 from llorch_serve.requests import Completion, GenerationUpdate, Timings

@@ -1,1 +1,1 @@
-"""What every front shares: who calls, whether there is room, and updates on their way to a caller."""
+"""What every front shares: the front desk that admits and ends calls, who calls, and updates for a caller."""

@@ -1,7 +1,6 @@
-"""What every way in needs before the engine has a request: threads that read it, and whether any is under
-way.
+"""What a front needs before the engine has a request: threads that read it, and a count of calls.
 
-Used by ``rpc/servicer.py`` and ``http/service.py``, on the event loop of either.
+Used by ``calls/front_desk.py``, on the event loop of its front.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _retrieve(work: asyncio.Future[Any]) -> None:
 
 
 class Activity:
-    """Counts the calls that are under way, and remembers when the last one ended. Made on a running event
+    """Counts the calls that run, and remembers when the last one ended. Made on a running event
     loop.
     """
 

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 from llorch_serve.calls.admission import Activity, ReadingThreads
-from llorch_serve.calls.live import LiveCall, LiveCalls
+from llorch_serve.calls.live import LiveCalls
+from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.waiting import first_of
 from llorch_serve.errors import CancelledError, EngineStoppedError, UnavailableError
 from llorch_serve.requests import Abort, ModelInfo, TextGenerator, UpdateSink

@@ -1,5 +1,4 @@
-"""What takes part in a worker's life, told apart from how: the generator, the fronts, and what goes on beside
-them.
+"""The parts of a running worker as protocols: the generator, the fronts, and the companions.
 
 ``lifecycle/serving.py`` leads them through it; fronts, observers and companions implement these protocols.
 """
@@ -29,8 +28,8 @@ class ClosableGenerator(TextGenerator, Protocol):
 
 
 class Front(Protocol):
-    """A protocol's way to the same generator, on the same event loop, which lives and ends with the gRPC
-    server.
+    """Serves the same generator as the gRPC server over another protocol. It runs on the same event loop and
+    ends with that server.
     """
 
     async def bind(self) -> str:
@@ -70,7 +69,7 @@ class ReadyWorker:
 
 
 class Companion(Protocol):
-    """Something that goes on beside the gRPC server, on the same event loop."""
+    """A task that runs as long as the worker serves, on the same event loop."""
 
     async def run(self, worker: ReadyWorker) -> None:
         """Do its work from SERVING on, until cancelled. An error raised here drains the worker and ends

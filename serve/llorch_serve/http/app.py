@@ -23,7 +23,7 @@ from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.http.service import GenerationRoute, HttpService
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
-from llorch_serve.observe.tap import Answered
+from llorch_serve.observe.observer import Answered
 
 _JOB_PATHS: Final = ("/v1/inference", "/execute", "/cancel")
 OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})

@@ -2,7 +2,7 @@
 client.
 
 Input: ASGI's scope, receive and send, as uvicorn gives them. A write waits while the client's socket is full,
-and what the engine makes meanwhile is joined in its :class:`llorch_serve.calls.live.LiveCall`, so a slow
+and what the engine makes meanwhile is joined in its :class:`llorch_serve.calls.live_call.LiveCall`, so a slow
 reader holds the rest of its own answer and one write, and nothing more.
 """
 

@@ -23,7 +23,7 @@ from llorch_serve.http.connection import HELD
 from llorch_serve.http.connection_limit import HeldConnection
 from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
 from llorch_serve.http.problems import HttpError, describe
-from llorch_serve.observe.tap import Answered
+from llorch_serve.observe.observer import Answered
 
 _PORT: Final = re.compile(r":\d*$")
 _HEADERS: Final = (

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from llorch_serve.calls.callers import Caller
-from llorch_serve.calls.live import LiveCall, check_completed
+from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Exchange

@@ -1,8 +1,8 @@
 """Answers in OpenAI's shapes: whole, and as chunks of a stream.
 
-Input: the updates that :class:`llorch_serve.calls.live.LiveCall` collects. Output: dictionaries that become
-JSON. ``llorch``, beyond OpenAI's schema, carries what our own contract promises with every answer: seed,
-matched stop and timings.
+Input: the updates that :class:`llorch_serve.calls.live_call.LiveCall` collects. Output: dictionaries that
+become JSON. ``llorch``, beyond OpenAI's schema, carries what our own contract promises with every answer:
+seed, matched stop and timings.
 """
 
 from __future__ import annotations

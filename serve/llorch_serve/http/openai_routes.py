@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from llorch_serve.calls.callers import Caller
-from llorch_serve.calls.live import LiveCall, check_completed
+from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion

@@ -1,4 +1,4 @@
-"""The HTTP front's life: bind, serve, drain, close, beside the gRPC server on the same event loop.
+"""The HTTP front's life: bind, serve, drain, close, on the gRPC server's event loop.
 
 Input: an address, then the loaded generator. Output: a listening uvicorn server. It is told what to do by the
 worker's own life (``lifecycle/serving.py``) and handles no signals.
@@ -30,7 +30,7 @@ from llorch_serve.http.connection_limit import ConnectionLimit, Listener
 from llorch_serve.http.guard import Access
 from llorch_serve.http.service import HttpService
 from llorch_serve.http.status_routes import Exposition
-from llorch_serve.observe.tap import Answered
+from llorch_serve.observe.observer import Answered
 from llorch_serve.requests import TextGenerator
 
 MAX_HEAD_BYTES: Final = 32 * 2**10

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.front_desk import FrontDesk, MessageCalls
-from llorch_serve.calls.live import LiveCall
+from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Bodies, Exchange

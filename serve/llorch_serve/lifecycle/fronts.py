@@ -1,4 +1,4 @@
-"""All fronts of one worker, the gRPC server and those beside it, led through their life together.
+"""All fronts of one worker, the gRPC server and others, led through their life together.
 
 Input: the server, and what makes the other fronts. Output: the same methods as the server's, for
 ``lifecycle/serving.py``, which need not know how many there are.

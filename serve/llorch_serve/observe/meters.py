@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.observe.tap import SCORE, Ending, Observed
+from llorch_serve.observe.observer import SCORE, Ending, Observed
 from llorch_serve.requests import GenerationRequest, TextGenerator
 
 # Seconds. A small model on a CPU gives a token in 5 to 50 ms, a large one in a second.
@@ -41,8 +41,9 @@ _REASONS: Final = {
 
 
 class Meters:
-    """All metrics of a worker. Implements :class:`llorch_serve.observe.tap.Observer`; :meth:`expose` from any
-    thread.
+    """All metrics of a worker. Implements :class:`llorch_serve.observe.observer.Observer`.
+
+    :meth:`expose` may be called from any thread.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from llorch_serve.errors import RequestError
 from llorch_serve.observe.logs import FIELDS
-from llorch_serve.observe.tap import SCORE, Answered, Ending, Observed
+from llorch_serve.observe.observer import SCORE, Answered, Ending, Observed
 from llorch_serve.requests import Completion
 
 logger = logging.getLogger("llorch.narration")
@@ -22,7 +22,7 @@ _MAX_PATH_CHARS: Final = 200
 
 
 class Narrator:
-    """Tells events of one worker. Implements :class:`llorch_serve.observe.tap.Observer`."""
+    """Tells events of one worker. Implements :class:`llorch_serve.observe.observer.Observer`."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id

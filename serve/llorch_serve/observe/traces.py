@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.observe.tap import SCORE, Ending, Observed
+from llorch_serve.observe.observer import SCORE, Ending, Observed
 from llorch_serve.requests import ChatPrompt, ScoreRequest
 from llorch_serve.sampling.params import SamplingParams
 
@@ -34,7 +34,7 @@ def otlp_provider(endpoint: str, version: str) -> TracerProvider:
 
 
 class Tracer:
-    """Makes spans of one model's requests. Implements :class:`llorch_serve.observe.tap.Observer`."""
+    """Makes spans of one model's requests. Implements :class:`llorch_serve.observe.observer.Observer`."""
 
     def __init__(self, provider: TracerProvider, model_id: str) -> None:
         self._provider = provider

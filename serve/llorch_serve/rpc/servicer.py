@@ -1,12 +1,12 @@
 """The methods of GenerationService, between gRPC's event loop and a TextGenerator.
 
-Input: raw messages of calls, parsed, checked, tokenised and submitted on a small thread pool so that a long
-prompt never holds up another stream's tokens. Output: messages built from what :class:`LiveCalls` collects,
-or one status. A call that ends early, whatever the reason, aborts its request at once.
+Input: raw messages of calls. The front desk has ``rpc/submission.py`` parse, check, tokenise and submit them
+on a small thread pool, so that a long prompt never holds up another stream's tokens. Output: messages built
+from what the live calls collect, or one status.
 
-Requests arrive as bytes and are parsed here rather than by gRPC, whose answer to a malformed message would be
-INTERNAL where the caller is to blame. They are received by the methods themselves (``rpc/receiving.py``),
-once a call is not refused; a message is let go of as soon as it has been read.
+Requests arrive as bytes and are not parsed by gRPC, whose answer to a malformed message would be INTERNAL
+where the caller is to blame. They are received by the methods themselves (``rpc/receiving.py``), once a call
+is not refused; a message is let go of as soon as it has been read.
 """
 
 from __future__ import annotations
@@ -14,33 +14,30 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.correlation import echo, read_ids
 from llorch_serve.calls.front_desk import FrontDesk, MessageCalls
-from llorch_serve.calls.live import LiveCall, check_completed
+from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.engine.load import Load
-from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError
 from llorch_serve.rpc import convert, convert_answers, convert_fields, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.call_limit import Context
 from llorch_serve.rpc.callers import caller_of
-from llorch_serve.rpc.convert_score import read_score_request, write_scores
+from llorch_serve.rpc.convert_score import write_scores
 from llorch_serve.rpc.receiving import Receiving, SmallReceiving
 from llorch_serve.rpc.status import write_status
-from llorch_serve.rpc.wire import check_fields
+from llorch_serve.rpc.submission import parse, parse_stream_request, submit_generation, submit_score
 
 _ALWAYS: Final = frozenset({"GetLoad", "Abort"})  # answered while loading and draining too
 _WORK: Final = frozenset(
     {"Generate", "GenerateStream", "Score", "Tokenize", "Detokenize"}
 )  # what keeps a worker from being idle
 
-M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 Body = Callable[[Context], Awaitable[Any]]
 _Reader = Callable[[bytes, Caller, MessageCalls], LiveCall]
@@ -112,7 +109,7 @@ class GenerationServicer:
 
     async def _generate(self, context: Context) -> pb.GenerateResponse:
         def read(raw: bytes, caller: Caller, calls: MessageCalls) -> LiveCall:
-            return self._submit_generation(_parse(pb.GenerateRequest, raw), caller, calls, whole=True)
+            return submit_generation(self._desk, parse(pb.GenerateRequest, raw), caller, calls, whole=True)
 
         async def collect(call: LiveCall) -> pb.GenerateResponse:
             answers = await call.take()
@@ -124,7 +121,7 @@ class GenerationServicer:
 
     async def _generate_stream(self, context: Context) -> None:
         def read(raw: bytes, caller: Caller, calls: MessageCalls) -> LiveCall:
-            return self._submit_generation(_parse_stream_request(raw), caller, calls, whole=False)
+            return submit_generation(self._desk, parse_stream_request(raw), caller, calls, whole=False)
 
         async def forward(call: LiveCall) -> None:
             first, ended = True, False
@@ -143,49 +140,7 @@ class GenerationServicer:
                 check_completed(score)
             return write_scores(call.request_id, scores)
 
-        return await self._answer(context, self._submit_score, collect)
-
-    def _submit_generation(
-        self, message: pb.GenerateRequest, caller: Caller, calls: MessageCalls, *, whole: bool
-    ) -> LiveCall:
-        """Read a request for generated text and submit it. A pool thread."""
-        generator = self._desk.generator
-        self._check_model(message)
-        request = convert.read_generation_request(
-            message, connection=caller.client, check=generator.violations
-        )
-        request = replace(
-            request,
-            owner=caller.owner,
-            correlation_id=caller.correlation_id,
-            traceparent=caller.traceparent,
-        )
-        submit = functools.partial(generator.submit, request)
-        return calls.submit(request.request_id, submit, whole=whole)
-
-    def _submit_score(self, raw: bytes, caller: Caller, calls: MessageCalls) -> LiveCall:
-        """Read a request for scores and submit it. A pool thread."""
-        message = _parse(pb.ScoreRequest, raw)
-        self._check_model(message)
-        request = replace(
-            read_score_request(message, connection=caller.client),
-            owner=caller.owner,
-            correlation_id=caller.correlation_id,
-            traceparent=caller.traceparent,
-        )
-        submit = functools.partial(self._desk.generator.submit_score, request)
-        return calls.submit(request.request_id, submit, whole=True)
-
-    def _check_model(self, message: pb.GenerateRequest | pb.ScoreRequest) -> None:
-        info = self._desk.info
-        assert info is not None
-        for field, served in (("model", info.model_id), ("fingerprint", info.fingerprint)):
-            asked = getattr(message, field)
-            if message.HasField(field) and asked != served:
-                raise ModelMismatchError(
-                    f"{field} {asked[:200]!r} was asked for, this worker serves {served!r}; "
-                    f"ask for that, leave {field} out, or call another worker"
-                )
+        return await self._answer(context, functools.partial(submit_score, self._desk), collect)
 
     async def _answer(
         self, context: Context, read: _Reader, consume: Callable[[LiveCall], Awaitable[R]]
@@ -202,7 +157,7 @@ class GenerationServicer:
 
     async def _abort_requests(self, context: Context) -> pb.AbortResponse:
         raw = await self._small_messages.message(context)
-        request_ids = convert.read_abort_request(_parse(pb.AbortRequest, raw))
+        request_ids = convert.read_abort_request(parse(pb.AbortRequest, raw))
         owner = caller_of(context, by_token=self._by_token).owner
         return pb.AbortResponse(request_ids=self._desk.cancel(request_ids, owner))
 
@@ -210,7 +165,7 @@ class GenerationServicer:
         raw = await self._messages.message(context)
 
         def work() -> pb.TokenizeResponse:
-            prompt = convert_prompt.read_prompt(_parse(pb.TokenizeRequest, raw).input)
+            prompt = convert_prompt.read_prompt(parse(pb.TokenizeRequest, raw).input)
             token_ids, text = self._desk.generator.tokenize(prompt)
             response = pb.TokenizeResponse(text=text)
             convert_fields.extend_ids(response.token_ids, token_ids)
@@ -222,7 +177,7 @@ class GenerationServicer:
         raw = await self._messages.message(context)
 
         def work() -> pb.DetokenizeResponse:
-            message = _parse(pb.DetokenizeRequest, raw)
+            message = parse(pb.DetokenizeRequest, raw)
             token_ids = convert_prompt.read_token_ids(message.token_ids, field="token_ids")
             text = self._desk.generator.detokenize(token_ids, keep_special_tokens=message.keep_special_tokens)
             return pb.DetokenizeResponse(text=text)
@@ -235,28 +190,3 @@ class GenerationServicer:
 
     async def _get_load(self, _context: Context) -> pb.GetLoadResponse:
         return convert_info.write_load(self._load())
-
-
-def _parse(kind: type[M], raw: bytes) -> M:
-    check_fields(raw, kind.DESCRIPTOR)
-    try:
-        return kind.FromString(raw)
-    except DecodeError as error:
-        found = (
-            f"not a valid {kind.DESCRIPTOR.name} ({error}); check the client's worker.proto, and that all "
-            f"text is UTF-8"
-        )
-        raise InvalidRequestError([FieldViolation("request", found)]) from error
-
-
-def _parse_stream_request(raw: bytes) -> pb.GenerateRequest:
-    message = _parse(pb.GenerateStreamRequest, raw)
-    if not message.HasField("request"):
-        raise InvalidRequestError([FieldViolation("request", "not set, expected a GenerateRequest")])
-    if message.request.sampling.HasField("best_of"):
-        found = (
-            "found with GenerateStream, which cannot know yet which answers are best; expected "
-            "none, or Generate"
-        )
-        raise InvalidRequestError([FieldViolation("sampling.best_of", found)])
-    return message.request

@@ -21,7 +21,8 @@ from llorch_serve.engine.load import Load
 from llorch_serve.errors import UsageError
 from llorch_serve.observe.logs import writes_json
 from llorch_serve.observe.narration import Narrator
-from llorch_serve.observe.tap import Answered, ObservedGenerator, Observer
+from llorch_serve.observe.observer import Answered, Observer
+from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.rpc.security import OPEN, Security
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.requirements import required

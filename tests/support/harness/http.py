@@ -15,7 +15,7 @@ from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.engine.load import Load
 from llorch_serve.http.server import HttpConfig, HttpFront
 from llorch_serve.lifecycle.fronts import Fronts
-from llorch_serve.observe.tap import Answered
+from llorch_serve.observe.observer import Answered
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc.server import ServerConfig, WorkerServer
 from support.fakes.generator import PATIENCE_S, FakeGenerator

@@ -1,0 +1,80 @@
+"""What observers are told of requests: how each begins, gives tokens and ends.
+
+``tap.py`` tells it; metrics, narration and traces implement :class:`Observer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from llorch_serve.requests import Completion, ContinuationScore, GenerationRequest, ScoreRequest
+
+SCORE: Final = "score"
+"""What observers call the end of a request for scores, beside the reasons that generation has."""
+
+
+@dataclass(slots=True)
+class Observed:
+    """One request as it is seen from outside. Times are of ``time.perf_counter``, in seconds.
+
+    submitted_ns: the same moment as ``submitted_s``, in nanoseconds since 1970.
+    first_s, last_s: when its first and its last tokens came; None before.
+    last_by_answer: when each answer's last tokens came. completions: of the answers, or continuations, that
+        have ended.
+    scores: of the continuations that have been scored.
+    """
+
+    request: GenerationRequest | ScoreRequest
+    submitted_s: float
+    submitted_ns: int
+    first_s: float | None = None
+    last_s: float | None = None
+    last_by_answer: dict[int, float] = field(default_factory=dict)
+    completions: list[Completion] = field(default_factory=list)
+    scores: list[ContinuationScore] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended, ``at_s`` on the clock of :class:`Observed`: with an error, or a completion.
+
+    completion: of several answers, or continuations, the first one's, with the tokens of all.
+    scored: every continuation of a request for scores has its score.
+    """
+
+    at_s: float
+    completion: Completion | None = None
+    error: Exception | None = None
+    scored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request that has been answered, for whoever keeps records. seconds: from its head to the answer's
+    last byte.
+
+    status: None if the client left before there was one.
+    """
+
+    method: str
+    path: str
+    status: int | None
+    seconds: float
+    correlation_id: str
+
+
+class Observer(Protocol):
+    """Learns of requests. Every method is called on one thread of its own, in the order of events."""
+
+    def begun(self, seen: Observed) -> None:
+        """A request has come; it may still be refused."""
+
+    def produced(self, seen: Observed, tokens: int, gap_s: float | None) -> None:
+        """Tokens have come, ``gap_s`` after the same answer's last ones; None: they are its first."""
+
+    def ended(self, seen: Observed, ending: Ending) -> None:
+        """A request has ended, or was refused."""
+
+    def close(self) -> None:
+        """Nothing follows: send on what is still held."""
