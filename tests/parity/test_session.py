@@ -16,7 +16,9 @@ from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.plan import PrefillChunk, Sampled
+from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
+from llorch_serve.engine.sequence import Limits
 from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import CPU, ActiveProvider, import_runtime
@@ -179,14 +181,14 @@ def test_chunks_as_the_scheduler_cuts_them_keep_every_bit(session: DecoderSessio
     prompt = [(7 * i) % 400 for i in range(100)]
     expected = session.prefill(0, prompt, 0, range(len(prompt))).copy()
     for length in range(2, len(prompt) + 1):
-        scheduler = Scheduler(slots=1, budget=128, prefill_chunk=40, max_waiting=1)
-        sequence = TokenSequence("r", prompt[:length], length, 1, frozenset())
+        scheduler = Scheduler(SchedulerConfig(slots=1, budget=128, prefill_chunk=40, max_waiting=1))
+        sequence = TokenSequence("r", prompt[:length], length, Limits(1))
         scheduler.add(sequence)
         while (plan := scheduler.schedule()) is not None:
-            chunk = plan.prefill
-            assert chunk is not None
+            chunk = plan.call
+            assert isinstance(chunk, PrefillChunk)
             logits = session.prefill(1, chunk.token_ids, chunk.start)
-            scheduler.update(plan, [(0,)] if chunk.samples else [])
+            scheduler.update(plan, [Sampled((0,) if chunk.samples else ())])
         np.testing.assert_array_equal(logits[0], expected[length - 1], err_msg=f"{length} tokens")
 
 

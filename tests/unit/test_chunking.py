@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from llorch_serve.engine.chunking import STEP, doubling_position, shortened
-from llorch_serve.engine.plan import StepPlan
-from llorch_serve.engine.scheduler import Scheduler
-from llorch_serve.engine.sequence import Sequence
+from llorch_serve.engine.chunking import STEP, attention_crossover, shortened
+from llorch_serve.engine.plan import DecodeBatch, PrefillChunk, Sampled, StepPlan
+from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
+from llorch_serve.engine.sequence import Limits, Sequence
 from support.builders.checkpoints import tiny_llama_config
 
 SMOLLM2 = {
@@ -21,7 +21,7 @@ SMOLLM2 = {
 
 def test_attention_of_smollm2_costs_as_much_as_the_rest_from_position_1000_on() -> None:
     # 576 x (2 x 576 + 2 x 192 + 3 x 1536) products in the projections, 2 x 576 a position in attention.
-    assert doubling_position(tiny_llama_config(**SMOLLM2)) == 3072 // 3
+    assert attention_crossover(tiny_llama_config(**SMOLLM2)) == 3072 // 3
 
 
 @pytest.mark.parametrize(
@@ -37,19 +37,20 @@ def test_short_chunks_stay_as_they_are() -> None:
 
 def chunks(*, busy: bool) -> list[int]:
     """Return the lengths of the chunks of a prompt of 400 tokens, beside a running sequence or alone."""
-    scheduler = Scheduler(slots=2, budget=2000, prefill_chunk=128, max_waiting=4, doubling=100)
+    scheduler = Scheduler(
+        SchedulerConfig(slots=2, budget=2000, prefill_chunk=128, max_waiting=4, attention_crossover=100)
+    )
 
     def submitted(prompt: int) -> Sequence:
-        sequence = Sequence(
-            f"{prompt}", list(range(prompt)), prompt, max_new_tokens=300, stop_ids=frozenset()
-        )
+        sequence = Sequence(f"{prompt}", list(range(prompt)), prompt, Limits(max_new_tokens=300))
         scheduler.add(sequence)
         return sequence
 
     def step() -> StepPlan:
         plan = scheduler.schedule()
         assert plan is not None
-        scheduler.update(plan, [(1,)] * len(plan.sampled()))
+        sampled = isinstance(plan.call, DecodeBatch) or plan.call.samples
+        scheduler.update(plan, [Sampled((1,) if sampled else ())] * len(plan.sequences()))
         return plan
 
     if busy:
@@ -57,10 +58,10 @@ def chunks(*, busy: bool) -> list[int]:
         step()
     long = submitted(400)
     found = []
-    while long.computed < 400:
+    while long.cache.computed < 400:
         plan = step()
-        if plan.prefill is not None:
-            found.append(len(plan.prefill.token_ids))
+        if isinstance(plan.call, PrefillChunk):
+            found.append(len(plan.call.token_ids))
     return found
 
 

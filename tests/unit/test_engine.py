@@ -12,12 +12,11 @@ import numpy.typing as npt
 import pytest
 
 from llorch_serve.engine.engine import Engine
-from llorch_serve.engine.lookup import PromptLookup
-from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError, ResourceError
 from llorch_serve.sampling.params import ResolvedSampling
-from support.fakes.session import GREEDY, Call, FakeSession, continuation, greedy_row, sequence_of
+from support.fakes.session import GREEDY, Call, FakeSession, continuation, sequence_of
 
 VOCAB = 32
 
@@ -34,18 +33,17 @@ class Bench:
         self, session: FakeSession, *, slots: int = 4, chunk: int = 4, max_waiting: int = 10
     ) -> None:
         self.session = session
-        scheduler = Scheduler(
+        config = SchedulerConfig(
             slots=slots, budget=slots * session.context, prefill_chunk=chunk, max_waiting=max_waiting
         )
-        self.engine = Engine(session, scheduler, ticking())
+        self.engine = Engine(session, Scheduler(config), ticking())
         self.events: dict[Sequence, list[TokenEvent]] = {}
 
     def add(
         self, name: str, prompt: tuple[int, ...], count: int, lookup: int = 0, **params: object
     ) -> Sequence:
-        sequence = sequence_of(name, prompt, count)
-        sequence.lookup = PromptLookup(prompt, max_draft=lookup) if lookup else None
-        self.engine.add((sequence, greedy_row(sequence, VOCAB, **params)))
+        sequence = sequence_of(name, prompt, count, lookup=lookup, **params)
+        self.engine.add(sequence)
         self.events[sequence] = []
         return sequence
 
@@ -82,7 +80,7 @@ def test_answers_are_the_models_own() -> None:
     sequences = [bench.add(f"r{i}", prompt, 5 + i) for i, prompt in enumerate(prompts)]
     bench.drain()
     for sequence, prompt in zip(sequences, prompts, strict=True):
-        assert bench.tokens(sequence) == continuation(prompt, sequence.max_new_tokens, VOCAB)
+        assert bench.tokens(sequence) == continuation(prompt, sequence.limits.max_new_tokens, VOCAB)
         assert bench.events[sequence][-1].finish is FinishReason.LENGTH
 
 
@@ -112,7 +110,7 @@ def test_a_failed_prefill_ends_that_prompt_and_no_other(chunk: int) -> None:
     (event,) = bench.events[failing]
     assert isinstance(event.error, ProviderError)
     assert event.token_id is event.finish is None
-    assert failing.slot is None
+    assert failing.cache.slot is None
     assert bench.tokens(first) == continuation((1, 2), 6, VOCAB)
     assert bench.tokens(third) == continuation((5, 6), 6, VOCAB)
 
@@ -229,24 +227,25 @@ def test_an_unexpected_error_is_not_hidden() -> None:
 def test_time_stamps_are_those_of_start_first_and_last_token() -> None:
     bench = Bench(FakeSession(), chunk=4)
     sequence = bench.add("a", tuple(range(10)), 3)  # chunks of 4, 4 and 2 rows
-    assert sequence.started_at is sequence.first_token_at is sequence.last_token_at is None
+    assert sequence.times.started_at is sequence.times.first_token_at is sequence.times.last_token_at is None
     bench.step()  # the clock is read at the start ...
     bench.step()
-    assert (sequence.started_at, sequence.first_token_at) == (0, None)
+    assert (sequence.times.started_at, sequence.times.first_token_at) == (0, None)
     bench.drain()
-    assert (sequence.started_at, sequence.first_token_at, sequence.last_token_at) == (0, 3, 5)
+    times = sequence.times
+    assert (times.started_at, times.first_token_at, times.last_token_at) == (0, 3, 5)
 
 
 def test_a_sequence_that_waits_has_not_started() -> None:
     bench = Bench(FakeSession(), slots=1)
     first, second = bench.add("a", (1,), 3), bench.add("b", (2,), 1)
     bench.step()
-    assert first.started_at is not None
-    assert second.started_at is None
+    assert first.times.started_at is not None
+    assert second.times.started_at is None
     bench.drain()
-    assert second.started_at is not None
-    assert first.last_token_at is not None
-    assert second.started_at > first.last_token_at
+    assert second.times.started_at is not None
+    assert first.times.last_token_at is not None
+    assert second.times.started_at > first.times.last_token_at
 
 
 def test_an_aborted_sequence_says_nothing_more_and_frees_its_slot() -> None:
@@ -268,7 +267,7 @@ def test_what_the_queue_refuses_leaves_nothing_behind() -> None:
     first = bench.add("a", (1,), 2)
     refused = sequence_of("b", (2,), 2)
     with pytest.raises(QueueFullError):
-        bench.engine.add((refused, greedy_row(refused, VOCAB)))
+        bench.engine.add(refused)
     bench.engine.abort(refused)
     bench.drain()
     assert bench.tokens(first) == continuation((1,), 2, VOCAB)
@@ -306,19 +305,18 @@ def test_guesses_change_no_token(params: dict[str, object], neighbours: int) -> 
     assert bench.tokens(sequence) == continuation(PROMPT, 40, VOCAB, params=resolved, rule=repeat)
     checks = [call for call in bench.session.calls if call.kind == "verify"]
     assert checks, "nothing was guessed"
-    assert sequence.drafted >= sequence.accepted > 0
+    assert sequence.drafts.drafted >= sequence.drafts.accepted > 0
     if not neighbours:
-        assert sum(len(call.token_ids) - 1 for call in checks) == sequence.drafted
+        assert sum(len(call.token_ids) - 1 for call in checks) == sequence.drafts.drafted
         assert len(bench.session.calls) < 40, "guesses saved no call"
 
 
 def test_a_stop_token_inside_a_guess_ends_the_answer_there() -> None:
-    sequence = sequence_of("a", (1, 2, 3, 4, 1, 2), 30, stop_ids=(4,))
+    sequence = sequence_of("a", (1, 2, 3, 4, 1, 2), 30, stop_ids=(4,), lookup=6)
     session = FakeSession(rule=lambda tokens: tokens[-4])
-    scheduler = Scheduler(slots=1, budget=64, prefill_chunk=8, max_waiting=1)
-    engine = Engine(session, scheduler, ticking())
-    sequence.lookup = PromptLookup(sequence.token_ids, max_draft=6)
-    engine.add((sequence, greedy_row(sequence, VOCAB)))
+    config = SchedulerConfig(slots=1, budget=64, prefill_chunk=8, max_waiting=1)
+    engine = Engine(session, Scheduler(config), ticking())
+    engine.add(sequence)
     events: list[TokenEvent] = []
     while sequence.status is not SequenceStatus.FINISHED:
         events += engine.step()
@@ -337,7 +335,7 @@ def test_logits_that_are_no_numbers_after_a_wrong_guess_do_not_matter() -> None:
     sequence = bench.add("a", PROMPT, 20, lookup=4)
     bench.drain()
     assert bench.tokens(sequence) == continuation(PROMPT, 20, VOCAB)
-    assert sequence.drafted > sequence.accepted
+    assert sequence.drafts.drafted > sequence.drafts.accepted
 
 
 def test_many_streams_are_not_checked_one_by_one() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.loop import EngineLoop
-from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.errors import ProviderError, QueueFullError
-from support.fakes.session import Call, FakeSession, continuation, greedy_row, sequence_of
+from support.fakes.session import Call, FakeSession, continuation, sequence_of
 
 VOCAB = 32
 PATIENCE_S = 20.0
@@ -54,10 +54,10 @@ class Running:
         self.gate = Gate()
         self.gate.open = not gated
         self.session = FakeSession(before_call=self.gate)
-        scheduler = Scheduler(
+        config = SchedulerConfig(
             slots=slots, budget=slots * self.session.context, prefill_chunk=4, max_waiting=max_waiting
         )
-        self.engine = Engine(self.session, scheduler)
+        self.engine = Engine(self.session, Scheduler(config))
         self.events: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
         self.deaths: list[BaseException] = []
         self.end_early: Callable[[TokenEvent], bool] = lambda _event: False
@@ -71,7 +71,7 @@ class Running:
 
     def add(self, name: str, prompt: tuple[int, ...], count: int) -> Sequence:
         sequence = sequence_of(name, prompt, count)
-        self.loop.add((sequence, greedy_row(sequence, VOCAB)))
+        self.loop.add(sequence)
         return sequence
 
     def next(self) -> list[TokenEvent]:

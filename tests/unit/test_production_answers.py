@@ -83,16 +83,16 @@ def fail_in_sampling(monkeypatch):
 
 
 def fail_in_logprobs(monkeypatch):
-    from llorch_serve.engine import engine
+    from llorch_serve.engine import containment
 
-    inner = engine.score_token
+    inner = containment.score_token
 
     def failing(logits, token, *, top):
         if token == SPOILT:
             raise MemoryError("no memory")
         return inner(logits, token, top=top)
 
-    monkeypatch.setattr(engine, "score_token", failing)
+    monkeypatch.setattr(containment, "score_token", failing)
 
 
 def panic_in_library(monkeypatch):

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from llorch_serve.config import EngineConfig
-from llorch_serve.engine.sequence import Sequence
+from llorch_serve.engine.sequence import Ownership, Sequence
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, PRIORITY_TOKENS, WaitingQueue
 from llorch_serve.errors import QueueFullError
 from support.fakes.session import sequence_of
 
 
 def waiting(name: str, client: str = "a", priority: int = 0, tokens: int = 1) -> Sequence:
-    sequence = sequence_of(name, (1,) * tokens, 4)
-    sequence.client, sequence.priority = client, priority
-    return sequence
+    return sequence_of(name, (1,) * tokens, 4, ownership=Ownership(client, priority=priority))
 
 
 def drain(queue: WaitingQueue, cost: int = 10) -> list[str]:

@@ -15,11 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_serve.engine.lookup import PromptLookup
-from llorch_serve.engine.plan import SlotRelease, StepPlan
+from llorch_serve.engine.plan import (
+    DecodeBatch,
+    PrefillChunk,
+    Sampled,
+    SharedStart,
+    SlotRelease,
+    StepPlan,
+    VerifyChunk,
+)
 from llorch_serve.engine.runner import apply_edit, run
-from llorch_serve.engine.scheduler import Scheduler
-from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
+from llorch_serve.engine.sequence import FinishReason, Ownership, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.sampling.prompt_scores import PromptScores
@@ -60,15 +67,17 @@ class Simulation:
         self.strict_reuse = strict_reuse
         self.prefix_cache = prefix_cache and kv_cache
         self.scheduler = Scheduler(
-            slots=slots,
-            budget=self.budget,
-            prefill_chunk=chunk,
-            max_waiting=max_waiting,
-            kv_cache=kv_cache,
-            prefix_cache=prefix_cache,
-            strict_reuse=strict_reuse,
-            shortest_reuse=2,
-            most_drafting=most_drafting,
+            SchedulerConfig(
+                slots=slots,
+                budget=self.budget,
+                prefill_chunk=chunk,
+                max_waiting=max_waiting,
+                kv_cache=kv_cache,
+                prefix_cache=prefix_cache,
+                strict_reuse=strict_reuse,
+                shortest_reuse=2,
+                most_drafting=most_drafting,
+            )
         )
         self.session = FakeSession(slots=slots, context=CONTEXT, vocab_size=VOCAB)
         self.kv_cache = kv_cache
@@ -81,10 +90,14 @@ class Simulation:
         self.token_steps: dict[Sequence, list[int]] = {}
 
     def add(self, prompt: Seq[int], count: int, stop_ids: Seq[int] = (), client: str = "") -> Sequence:
-        sequence = sequence_of(f"r{len(self.added)}", prompt, count, stop_ids=stop_ids)
-        sequence.client = client
-        if self.lookup:
-            sequence.lookup = PromptLookup(prompt, max_draft=self.lookup)
+        sequence = sequence_of(
+            f"r{len(self.added)}",
+            prompt,
+            count,
+            stop_ids=stop_ids,
+            ownership=Ownership(client),
+            lookup=self.lookup,
+        )
         self.scheduler.add(sequence)
         self.added.append(sequence)
         return sequence
@@ -92,19 +105,18 @@ class Simulation:
     def add_answers(self, prompt: Seq[int], counts: Seq[int]) -> list[Sequence]:
         """Add one sequence for each count, all of one prompt that they share."""
         shared = SharedPrompt()
-        group = [sequence_of(f"r{len(self.added)}.{i}", prompt, count) for i, count in enumerate(counts)]
-        for sequence in group:
-            sequence.shared = shared
-            if self.lookup:
-                sequence.lookup = PromptLookup(prompt, max_draft=self.lookup)
+        group = [
+            sequence_of(f"r{len(self.added)}.{i}", prompt, count, shared=shared, lookup=self.lookup)
+            for i, count in enumerate(counts)
+        ]
         self.scheduler.add(*group)
         self.added += group
         return group
 
     def add_scored(self, prompt: Seq[int], first: int, count: int) -> Sequence:
         """Add a sequence whose prompt's tokens from ``first`` on are scored."""
-        sequence = sequence_of(f"r{len(self.added)}", prompt, count)
-        sequence.prompt_scores = PromptScores(tuple(prompt), first, top=1, rows=3)
+        scores = PromptScores(tuple(prompt), first, top=1, rows=3)
+        sequence = sequence_of(f"r{len(self.added)}", prompt, count, prompt_scores=scores)
         self.scheduler.add(sequence)
         self.added.append(sequence)
         return sequence
@@ -112,7 +124,7 @@ class Simulation:
     def remove(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         self.removed.add(sequence)
-        assert sequence.slot is None
+        assert sequence.cache.slot is None
         assert sequence.status is SequenceStatus.FINISHED
 
     @property
@@ -129,17 +141,24 @@ class Simulation:
         self._check(plan, before)
         for edit in plan.edits:
             apply_edit(self.session, edit)
-        tokens = [int(row.argmax()) for row in run(self.session, plan)]
-        if self.strict_reuse and plan.prefill is not None:
-            reused = self.session.kinds[plan.prefill.slot][: plan.prefill.sequence.cached_tokens]
-            assert set(reused) <= {"prefill"}, "tokens that were decoded have been reused"
-        if plan.verify is None:
-            assert len(tokens) == len(plan.sampled())
-            results = [(token,) for token in tokens]
-        else:
-            assert len(tokens) == len(plan.verify.token_ids)
-            right = [token == guess for token, guess in zip(tokens, plan.verify.draft, strict=False)]
-            results = [tuple(tokens[: (*right, False).index(False) + 1])]
+        logits = run(self.session, plan.call)
+        tokens = [int(row.argmax()) for row in logits]
+        match plan.call:
+            case PrefillChunk(sequence=sequence, slot=slot, scored=scored, samples=samples):
+                if self.strict_reuse:
+                    reused = self.session.kinds[slot][: sequence.cache.reused]
+                    assert set(reused) <= {"prefill"}, "tokens that were decoded have been reused"
+                assert len(tokens) == len(scored) + samples
+                if scored:
+                    sequence.prompt_scores.take(logits[: len(scored)])
+                results = [Sampled(tuple(tokens[len(scored) :]))]
+            case VerifyChunk(token_ids=token_ids, draft=draft):
+                assert len(tokens) == len(token_ids)
+                right = [token == guess for token, guess in zip(tokens, draft, strict=False)]
+                results = [Sampled(tuple(tokens[: (*right, False).index(False) + 1]))]
+            case _:
+                assert len(tokens) == len(plan.sequences())
+                results = [Sampled((token,)) for token in tokens]
         for event in self.scheduler.update(plan, results):
             self._take(event)
         self._check_counts()
@@ -151,24 +170,23 @@ class Simulation:
         assert self.scheduler.waiting == self.scheduler.running == 0
 
     def _check(self, plan: StepPlan, before: dict[Sequence, SequenceStatus]) -> None:
-        running = [s for s in self.live if s.slot is not None]
-        assert len({s.slot for s in running}) == len(running), "two sequences in one slot"
-        assert all(0 <= s.slot < self.slots for s in running if s.slot is not None)
+        running = [s for s in self.live if s.cache.slot is not None]
+        assert len({s.cache.slot for s in running}) == len(running), "two sequences in one slot"
+        assert all(0 <= s.cache.slot < self.slots for s in running if s.cache.slot is not None)
         decoding = [s for s in self.live if before[s] is SequenceStatus.DECODE]
-        kinds = [plan.prefill is not None, plan.start is not None, plan.verify is not None, bool(plan.decode)]
-        assert kinds.count(True) == 1
-        if plan.prefill is not None:
-            self._check_prefill(plan, before)
-            kind = "prefill"
-        elif plan.start is not None:
-            self._check_start(plan)
-            kind = "prefill"
-        elif plan.verify is not None:
-            self._check_verify(plan, decoding)
-            kind = "verify"
-        else:
-            self._check_decode(plan, decoding)
-            kind = "decode"
+        match plan.call:
+            case PrefillChunk() as chunk:
+                self._check_prefill(chunk)
+                kind = "prefill"
+            case SharedStart() as start:
+                self._check_start(start)
+                kind = "prefill"
+            case VerifyChunk() as check:
+                self._check_verify(check, decoding)
+                kind = "verify"
+            case DecodeBatch() as batch:
+                self._check_decode(batch, decoding)
+                kind = "decode"
         self._check_budget(plan)
         if self.last_kind == "prefill" and decoding:
             assert kind != "prefill", "a prompt took two turns in a row while streams were running"
@@ -181,61 +199,60 @@ class Simulation:
             assert kind == "prefill", "running streams took two turns in a row while a prompt was due"
         self.last_kind = kind
 
-    def _check_decode(self, plan: StepPlan, decoding: list[Sequence]) -> None:
-        rows = [row.sequence for row in plan.decode]
+    def _check_decode(self, batch: DecodeBatch, decoding: list[Sequence]) -> None:
+        rows = [row.sequence for row in batch.rows]
         assert len(rows) == len(decoding)
         assert set(rows) == set(decoding), "a running sequence got no row"
-        for slot, row in enumerate(plan.decode):
-            assert row.sequence.slot == slot
+        for slot, row in enumerate(batch.rows):
+            assert row.sequence.cache.slot == slot
             assert row.token_id == row.sequence.token_ids[-1]
-            assert row.length == len(row.sequence.token_ids) == row.sequence.computed + 1
+            assert row.length == len(row.sequence.token_ids) == row.sequence.cache.computed + 1
 
-    def _check_verify(self, plan: StepPlan, decoding: list[Sequence]) -> None:
-        check = plan.verify
-        assert check is not None
+    def _check_verify(self, check: VerifyChunk, decoding: list[Sequence]) -> None:
         sequence = check.sequence
         assert sequence in decoding
-        assert check.slot == sequence.slot
-        assert check.start == sequence.computed == len(sequence.token_ids) - 1
+        assert check.slot == sequence.cache.slot
+        assert check.start == sequence.cache.computed == len(sequence.token_ids) - 1
         assert check.token_ids[0] == sequence.token_ids[-1]
         assert 1 <= len(check.draft) <= self.lookup
         assert check.start + len(check.token_ids) < sequence.most_tokens
 
     def _check_budget(self, plan: StepPlan) -> None:
-        running = sum(s.most_tokens for s in self.live if s.slot is not None)
+        running = [s for s in self.live if s.cache.slot is not None]
         load = self.scheduler.load()
-        assert running + load.kv_tokens_idle <= self.budget, "the cache may grow beyond its budget"
+        assert sum(s.most_tokens for s in running) + load.kv_tokens_idle <= self.budget, (
+            "the cache may grow beyond its budget"
+        )
         assert load.kv_tokens_running + load.kv_tokens_idle <= self.budget
         for edit in plan.edits:
             if isinstance(edit, SlotRelease):
-                assert edit.keep >= max((s.computed for s in self.live if s.slot == edit.slot), default=0)
+                assert edit.keep >= max(
+                    (s.cache.computed for s in running if s.cache.slot == edit.slot), default=0
+                )
 
-    def _check_prefill(self, plan: StepPlan, before: dict[Sequence, SequenceStatus]) -> None:
-        chunk = plan.prefill
-        assert chunk is not None
+    def _check_prefill(self, chunk: PrefillChunk) -> None:
         sequence = chunk.sequence
-        assert chunk.slot == sequence.slot
-        assert chunk.start == sequence.computed
+        assert chunk.slot == sequence.cache.slot
+        assert chunk.start == sequence.cache.computed
         end = chunk.start + len(chunk.token_ids)
         assert list(chunk.token_ids) == sequence.token_ids[chunk.start : end]
         assert 1 <= len(chunk.token_ids) <= self.chunk
-        assert chunk.samples == (end == len(sequence.token_ids) and sequence.max_new_tokens > 0)
+        assert chunk.samples == (end == len(sequence.token_ids) and sequence.limits.max_new_tokens > 0)
         assert len(chunk.scored) <= 3 or sequence.prompt_scores is None
         if end == sequence.prompt_length >= 2 and self.chunk >= 3:
             assert len(chunk.token_ids) >= 2, "the prompt's last row runs alone"
         if sequence not in self.started:
-            assert chunk.start == sequence.cached_tokens
+            assert chunk.start == sequence.cache.reused
             assert chunk.start <= max(sequence.prompt_length - 2, 0)
             if not self.prefix_cache:
                 assert chunk.start == 0
             self._start(sequence)
 
-    def _check_start(self, plan: StepPlan) -> None:
-        assert plan.start is not None
-        sequence = plan.start.sequence
+    def _check_start(self, start: SharedStart) -> None:
+        sequence = start.sequence
         assert sequence not in self.started
-        assert plan.start.slot == sequence.slot
-        assert sequence.computed == sequence.prompt_length == len(sequence.token_ids)
+        assert start.slot == sequence.cache.slot
+        assert sequence.cache.computed == sequence.prompt_length == len(sequence.token_ids)
         assert self.kv_cache
         self._start(sequence)
 
@@ -250,25 +267,25 @@ class Simulation:
         self.token_steps.setdefault(sequence, []).append(self.steps)
         if event.finish is not None:
             self.ended[sequence] = event
-            assert sequence.slot is None
+            assert sequence.cache.slot is None
             if sequence.prompt_scores is not None:
                 self._check_scores(sequence.prompt_scores)
         prompt = tuple(sequence.token_ids[: sequence.prompt_length])
-        wanted = answer(prompt, sequence.max_new_tokens, sequence.stop_ids)
+        wanted = answer(prompt, sequence.limits.max_new_tokens, sequence.limits.stop_ids)
         got = sequence.token_ids[sequence.prompt_length :]
         assert got == wanted[: len(got)]
         if event.finish is None:
             # A draft that was right gives several events in one step.
             told = len(self.token_steps[sequence])
-            assert told < sequence.max_new_tokens
+            assert told < sequence.limits.max_new_tokens
             assert event.token_id == got[told - 1]
         elif event.finish is FinishReason.STOP:
             assert event.is_stop_token
-            assert event.token_id in sequence.stop_ids
+            assert event.token_id in sequence.limits.stop_ids
             assert got == wanted
         else:
             assert event.finish is FinishReason.LENGTH
-            assert len(got) == sequence.max_new_tokens
+            assert len(got) == sequence.limits.max_new_tokens
             assert not event.is_stop_token
 
     def _check_scores(self, scores: PromptScores) -> None:
@@ -280,7 +297,7 @@ class Simulation:
             assert found.top[0][0] == logits.argmax()
 
     def _check_counts(self) -> None:
-        assert self.scheduler.running == sum(s.slot is not None for s in self.live)
+        assert self.scheduler.running == sum(s.cache.slot is not None for s in self.live)
         assert self.scheduler.waiting == sum(s.status is SequenceStatus.WAITING for s in self.live)
 
 
@@ -410,14 +427,14 @@ def test_nobody_starves(lengths: list[tuple[int, int]], slots: int, chunk: int) 
     ],
 )
 def test_chunks_never_leave_one_row_for_the_end(prompt: int, chunk: int, expected: list[int]) -> None:
-    scheduler = Scheduler(slots=1, budget=prompt + 1, prefill_chunk=chunk, max_waiting=1)
+    scheduler = Scheduler(SchedulerConfig(slots=1, budget=prompt + 1, prefill_chunk=chunk, max_waiting=1))
     sequence = sequence_of("a", [0] * prompt, 1)
     scheduler.add(sequence)
     sizes = []
     while (plan := scheduler.schedule()) is not None:
-        assert plan.prefill is not None
-        sizes.append(len(plan.prefill.token_ids))
-        scheduler.update(plan, [(1,)] if plan.prefill.samples else [])
+        assert isinstance(plan.call, PrefillChunk)
+        sizes.append(len(plan.call.token_ids))
+        scheduler.update(plan, [Sampled((1,) if plan.call.samples else ())])
     assert sizes == expected
 
 
@@ -451,11 +468,11 @@ def test_the_first_of_several_slots_ending_moves_the_last_one_down() -> None:
     while third.generated < 2:
         simulation.step()
     simulation.remove(first)
-    slot, held = third.slot, third.computed
+    slot, held = third.cache.slot, third.cache.computed
     simulation.step()
-    assert simulation.session.swaps == [(0, slot, max(held, first.computed))]
+    assert simulation.session.swaps == [(0, slot, max(held, first.cache.computed))]
     assert simulation.session.moves == []
-    assert (third.slot, second.slot) == (0, 1)
+    assert (third.cache.slot, second.cache.slot) == (0, 1)
     assert len(simulation.session.calls[-1].slots) == 2, "the call still spans the freed slot"
     simulation.drain()
 
@@ -467,12 +484,12 @@ def test_a_move_takes_the_lowest_slot_and_leaves_a_prompt_under_way_where_it_is(
     while second.generated < 1:
         simulation.step()
     long = simulation.add(tuple(range(16)), 2)
-    while long.computed < 4:
+    while long.cache.computed < 4:
         simulation.step()
     simulation.remove(first)
     simulation.step()
-    assert second.slot == 0
-    assert long.slot == 2
+    assert second.cache.slot == 0
+    assert long.cache.slot == 2
     assert long.status is SequenceStatus.PREFILL
     simulation.drain()
 
@@ -530,12 +547,12 @@ def test_an_error_ends_its_row_and_no_other() -> None:
     assert plan is not None
     for edit in plan.edits:
         apply_edit(simulation.session, edit)
-    run(simulation.session, plan)
+    run(simulation.session, plan.call)
     failure = NonFiniteLogitsError("nan")
-    events = simulation.scheduler.update(plan, [failure, (3,)])
+    events = simulation.scheduler.update(plan, [failure, Sampled((3,))])
     assert [(event.sequence, event.error) for event in events] == [(first, failure), (second, None)]
     assert events[0].finish is None
-    assert first.slot is None
+    assert first.cache.slot is None
     assert simulation.scheduler.running == 1
 
 
@@ -560,7 +577,7 @@ def test_a_stop_token_is_not_part_of_the_sequence() -> None:
 
 
 def test_nothing_to_do_is_no_plan() -> None:
-    assert Scheduler(slots=2, budget=8, prefill_chunk=4, max_waiting=1).schedule() is None
+    assert Scheduler(SchedulerConfig(slots=2, budget=8, prefill_chunk=4, max_waiting=1)).schedule() is None
 
 
 def test_answers_of_one_prompt_run_it_once_and_start_from_its_end() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_serve.engine.plan import SlotCopy, SlotRelease
+from llorch_serve.engine.plan import Sampled, SlotCopy, SlotRelease
 from llorch_serve.engine.runner import apply_edit, run
-from llorch_serve.engine.scheduler import Scheduler
-from llorch_serve.engine.sequence import Sequence
+from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
+from llorch_serve.engine.sequence import Ownership, Sequence
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.engine.slots import common_prefix
 from support.fakes.session import FakeSession, sequence_of
@@ -26,16 +26,24 @@ class Bench:
     def __init__(self, *, slots: int = 2, budget: int | None = None, **options: object) -> None:
         self.session = FakeSession(slots=slots, context=CONTEXT, vocab_size=64)
         self.scheduler = Scheduler(
-            slots=slots,
-            budget=slots * CONTEXT if budget is None else budget,
-            prefill_chunk=64,
-            max_waiting=100,
-            **options,  # type: ignore[arg-type]
+            SchedulerConfig(
+                slots=slots,
+                budget=slots * CONTEXT if budget is None else budget,
+                prefill_chunk=64,
+                max_waiting=100,
+                **options,  # type: ignore[arg-type]
+            )
         )
 
-    def start(self, prompt: list[int], count: int, client: str = "", salt: str = "") -> Sequence:
-        sequence = sequence_of("r", prompt, count)
-        sequence.client, sequence.cache_salt = client, salt
+    def start(
+        self,
+        prompt: list[int],
+        count: int,
+        client: str = "",
+        salt: str = "",
+        shared: SharedPrompt | None = None,
+    ) -> Sequence:
+        sequence = sequence_of("r", prompt, count, ownership=Ownership(client, salt), shared=shared)
         self.scheduler.add(sequence)
         return sequence
 
@@ -44,8 +52,8 @@ class Bench:
         assert plan is not None
         for edit in plan.edits:
             apply_edit(self.session, edit)
-        tokens = [(int(row.argmax()),) for row in run(self.session, plan)]
-        self.scheduler.update(plan, tokens)
+        tokens = [int(row.argmax()) for row in run(self.session, plan.call)]
+        self.scheduler.update(plan, [Sampled((token,)) for token in tokens] or [Sampled()])
         return list(plan.edits)
 
     def finish(self, prompt: list[int], count: int, salt: str = "") -> Sequence:
@@ -61,7 +69,7 @@ LONG = list(range(40))
 def test_the_same_prompt_again_leaves_two_tokens_to_compute() -> None:
     bench = Bench()
     first, second = bench.finish(LONG, 3), bench.finish(LONG, 3)
-    assert (first.cached_tokens, second.cached_tokens) == (0, 38)
+    assert (first.cache.reused, second.cache.reused) == (0, 38)
     assert second.token_ids == first.token_ids
     assert [len(call.token_ids) for call in bench.session.calls if call.kind == "prefill"] == [40, 2]
     load = bench.scheduler.load()
@@ -73,7 +81,7 @@ def test_a_conversation_goes_on_in_its_own_slot() -> None:
     first = bench.finish(LONG, 5)
     second = bench.finish([*first.token_ids, 7, 8, 9], 2)
     # All but the last answer token was computed, and it is part of the new prompt.
-    assert second.cached_tokens == len(first.token_ids) - 1
+    assert second.cache.reused == len(first.token_ids) - 1
     assert bench.session.moves == bench.session.swaps == []
 
 
@@ -81,10 +89,10 @@ def test_strict_reuse_stops_where_decoding_began() -> None:
     bench = Bench(strict_reuse=True)
     first = bench.finish(LONG, 5)
     again = bench.finish([*first.token_ids, 7, 8, 9], 2)
-    assert again.cached_tokens == 40
+    assert again.cache.reused == 40
     # What came after was prefilled this time.
     third = bench.finish([*again.token_ids, 1, 2], 1)
-    assert third.cached_tokens == again.prompt_length
+    assert third.cache.reused == again.prompt_length
 
 
 def test_a_running_sequence_shares_its_prompt_by_copy() -> None:
@@ -94,17 +102,17 @@ def test_a_running_sequence_shares_its_prompt_by_copy() -> None:
     second = bench.start([*LONG[:30], 60, 61, 62], 3)
     bench.step()
     edits = bench.step()
-    assert second.cached_tokens == 30
+    assert second.cache.reused == 30
     assert SlotCopy(0, 1, 30) in edits or bench.session.moves == [(0, 1, 30)]
-    assert first.slot == 0
+    assert first.cache.slot == 0
 
 
 def test_a_prefix_that_others_share_is_copied_not_taken() -> None:
     bench = Bench(slots=2)
     bench.finish(LONG, 2)
     second = bench.finish([*LONG[:30], 60, 61, 62], 2)
-    assert second.cached_tokens == 30
-    assert bench.finish(LONG, 2).cached_tokens == 38, (
+    assert second.cache.reused == 30
+    assert bench.finish(LONG, 2).cache.reused == 38, (
         "the first prompt's rest was thrown away for an empty slot"
     )
 
@@ -112,9 +120,9 @@ def test_a_prefix_that_others_share_is_copied_not_taken() -> None:
 def test_an_idle_slot_serves_its_own_cache_salt_alone() -> None:
     bench = Bench(slots=3)
     bench.finish(LONG, 3, "a")
-    assert bench.finish(LONG, 3, "b").cached_tokens == 0
-    assert bench.finish(LONG, 3).cached_tokens == 0
-    assert [bench.finish(LONG, 3, salt).cached_tokens for salt in ("a", "b", "")] == [38, 38, 38]
+    assert bench.finish(LONG, 3, "b").cache.reused == 0
+    assert bench.finish(LONG, 3).cache.reused == 0
+    assert [bench.finish(LONG, 3, salt).cache.reused for salt in ("a", "b", "")] == [38, 38, 38]
     assert bench.session.moves == [], "each had a slot of its own"
 
 
@@ -125,7 +133,7 @@ def test_a_running_sequence_shares_nothing_with_another_cache_salt() -> None:
     second = bench.start([*LONG[:30], 60, 61, 62], 3, salt="b")
     bench.step()
     bench.step()
-    assert (second.cached_tokens, second.computed > 0) == (0, True)
+    assert (second.cache.reused, second.cache.computed > 0) == (0, True)
     assert bench.session.moves == []
 
 
@@ -134,14 +142,13 @@ def test_a_shared_prompt_is_not_taken_from_another_cache_salt(kept: bool) -> Non
     """Another answer of a request would otherwise start at once from a stranger's copy of its prompt."""
     bench = Bench(slots=3)
     other = bench.start(LONG, 1 if kept else 30, salt="b")
-    while other.computed < len(LONG):
+    while other.cache.computed < len(LONG):
         bench.step()
     shared = SharedPrompt(np.zeros(64, np.float32))
-    answer = bench.start(LONG, 3, salt="a")
-    answer.shared = shared
-    while answer.slot is None:
+    answer = bench.start(LONG, 3, salt="a", shared=shared)
+    while answer.cache.slot is None:
         bench.step()
-    assert answer.cached_tokens == 0
+    assert answer.cache.reused == 0
 
 
 def test_moved_slots_keep_their_cache_salt() -> None:
@@ -156,8 +163,7 @@ def test_moved_slots_keep_their_cache_salt() -> None:
     assert bench.session.swaps, "nothing changed places"
     for sequence, salt, cached in ((short, "b", 0), (long, "a", 0), (short, "a", 38), (long, "b", 38)):
         wanted = sequence.token_ids[: sequence.prompt_length]
-        bench.scheduler.add(again := sequence_of("r", wanted, 1))
-        again.cache_salt = salt
+        bench.scheduler.add(again := sequence_of("r", wanted, 1, ownership=Ownership(cache_salt=salt)))
         found = bench.scheduler._table._longest_prefix(again)[1]
         bench.scheduler.remove(again)
         assert found == cached
@@ -175,21 +181,21 @@ def test_what_strangers_send_never_shows_in_what_was_cached(data: st.DataObject)
     for mine, other in zip(own, strange, strict=True):
         beside.finish(other, 2, "stranger")
         beside.finish(mine, 2, "stranger")
-        assert beside.finish(mine, 2, "me").cached_tokens == alone.finish(mine, 2, "me").cached_tokens
+        assert beside.finish(mine, 2, "me").cache.reused == alone.finish(mine, 2, "me").cache.reused
 
 
 def test_prefixes_too_short_to_matter_are_computed() -> None:
     bench = Bench()
     bench.finish(LONG, 2)
-    assert bench.finish([*LONG[:15], 60, 61], 2).cached_tokens == 0
-    assert bench.finish([*LONG[:16], 60, 61], 2).cached_tokens == 16
+    assert bench.finish([*LONG[:15], 60, 61], 2).cache.reused == 0
+    assert bench.finish([*LONG[:16], 60, 61], 2).cache.reused == 16
 
 
 def test_without_prefix_cache_nothing_is_kept() -> None:
     bench = Bench(prefix_cache=False)
     bench.finish(LONG, 2)
     assert bench.scheduler.load().kv_tokens_idle == 0
-    assert bench.finish(LONG, 2).cached_tokens == 0
+    assert bench.finish(LONG, 2).cache.reused == 0
 
 
 def test_a_sequence_whose_numbers_failed_leaves_nothing_behind() -> None:
@@ -198,7 +204,7 @@ def test_a_sequence_whose_numbers_failed_leaves_nothing_behind() -> None:
     bench.step()
     bench.scheduler.remove(sequence, keep_cache=False)
     assert bench.scheduler.load().kv_tokens_idle == 0
-    assert bench.finish(LONG, 2).cached_tokens == 0
+    assert bench.finish(LONG, 2).cache.reused == 0
 
 
 def test_an_aborted_prompt_serves_the_next_as_far_as_it_came() -> None:
@@ -206,9 +212,9 @@ def test_an_aborted_prompt_serves_the_next_as_far_as_it_came() -> None:
     prompt = [i % 50 for i in range(100)]
     sequence = bench.start(prompt, 5)
     bench.step()
-    assert sequence.computed == 64
+    assert sequence.cache.computed == 64
     bench.scheduler.remove(sequence)
-    assert bench.finish(prompt, 2).cached_tokens == 64
+    assert bench.finish(prompt, 2).cache.reused == 64
 
 
 def test_the_slot_that_was_not_used_for_longest_is_emptied_first() -> None:
@@ -218,7 +224,7 @@ def test_the_slot_that_was_not_used_for_longest_is_emptied_first() -> None:
     assert bench.scheduler.load().kv_tokens_idle == 120
     bench.finish([63] * 50, 1)  # 51 tokens: 80 and 51 do not fit together
     assert bench.scheduler.load().kv_tokens_idle == 90
-    assert bench.finish([40 + i % 20 for i in range(40)], 1).cached_tokens == 38
+    assert bench.finish([40 + i % 20 for i in range(40)], 1).cache.reused == 38
     assert bench.session.releases, "memory beyond the budget was kept"
 
 
@@ -227,11 +233,11 @@ def test_a_request_waits_until_its_tokens_fit() -> None:
     first, second = bench.start([1] * 50, 20), bench.start([2] * 50, 20)
     bench.step()
     bench.step()
-    assert (first.slot, second.slot) == (0, None)
+    assert (first.cache.slot, second.cache.slot) == (0, None)
     while first.generated < 20:
         bench.step()
     bench.step()
-    assert second.slot is not None
+    assert second.cache.slot is not None
 
 
 def test_memory_beyond_what_a_slot_needs_goes_back_when_the_budget_is_tight() -> None:
@@ -241,7 +247,7 @@ def test_memory_beyond_what_a_slot_needs_goes_back_when_the_budget_is_tight() ->
     assert bench.step() == []
     third = bench.start([3] * 60, 5)
     edits: list[object] = []
-    while third.slot is None:
+    while third.cache.slot is None:
         edits = bench.step()
     assert SlotRelease(0, second.most_tokens) in edits
 
@@ -253,7 +259,7 @@ def test_clients_are_served_by_tokens_not_by_requests() -> None:
     order: list[Sequence] = []
     while len(order) < 5:
         bench.step()
-        order += [s for s in (*crowd, single) if s.slot is not None and s not in order]
+        order += [s for s in (*crowd, single) if s.cache.slot is not None and s not in order]
     assert order.index(single) == 1, "one client's crowd kept another waiting"
 
 
@@ -266,7 +272,7 @@ def test_a_client_that_was_away_has_no_credit() -> None:
     order: list[Sequence] = []
     while len(order) < 3:
         bench.step()
-        order += [s for s in (*busy, late) if s.slot is not None and s not in order]
+        order += [s for s in (*busy, late) if s.cache.slot is not None and s not in order]
     assert order == [busy[0], late, busy[1]]
 
 
@@ -281,4 +287,4 @@ def test_the_common_prefix_is_that_of_a_plain_loop(first: list[int], second: lis
 def test_prompts_of_a_token_or_two_reuse_nothing(count: int) -> None:
     bench = Bench(shortest_reuse=1)
     bench.finish([1] * 30, 2)
-    assert bench.finish([1] * count, 2).cached_tokens == max(count - 2, 0)
+    assert bench.finish([1] * count, 2).cache.reused == max(count - 2, 0)

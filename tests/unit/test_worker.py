@@ -475,7 +475,7 @@ def test_a_stream_raises_the_requests_error_or_cancellation(tmp_path: Path) -> N
     def before(call: Call) -> None:
         if call.token_ids[0] == 13:
             raise ProviderError("no luck")
-        (answers,) = worker._requests._by_id.values()
+        (answers,) = worker._requests._live.values()
         worker._requests._abort(answers)
 
     worker = make_worker(tmp_path, make_session(before_call=before))

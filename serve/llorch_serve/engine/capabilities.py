@@ -22,7 +22,7 @@ class Capabilities:
     prefix_reuse: a sequence may start from part of what a slot holds.
     drafts: several tokens of a running sequence may be checked in one call, with logits for each.
     separate_prompts: prompts run on another graph than running sequences do.
-    doubling_position: see :func:`llorch_serve.engine.chunking.doubling_position`; None: not known.
+    attention_crossover: see :func:`llorch_serve.engine.chunking.attention_crossover`; None: not known.
     """
 
     batched_decode: bool = True
@@ -33,7 +33,7 @@ class Capabilities:
     prefix_reuse: bool = True
     drafts: bool = True
     separate_prompts: bool = False
-    doubling_position: int | None = None
+    attention_crossover: int | None = None
 
     def limits(self) -> tuple[str, ...]:
         """Return what is missing, each as a phrase for people; empty if nothing is."""

@@ -1,7 +1,7 @@
-"""How many tokens of a prompt go into one step while others wait for theirs.
+"""How many tokens of a prompt go into one step while running sequences wait for theirs.
 
 Attention over a token costs more the further on it stands, so chunks of one length take longer and longer.
-Beside running sequences a chunk is made shorter, so that each takes about as long as one at the beginning.
+While sequences run, a chunk is made shorter, so that each takes about as long as one at the beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ since short ones lose speed.
 """
 
 
-def doubling_position(config: LlamaConfig) -> int:
+def attention_crossover(config: LlamaConfig) -> int:
     """Return the position from which attention takes as long as all the rest of a layer."""
     heads = config.num_attention_heads * config.head_dim
     projections = config.hidden_size * (
@@ -31,9 +31,9 @@ def doubling_position(config: LlamaConfig) -> int:
     return max(1, int(projections / (2 * heads * _ATTENTION_COST)))
 
 
-def shortened(chunk: int, start: int, doubling: int) -> int:
+def shortened(chunk: int, start: int, crossover: int) -> int:
     """Return the tokens from ``start`` on that take about as long as ``chunk`` tokens at the beginning."""
     if chunk <= STEP:
         return chunk
-    steps = math.ceil(chunk / (1 + start / doubling) / STEP)
+    steps = math.ceil(chunk / (1 + start / crossover) / STEP)
     return min(chunk, steps * STEP)

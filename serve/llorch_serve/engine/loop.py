@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.errors import QueueFullError
-from llorch_serve.sampling.sampler import SamplingRow
 
 
 @dataclass(frozen=True, slots=True)
 class _Add:
-    entries: tuple[tuple[Sequence, SamplingRow], ...]
+    sequences: tuple[Sequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,18 @@ class EngineLoop:
         self._on_events = on_events
         self._on_death = on_death
         self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
-        self._live: set[Sequence] = set()
         self._thread = threading.Thread(target=self._main, name="llorch-engine", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def add(self, *entries: tuple[Sequence, SamplingRow]) -> None:
+    def add(self, *sequences: Sequence) -> None:
         """Queue the sequences of one request, all or none; any thread.
 
         Where the queue is full for them, the first one's event says so.
         """
-        self._commands.put(_Add(entries))
+        self._commands.put(_Add(sequences))
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence; its last event has reason CANCELLED. Any thread; idempotent."""
@@ -78,41 +76,40 @@ class EngineLoop:
             self._on_death(error)
 
     def _publish(self, events: list[TokenEvent]) -> None:
-        if not events:
-            return
-        for event in events:
-            if event.finish is not None or event.error is not None:
-                self._live.discard(event.sequence)
-        for sequence in self._on_events(events):
-            self._engine.abort(sequence)
-            self._live.discard(sequence)
+        if events:
+            for sequence in self._on_events(events):
+                self._engine.abort(sequence)
 
     def _take_commands(self) -> bool:
         """Carry out all commands that have arrived, waiting for one if there is no work. False: stop."""
-        block = not self._live
+        block = not self._engine.live
         while True:
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
                 return True
-            block = False
-            if isinstance(command, _Stop):
-                self._publish([self._cancel(sequence) for sequence in list(self._live)])
-                return False
-            if isinstance(command, _Add):
-                self._add(command)
-            elif command.sequence in self._live:
-                self._publish([self._cancel(command.sequence)])
-                block = not self._live
+            match command:
+                case _Stop():
+                    self._publish(self._cancelled(list(self._engine.live)))
+                    return False
+                case _Add(sequences):
+                    self._add(sequences)
+                    block = False
+                case _Abort(sequence):
+                    cancelled = self._cancelled([sequence])
+                    self._publish(cancelled)
+                    block = bool(cancelled) and not self._engine.live
 
-    def _add(self, command: _Add) -> None:
+    def _add(self, sequences: tuple[Sequence, ...]) -> None:
         try:
-            self._engine.add(*command.entries)
+            self._engine.add(*sequences)
         except QueueFullError as error:
-            self._on_events([TokenEvent(command.entries[0][0], None, error=error)])
-        else:
-            self._live.update(sequence for sequence, _ in command.entries)
+            self._on_events([TokenEvent(sequences[0], None, error=error)])
 
-    def _cancel(self, sequence: Sequence) -> TokenEvent:
-        self._engine.abort(sequence)
-        return TokenEvent(sequence, None, FinishReason.CANCELLED)
+    def _cancelled(self, sequences: list[Sequence]) -> list[TokenEvent]:
+        """Abort sequences; return the last event of each that was live."""
+        return [
+            TokenEvent(sequence, None, FinishReason.CANCELLED)
+            for sequence in sequences
+            if self._engine.abort(sequence)
+        ]

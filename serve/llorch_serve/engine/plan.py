@@ -1,13 +1,17 @@
-"""What one step computes, as plain data: the scheduler writes it, the runner carries it out.
+"""What one step computes and what came of it, as plain data.
 
-No numpy, no runtime, no clock: a plan can be compared, printed and tested without a model.
+The scheduler writes a :class:`StepPlan`, the runner carries it out, and the sampler gives a result for each
+of its sequences back to the scheduler. No numpy, no runtime, no clock: a plan can be compared, printed and
+tested without a model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from llorch_serve.engine.sequence import Sequence
+from llorch_serve.sampling.logprobs import TokenScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +42,15 @@ class SlotRelease:
     keep: int
 
 
-SlotEdit = SlotCopy | SlotSwap | SlotRelease
+SlotEdit: TypeAlias = SlotCopy | SlotSwap | SlotRelease
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Run ``token_ids`` at positions ``start`` and on.
+    """Run ``token_ids`` of one prompt at positions ``start`` and on.
 
-    samples: whether the next token follows from the last one. scored: indices into ``token_ids`` of those
-        whose logits go to
-    the sequence's scores.
+    samples: whether the next token follows from the last one.
+    scored: indices into ``token_ids`` of those whose logits go to the sequence's scores.
     """
 
     sequence: Sequence
@@ -61,7 +64,7 @@ class PrefillChunk:
 @dataclass(frozen=True, slots=True)
 class SharedStart:
     """Let a sequence take its first token from the logits of a prompt that it shares; its slot holds the
-    prompt already.
+    prompt already, so that the model is not called.
     """
 
     sequence: Sequence
@@ -95,29 +98,45 @@ class DecodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step: the edits in their order, then at most one call of the model.
+class DecodeBatch:
+    """Run one token of each running sequence: row i in slot i."""
 
-    The call is a chunk of one prompt, or the check of one sequence's draft, or one token of each running
-    sequence (row i runs in slot i). A shared start needs none.
+    rows: tuple[DecodeRow, ...]
+
+
+StepCall: TypeAlias = PrefillChunk | SharedStart | VerifyChunk | DecodeBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: the edits in their order, then one call."""
+
+    call: StepCall
+    edits: tuple[SlotEdit, ...] = ()
+
+    def sequences(self) -> list[Sequence]:
+        """Return the sequences of the call, in the order of its results."""
+        match self.call:
+            case DecodeBatch(rows=rows):
+                return [row.sequence for row in rows]
+            case call:
+                return [call.sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one sequence got in a step.
+
+    token_ids: its new tokens; none after a chunk before the last one of its prompt, where only the prompt is
+        wanted, or where its grammar lets nothing follow.
+    scores: the log-probabilities of each, if the sequence asks for them.
+    complete: its grammar lets nothing follow them.
     """
 
-    edits: tuple[SlotEdit, ...] = ()
-    prefill: PrefillChunk | None = None
-    start: SharedStart | None = None
-    verify: VerifyChunk | None = None
-    decode: tuple[DecodeRow, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    scores: tuple[TokenScores, ...] = ()
+    complete: bool = False
 
-    def sampled(self) -> list[Sequence]:
-        """Return the sequences that get tokens in this step, in the order of the logits."""
-        if self.prefill is not None:
-            return [self.prefill.sequence] if self.prefill.samples else []
-        if self.start is not None:
-            return [self.start.sequence]
-        if self.verify is not None:
-            return [self.verify.sequence]
-        return [row.sequence for row in self.decode]
 
-    def computed(self) -> list[Sequence]:
-        """Return the sequences whose tokens the call computes."""
-        return [self.prefill.sequence] if self.prefill is not None else self.sampled()
+Result: TypeAlias = Sampled | Exception
+"""What a sequence got, or the error that ends it and no other."""

@@ -1,4 +1,4 @@
-"""Carries out a step plan on a session and returns the logits of the sequences that get tokens."""
+"""Carries out a step's edits and its call on a session, and returns the logits of the call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.engine.capabilities import Capabilities
-from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotSwap, StepPlan
+from llorch_serve.engine.plan import (
+    DecodeBatch,
+    PrefillChunk,
+    SharedStart,
+    SlotCopy,
+    SlotEdit,
+    SlotRelease,
+    SlotSwap,
+    StepCall,
+    VerifyChunk,
+)
 
 Logits = npt.NDArray[np.float32]
 
@@ -44,40 +54,41 @@ class Session(Protocol):
 
 def apply_edit(session: Session, edit: SlotEdit) -> None:
     """Move what the KV cache's slots hold. Raises ProviderError, ResourceError or MemoryError."""
-    if isinstance(edit, SlotCopy):
-        session.copy_slot(edit.source, edit.target, edit.tokens)
-    elif isinstance(edit, SlotSwap):
-        session.swap_slots(edit.first, edit.second, edit.tokens)
-    else:
-        session.release_slot(edit.slot, edit.keep)
+    match edit:
+        case SlotCopy(source, target, tokens):
+            session.copy_slot(source, target, tokens)
+        case SlotSwap(first, second, tokens):
+            session.swap_slots(first, second, tokens)
+        case SlotRelease(slot, keep):
+            session.release_slot(slot, keep)
 
 
-def run(session: Session, plan: StepPlan) -> Logits:
-    """Make the model call of ``plan``; return logits [rows, vocabulary], valid until the next call.
+def run(session: Session, call: StepCall) -> Logits:
+    """Make a call; return logits [rows, vocabulary], valid until the next call. Raises what the session
+    raises.
 
-    Rows: one for each of ``plan.sampled()``, or one for each token of ``plan.verify``. Logits that a prompt's
-    scores need go there instead.
-    Raises ProviderError, or NonFiniteLogitsError for a prompt that cannot be scored.
+    Rows: one for each row of a batch or token of a verify chunk; of a prefill chunk one for each scored
+    position, then one for the last token if the next token follows from it.
     """
-    if plan.prefill is not None:
-        chunk = plan.prefill
-        # A prompt that is continued has no token after its last one to score, so no position is named twice.
-        sampled = (len(chunk.token_ids) - 1,) if chunk.samples else ()
-        wanted = (*chunk.scored, *sampled) if chunk.scored or not sampled else None
-        logits = session.prefill(chunk.slot, chunk.token_ids, chunk.start, wanted)
-        if chunk.scored:
-            assert chunk.sequence.prompt_scores is not None
-            chunk.sequence.prompt_scores.take(logits[: len(chunk.scored)])
-            logits = logits[len(chunk.scored) :]
-        shared = chunk.sequence.shared
-        if chunk.samples and shared is not None and not shared.computed:
-            shared.logits = logits[-1].copy()
-        return logits
-    if plan.start is not None:
-        shared = plan.start.sequence.shared
-        assert shared is not None
-        assert shared.logits is not None
-        return shared.logits[None]
-    if plan.verify is not None:
-        return session.verify(plan.verify.slot, plan.verify.token_ids, plan.verify.start)
-    return session.decode([row.token_id for row in plan.decode], [row.length for row in plan.decode])
+    match call:
+        case DecodeBatch(rows=rows):
+            return session.decode([row.token_id for row in rows], [row.length for row in rows])
+        case PrefillChunk():
+            return _run_chunk(session, call)
+        case VerifyChunk(slot=slot, token_ids=token_ids, start=start):
+            return session.verify(slot, token_ids, start)
+        case SharedStart(sequence=sequence):
+            assert sequence.shared is not None
+            assert sequence.shared.logits is not None
+            return sequence.shared.logits[None]
+
+
+def _run_chunk(session: Session, chunk: PrefillChunk) -> Logits:
+    # A prompt that is continued has no token after its last one to score, so no position is named twice.
+    sampled = (len(chunk.token_ids) - 1,) if chunk.samples else ()
+    wanted = (*chunk.scored, *sampled) if chunk.scored or not sampled else None
+    logits = session.prefill(chunk.slot, chunk.token_ids, chunk.start, wanted)
+    shared = chunk.sequence.shared
+    if chunk.samples and shared is not None and not shared.computed:
+        shared.logits = logits[-1].copy()
+    return logits

@@ -9,11 +9,21 @@ waiting queue's choice, in which slot and from which cached prefix the slot tabl
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llorch_serve.engine.chunking import shortened
 from llorch_serve.engine.load import Load
-from llorch_serve.engine.plan import DecodeRow, PrefillChunk, SharedStart, SlotEdit, StepPlan, VerifyChunk
+from llorch_serve.engine.plan import (
+    DecodeBatch,
+    DecodeRow,
+    PrefillChunk,
+    Result,
+    SharedStart,
+    SlotEdit,
+    StepPlan,
+    VerifyChunk,
+)
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.engine.slots import SHORTEST_REUSE, SlotTable
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, WaitingQueue
@@ -27,58 +37,90 @@ MOST_DRAFTING: Final = 4
 """Running sequences beyond which drafts are not checked: each check is a call of its own, while a decode call
 serves all of them at once."""
 
-Sampled = Seq[int] | Exception
-"""The tokens a sequence got in a step, none if its grammar lets nothing follow, or why there was an error."""
 
-
-class Scheduler:
-    """Owns the waiting queue and the slots.
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What a scheduler is made for.
 
     budget: tokens that the KV cache may hold over all slots; at least as many as one sequence may have.
+    prefill_chunk: most tokens of a prompt in one step.
+    max_waiting, max_waiting_tokens: see :class:`llorch_serve.engine.waiting.WaitingQueue`.
     kv_cache: False forgets the cache after every token and computes the whole sequence anew.
     prefix_cache, strict_reuse, shortest_reuse: see :class:`llorch_serve.engine.slots.SlotTable`.
     most_drafting: running sequences up to which drafts are checked.
-    doubling: position from which a prompt's token costs twice as much; beside running sequences later chunks
-        are shorter by that. None: they are not.
+    attention_crossover: position from which a prompt's token costs twice as much; while sequences run, later
+        chunks are shorter by that. None: they are not.
     """
 
-    def __init__(
-        self,
-        *,
-        slots: int,
-        budget: int,
-        prefill_chunk: int,
-        max_waiting: int,
-        max_waiting_tokens: int = DEFAULT_MOST_TOKENS,
-        kv_cache: bool = True,
-        prefix_cache: bool = True,
-        strict_reuse: bool = False,
-        shortest_reuse: int = SHORTEST_REUSE,
-        most_drafting: int = MOST_DRAFTING,
-        doubling: int | None = None,
-    ) -> None:
-        self._slots = slots
-        self._budget = budget
+    slots: int
+    budget: int
+    prefill_chunk: int
+    max_waiting: int
+    max_waiting_tokens: int = DEFAULT_MOST_TOKENS
+    kv_cache: bool = True
+    prefix_cache: bool = True
+    strict_reuse: bool = False
+    shortest_reuse: int = SHORTEST_REUSE
+    most_drafting: int = MOST_DRAFTING
+    attention_crossover: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose turn it is: prompts and running sequences alternate.
+
+    A turn begins with at most one chunk of a prompt. Then every running sequence gets at least one token:
+    some from the check of their draft, each in a step of its own, or all from one decode batch, which ends
+    the turn.
+
+    prompt_ran: a chunk has been run in this turn.
+    checked: running sequences whose draft was checked in this turn.
+    """
+
+    prompt_ran: bool = False
+    checked: frozenset[Sequence] = frozenset()
+
+    def among(self, decoding: Seq[Sequence]) -> Turn:
+        """Return the same turn without the sequences that have ended; a new one if all others were
+        checked.
+        """
+        checked = self.checked.intersection(decoding)
+        return NEW_TURN if len(checked) == len(decoding) else replace(self, checked=checked)
+
+
+NEW_TURN: Final = Turn()
+
+
+@dataclass(slots=True)
+class _TokenCounts:
+    """Since the start; see :class:`llorch_serve.engine.load.Load`."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Scheduler:
+    """Owns the waiting queue and the slots."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
         self._table = SlotTable(
-            slots,
-            budget=budget,
-            prefix_cache=prefix_cache and kv_cache,
-            strict_reuse=strict_reuse,
-            shortest_reuse=shortest_reuse,
+            config.slots,
+            budget=config.budget,
+            prefix_cache=config.prefix_cache and config.kv_cache,
+            strict_reuse=config.strict_reuse,
+            shortest_reuse=config.shortest_reuse,
         )
-        self._waiting = WaitingQueue(max_waiting, max_waiting_tokens)
-        self._prefill_chunk = prefill_chunk
-        self._kv_cache = kv_cache
-        self._most_drafting = most_drafting
-        self._doubling = doubling
-        self._prefilled_last = False
-        self._checked: set[Sequence] = set()  # running sequences whose draft was checked in this turn
-        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
-        self._drafted_tokens = self._accepted_tokens = 0
+        self._waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens)
+        self._turn = NEW_TURN
+        self._counts = _TokenCounts()
 
     def add(self, *sequences: Sequence) -> None:
         """Queue sequences, all or none. Raises QueueFullError."""
-        assert all(sequence.most_tokens <= self._budget for sequence in sequences)
+        assert all(sequence.most_tokens <= self._config.budget for sequence in sequences)
         self._waiting.add(*sequences)
 
     def remove(self, sequence: Sequence, *, keep_cache: bool = True) -> None:
@@ -88,19 +130,22 @@ class Scheduler:
         """
         if sequence.status is SequenceStatus.FINISHED:
             return
-        if sequence.slot is not None:
+        if sequence.cache.slot is not None:
             self._table.take_back(sequence, keep=keep_cache)
         else:
             self._waiting.take(sequence)
         self._waiting.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
 
-    def lose(self, edits: Seq[SlotEdit]) -> list[Sequence]:
-        """Take note that a plan's edits from one on were not carried out, and nothing of the plan after them.
+    def fail(self, plan: StepPlan, missed_edits: Seq[SlotEdit]) -> list[Sequence]:
+        """Remove and return the sequences that end because a plan was not carried out.
 
-        Returns the sequences whose slots they were to change, which the caller removes.
+        missed_edits: the plan's edits from the one that failed on; none: its call failed.
         """
-        return self._table.lose(edits)
+        failed = self._table.abandon(missed_edits) if missed_edits else plan.sequences()
+        for sequence in failed:
+            self.remove(sequence, keep_cache=False)
+        return failed
 
     @property
     def waiting(self) -> int:
@@ -117,186 +162,193 @@ class Scheduler:
         return Load(
             running=self.running,
             waiting=self.waiting,
-            slots=self._slots,
+            slots=self._config.slots,
             kv_tokens_running=self._table.running_tokens,
             kv_tokens_idle=self._table.idle_tokens,
-            kv_tokens_total=self._budget,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            generated_tokens=self._generated_tokens,
-            drafted_tokens=self._drafted_tokens,
-            accepted_tokens=self._accepted_tokens,
+            kv_tokens_total=self._config.budget,
+            prompt_tokens=self._counts.prompt,
+            cached_tokens=self._counts.cached,
+            generated_tokens=self._counts.generated,
+            drafted_tokens=self._counts.drafted,
+            accepted_tokens=self._counts.accepted,
         )
 
     def schedule(self) -> StepPlan | None:
         """Return the next step, or None if there is nothing to do."""
-        edits = self._table.compact()
-        decoding = self._table.decoding()
-        self._checked.intersection_update(decoding)
-        if decoding and len(self._checked) == len(decoding):
-            self._end_turn()
-        if not self._checked and not (decoding and self._prefilled_last):
-            prefilling = self._prefilling(edits)
-            if prefilling is not None:
-                self._prefilled_last = True
-                if prefilling.pending == 0:
-                    assert prefilling.slot is not None
-                    return StepPlan(edits=tuple(edits), start=SharedStart(prefilling, prefilling.slot))
-                return StepPlan(edits=tuple(edits), prefill=self._chunk(prefilling, shared=bool(decoding)))
+        edits, running = self._table.compact()
+        decoding = [sequence for sequence in running if sequence.status is SequenceStatus.DECODE]
+        turn = self._turn.among(decoding) if self._turn.checked else self._turn
+        if not turn.checked and not (decoding and turn.prompt_ran):
+            prompts = [sequence for sequence in running if sequence.status is SequenceStatus.PREFILL]
+            following = self._waiting.next() if not prompts else None
+            if following is not None and self._table.has_room(following):
+                edits += self._start(following)
+                prompts = [following]
+            if prompts:
+                self._turn = Turn(prompt_ran=True)
+                return StepPlan(self._prompt_call(prompts[0], wait=bool(decoding)), tuple(edits))
+        self._turn = NEW_TURN
         if not decoding:
-            self._prefilled_last = False
             return None
-        verify = self._check(decoding)
-        if verify is not None:
-            self._checked.add(verify.sequence)
-            return StepPlan(edits=tuple(edits), verify=verify)
-        self._end_turn()
-        rows = tuple(DecodeRow(s, s.token_ids[-1], len(s.token_ids)) for s in decoding)
-        return StepPlan(edits=tuple(edits), decode=rows)
+        check = self._next_check(decoding, turn)
+        if check is not None:
+            self._turn = Turn(turn.prompt_ran, turn.checked | {check.sequence})
+            return StepPlan(check, tuple(edits))
+        rows = tuple([DecodeRow(s, s.token_ids[-1], len(s.token_ids)) for s in decoding])
+        return StepPlan(DecodeBatch(rows), tuple(edits))
 
-    def update(self, plan: StepPlan, results: Seq[Sampled]) -> list[TokenEvent]:
-        """Take what each of ``plan.sampled()`` got; return what happened."""
-        if plan.prefill is not None:
-            chunk, sequence = plan.prefill, plan.prefill.sequence
-            if sequence.prefilled == chunk.start:
-                sequence.prefilled += len(chunk.token_ids)
-            sequence.computed += len(chunk.token_ids)
-            sequence.written = max(sequence.written, sequence.computed)
-            self._waiting.charge(sequence, len(chunk.token_ids))
-        for row in plan.decode:
-            row.sequence.computed += 1
-            row.sequence.written = max(row.sequence.written, row.sequence.computed)
-        if plan.verify is not None:
-            end = plan.verify.start + len(plan.verify.token_ids)
-            plan.verify.sequence.written = max(plan.verify.sequence.written, end)
-        events = []
-        if plan.prefill is not None and plan.prefill.sequence.max_new_tokens == 0:
-            events += self._end_of_prompt(plan.prefill.sequence)
-        for sequence, result in zip(plan.sampled(), results, strict=True):
-            if plan.verify is not None and not isinstance(result, Exception) and result:
-                self._learn(plan.verify, len(result))
+    def update(self, plan: StepPlan, results: Seq[Result]) -> list[TokenEvent]:
+        """Take what each of ``plan.sequences()`` got; return what happened."""
+        match plan.call:
+            case DecodeBatch(rows=rows):
+                sequences = [row.sequence for row in rows]
+                for sequence in sequences:
+                    cache = sequence.cache
+                    cache.computed += 1
+                    cache.written = max(cache.written, cache.computed)
+            case PrefillChunk(sequence=sequence) as chunk:
+                sequences = [sequence]
+                self._note_chunk(chunk)
+            case VerifyChunk(sequence=sequence) as check:
+                sequences = [sequence]
+                self._note_check(check, results[0])
+            case SharedStart(sequence=sequence):
+                sequences = [sequence]
+        events: list[TokenEvent] = []
+        for sequence, result in zip(sequences, results, strict=True):
             events += self._advance(sequence, result)
         return events
 
-    def _end_of_prompt(self, sequence: Sequence) -> list[TokenEvent]:
-        """End a sequence of which only the prompt is wanted, if that is done."""
-        if sequence.pending:
-            return []
-        self.remove(sequence)
-        return [TokenEvent(sequence, None, FinishReason.LENGTH)]
+    def _note_chunk(self, chunk: PrefillChunk) -> None:
+        """Count the tokens of a chunk that has been computed."""
+        cache, tokens = chunk.sequence.cache, len(chunk.token_ids)
+        if cache.prefilled == chunk.start:
+            cache.prefilled += tokens
+        cache.computed += tokens
+        cache.written = max(cache.written, cache.computed)
+        self._waiting.charge(chunk.sequence, tokens)
 
-    def _learn(self, check: VerifyChunk, tokens: int) -> None:
-        """Count a checked draft: of ``tokens`` that came of it, all but the last were guessed."""
-        sequence, drafted, accepted = check.sequence, len(check.draft), tokens - 1
+    def _note_check(self, check: VerifyChunk, result: Result) -> None:
+        """Count a checked draft: of the tokens that came of it, all but the last were guessed."""
+        sequence, cache = check.sequence, check.sequence.cache
+        cache.written = max(cache.written, check.start + len(check.token_ids))
+        if isinstance(result, Exception) or not result.token_ids:
+            return
+        drafted, accepted = len(check.draft), len(result.token_ids) - 1
         assert sequence.lookup is not None
-        sequence.computed += tokens
+        cache.computed += accepted + 1
         sequence.lookup.learn(drafted=drafted, accepted=accepted)
-        sequence.drafted += drafted
-        sequence.accepted += accepted
-        self._drafted_tokens += drafted
-        self._accepted_tokens += accepted
+        sequence.drafts.drafted += drafted
+        sequence.drafts.accepted += accepted
+        self._counts.drafted += drafted
+        self._counts.accepted += accepted
 
-    def _advance(self, sequence: Sequence, result: Sampled) -> list[TokenEvent]:
+    def _advance(self, sequence: Sequence, result: Result) -> list[TokenEvent]:
+        """Append what a sequence got, up to its end; return an event for each token, or for its end."""
         if isinstance(result, Exception):
             self.remove(sequence, keep_cache=False)
             return [TokenEvent(sequence, None, error=result)]
-        if not result:
+        if not result.token_ids:
+            finish = finish_reason(sequence, None, complete=result.complete)
+            if finish is None:
+                return []
             self.remove(sequence)
-            return [TokenEvent(sequence, None, FinishReason.STOP)]
-        events = []
-        for token in result:
-            events.append(self._append(sequence, token))
-            if sequence.status is SequenceStatus.FINISHED:
+            return [TokenEvent(sequence, None, finish)]
+        events, last = [], len(result.token_ids) - 1
+        for place, token in enumerate(result.token_ids):
+            finish = finish_reason(sequence, token, complete=result.complete and place == last)
+            is_stop_token = token in sequence.limits.stop_ids
+            scores = result.scores[place] if result.scores else None
+            events.append(TokenEvent(sequence, token, finish, is_stop_token, scores=scores))
+            self._waiting.charge(sequence, 1)
+            self._counts.generated += 1
+            if not is_stop_token:
+                sequence.token_ids.append(token)
+            if finish is not None:
+                self.remove(sequence)
                 break
+            if sequence.lookup is not None:
+                sequence.lookup.extend((token,))
+            sequence.status = SequenceStatus.DECODE
+            if not self._config.kv_cache:
+                sequence.status, sequence.cache.computed = SequenceStatus.PREFILL, 0
         return events
 
-    def _append(self, sequence: Sequence, token: int) -> TokenEvent:
-        self._waiting.charge(sequence, 1)
-        self._generated_tokens += 1
-        if token in sequence.stop_ids:
-            self.remove(sequence)
-            return TokenEvent(sequence, token, FinishReason.STOP, is_stop_token=True)
-        sequence.token_ids.append(token)
-        if sequence.generated == sequence.complete_at:
-            self.remove(sequence)
-            return TokenEvent(sequence, token, FinishReason.STOP)
-        if sequence.generated >= sequence.max_new_tokens:
-            self.remove(sequence)
-            return TokenEvent(sequence, token, FinishReason.LENGTH)
-        if sequence.lookup is not None:
-            sequence.lookup.extend((token,))
-        sequence.status = SequenceStatus.DECODE
-        if not self._kv_cache:
-            sequence.status, sequence.computed = SequenceStatus.PREFILL, 0
-        return TokenEvent(sequence, token)
-
-    def _end_turn(self) -> None:
-        """Every running sequence has got a token since the last chunk of a prompt."""
-        self._checked.clear()
-        self._prefilled_last = False
-
-    def _prefilling(self, edits: list[SlotEdit]) -> Sequence | None:
-        """Return the sequence whose prompt is under way, else start the next waiting one if there is room for
-        it.
+    def _start(self, sequence: Sequence) -> list[SlotEdit]:
+        """Give a slot to a waiting sequence; return the edits that bring what the cache holds of its
+        prompt.
         """
-        for sequence in self._table:
-            if sequence.status is SequenceStatus.PREFILL:
-                return sequence
-        following = self._waiting.next()
-        if following is None or not self._table.has_room(following):
-            return None
-        self._waiting.take(following)
+        self._waiting.take(sequence)
         # Answers that share a prompt stand in one line behind the one that computes it, and one prompt is
         # under way at a time.
-        shared = self._kv_cache and following.shared is not None and following.shared.computed
-        edits += self._table.give(following, whole_prompt=shared)
-        following.status = SequenceStatus.PREFILL
-        if following.pending == 0:
-            return following  # the prompt has been counted
-        self._prompt_tokens += following.prompt_length
-        self._cached_tokens += following.cached_tokens
-        return following
+        shared = self._config.kv_cache and sequence.shared is not None and sequence.shared.computed
+        edits = self._table.give(sequence, whole_prompt=shared)
+        sequence.status = SequenceStatus.PREFILL
+        if sequence.pending:  # else the prompt has been counted
+            self._counts.prompt += sequence.prompt_length
+            self._counts.cached += sequence.cache.reused
+        return edits
 
-    def _chunk(self, sequence: Sequence, *, shared: bool) -> PrefillChunk:
-        """Return the next part of a prompt; shared: running sequences wait for it."""
-        assert sequence.slot is not None
-        # A row's last bits depend on whether it runs alone or beside other rows of its sequence. So that a
+    def _prompt_call(self, sequence: Sequence, *, wait: bool) -> PrefillChunk | SharedStart:
+        """Return the next part of a prompt; wait: running sequences wait for it."""
+        cache, scores = sequence.cache, sequence.prompt_scores
+        assert cache.slot is not None
+        if sequence.pending == 0:
+            return SharedStart(sequence, cache.slot)
+        start, count = cache.computed, self._chunk_length(sequence, wait=wait)
+        return PrefillChunk(
+            sequence=sequence,
+            slot=cache.slot,
+            token_ids=tuple(sequence.token_ids[start : start + count]),
+            start=start,
+            samples=count == sequence.pending and sequence.limits.max_new_tokens > 0,
+            scored=range(0) if scores is None else scores.wanted(start, count),
+        )
+
+    def _chunk_length(self, sequence: Sequence, *, wait: bool) -> int:
+        """Return how many tokens of a prompt go into one step."""
+        # A row's last bits depend on whether it runs alone or with other rows of its sequence. So that a
         # recomputed answer repeats the first one exactly, its tokens go one by one here too.
-        rest = sequence.prompt_length - sequence.computed
-        most = self._prefill_chunk
-        if shared and self._doubling is not None:
-            most = shortened(most, sequence.computed, self._doubling)
+        start = sequence.cache.computed
+        rest = sequence.prompt_length - start
+        most = self._config.prefill_chunk
+        if wait and self._config.attention_crossover is not None:
+            most = shortened(most, start, self._config.attention_crossover)
         count = min(most, rest) if rest > 0 else 1
         if sequence.prompt_scores is not None:
-            count = sequence.prompt_scores.limit(sequence.computed, count)
+            count = sequence.prompt_scores.limit(start, count)
         # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows
         # in blocks of a multiple of _ROW_BLOCK.
         while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
             count -= 1
-        start = sequence.computed
-        return PrefillChunk(
-            sequence=sequence,
-            slot=sequence.slot,
-            token_ids=tuple(sequence.token_ids[start : start + count]),
-            start=start,
-            samples=count == sequence.pending and sequence.max_new_tokens > 0,
-            scored=range(0)
-            if sequence.prompt_scores is None
-            else sequence.prompt_scores.wanted(start, count),
-        )
+        return count
 
-    def _check(self, decoding: list[Sequence]) -> VerifyChunk | None:
+    def _next_check(self, decoding: list[Sequence], turn: Turn) -> VerifyChunk | None:
         """Return the next running sequence's draft to check, or None if this turn's are done."""
-        if len(decoding) > self._most_drafting:
+        if len(decoding) > self._config.most_drafting:
             return None
         for sequence in decoding:
-            if sequence.lookup is None or sequence in self._checked:
+            if sequence.lookup is None or sequence in turn.checked:
                 continue
             # One token comes of the check in any case, so the draft may be one shorter than what is still
             # allowed.
-            draft = sequence.lookup.draft(sequence.max_new_tokens - sequence.generated - 1)
+            draft = sequence.lookup.draft(sequence.limits.max_new_tokens - sequence.generated - 1)
             if draft:
-                assert sequence.slot is not None
+                assert sequence.cache.slot is not None
                 tokens = (sequence.token_ids[-1], *draft)
-                return VerifyChunk(sequence, sequence.slot, tokens, sequence.computed)
+                return VerifyChunk(sequence, sequence.cache.slot, tokens, sequence.cache.computed)
         return None
+
+
+def finish_reason(sequence: Sequence, token_id: int | None, *, complete: bool) -> FinishReason | None:
+    """Decide whether a sequence ends with its next token, which it does not hold yet; None if it goes on.
+
+    token_id: None: there is none, since its grammar lets nothing follow or only its prompt was computed.
+    complete: its grammar lets nothing follow the token.
+    """
+    if complete or token_id in sequence.limits.stop_ids:
+        return FinishReason.STOP
+    if token_id is None:
+        return None if sequence.pending else FinishReason.LENGTH
+    generated = len(sequence.token_ids) + 1 - sequence.prompt_length
+    return FinishReason.LENGTH if generated >= sequence.limits.max_new_tokens else None

@@ -1,4 +1,8 @@
-"""A sequence: one prompt on its way through the engine, as token ids, counters and time stamps."""
+"""A sequence: one prompt on its way through the engine, with all that the engine needs to run it.
+
+The worker builds a sequence whole; the scheduler and the engine record its progress. :class:`TokenEvent` is
+what comes out.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from llorch_serve.engine.lookup import PromptLookup
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.sampling.logprobs import TokenScores
 from llorch_serve.sampling.prompt_scores import PromptScores
+from llorch_serve.sampling.sampler import SamplingRow
 
 
 class FinishReason(enum.Enum):
@@ -31,59 +36,102 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """Token ids and progress of one request.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a sequence.
 
-    token_ids: the prompt (at least one token), then what was generated.
-    prompt_length: tokens of the prompt.
     max_new_tokens: tokens that may be generated, already bounded by the context length; 0: it ends with its
         prompt.
     stop_ids: token ids that end it (the model's, unless ignored, and the request's).
-    client: whose request it is, for fairness; one name for all who gave none.
+    """
+
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Whose sequence it is.
+
+    client: for fairness; one name for all who gave none.
     cache_salt: it starts from what sequences of the same salt left in the cache, and from nothing else.
     priority: the highest of a client's waiting sequences starts first.
+    """
+
+    client: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class CacheProgress:
+    """How far a sequence is in the KV cache. All but ``slot`` count tokens from the first one on.
+
+    slot: row of the KV cache, while it has one.
+    computed: tokens whose keys and values are in the KV cache.
+    written: positions that calls have written, those of wrong guesses included.
+    prefilled: how many of the computed ones, from the first on, prefill calls computed.
+    reused: tokens of the prompt that were in the cache already.
+    """
+
+    slot: int | None = None
+    computed: int = 0
+    written: int = 0
+    prefilled: int = 0
+    reused: int = 0
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """drafted, accepted: tokens that were guessed, and how many of them were right."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds on the engine's clock; None if not yet."""
+
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Token ids and progress of one answer, or of one prompt that is scored.
+
+    token_ids: the prompt (at least one token), then what was generated.
+    prompt_length: tokens of the prompt.
+    limits: what ends it.
+    sampling: how its tokens are chosen; None: it ends with its prompt, so that none is.
+    index: which of its request's sequences it is.
+    ownership: whose it is.
     lookup: guesses of what follows; None: no guessing.
     logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is
         told.
     shared: the prompt, where other sequences have the same one and only the first computes it.
     prompt_scores: takes the log-probabilities of the prompt's own tokens; None: nobody asked.
-    complete_at: generated tokens after which its grammar lets nothing follow; None: not known yet, or no
-        grammar.
-    slot: row of the KV cache, while it has one.
-    computed: tokens whose keys and values are in the KV cache.
-    written: positions that calls have written, those of wrong guesses included.
-    prefilled: how many of the computed ones, from the first on, prefill calls computed.
-    cached_tokens: tokens of the prompt that were in the cache already.
-    drafted, accepted: tokens that were guessed, and how many of them were right.
-    submitted_at, started_at, first_token_at, last_token_at: seconds on the engine's clock; None if not yet.
+    status, cache, drafts, times: its progress.
     """
 
     request_id: str
     token_ids: list[int]
     prompt_length: int
-    max_new_tokens: int
-    stop_ids: frozenset[int]
-    client: str = ""
-    cache_salt: str = ""
-    priority: int = 0
+    limits: Limits
+    sampling: SamplingRow | None = None
+    index: int = 0
+    ownership: Ownership = Ownership()
     lookup: PromptLookup | None = None
     logprobs: int | None = None
     shared: SharedPrompt | None = None
     prompt_scores: PromptScores | None = None
-    complete_at: int | None = None
-    status: SequenceStatus = SequenceStatus.WAITING
-    slot: int | None = None
-    computed: int = 0
-    written: int = 0
-    prefilled: int = 0
-    cached_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    submitted_at: float = 0.0
-    started_at: float | None = None
-    first_token_at: float | None = None
-    last_token_at: float | None = None
+    times: Times = field(default_factory=Times)
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
+    cache: CacheProgress = field(default_factory=CacheProgress, init=False)
+    drafts: DraftCounts = field(default_factory=DraftCounts, init=False)
 
     @property
     def generated(self) -> int:
@@ -95,21 +143,19 @@ class Sequence:
         """Tokens of the prompt whose keys and values may come from the cache, since nothing else is wanted of
         them.
         """
-        return (
-            self.prompt_length
-            if self.prompt_scores is None
-            else min(self.prompt_length, self.prompt_scores.first - 1)
-        )
+        if self.prompt_scores is None:
+            return self.prompt_length
+        return min(self.prompt_length, self.prompt_scores.first - 1)
 
     @property
     def most_tokens(self) -> int:
         """The longest it may become, prompt included."""
-        return self.prompt_length + self.max_new_tokens
+        return self.prompt_length + self.limits.max_new_tokens
 
     @property
     def pending(self) -> int:
         """Tokens that must still go through the model before the next one can be sampled."""
-        return len(self.token_ids) - self.computed
+        return len(self.token_ids) - self.cache.computed
 
 
 @dataclass(frozen=True, slots=True)

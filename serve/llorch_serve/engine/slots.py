@@ -48,7 +48,7 @@ class _Slot:
 
     def held(self) -> int:
         """Return how many positions hold something that is needed."""
-        return len(self.tokens) if self.sequence is None else self.sequence.computed
+        return len(self.tokens) if self.sequence is None else self.sequence.cache.computed
 
     def needed(self) -> int:
         """Return how many positions count against the budget."""
@@ -86,14 +86,10 @@ class SlotTable:
         sequences = [slot.sequence for slot in self._slots]
         return (sequence for sequence in sequences if sequence is not None)
 
-    def decoding(self) -> list[Sequence]:
-        """Return the sequences that are past their prompt, in the order of their slots."""
-        return [sequence for sequence in self if sequence.status is SequenceStatus.DECODE]
-
     @property
     def running_tokens(self) -> int:
         """Tokens of running sequences in the cache."""
-        return sum(sequence.computed for sequence in self)
+        return sum(sequence.cache.computed for sequence in self)
 
     @property
     def idle_tokens(self) -> int:
@@ -119,69 +115,71 @@ class SlotTable:
             source, length = self._longest_prefix(sequence)
         target = self._target(source, length)
         slot, edits = self._slots[target], list[SlotEdit]()
-        sequence.prefilled = 0
+        sequence.cache.prefilled = 0
         if length:
             assert source is not None
             if source != target:
                 edits.append(SlotCopy(source, target, length))
                 self._touch(self._slots[source])
-            sequence.prefilled = min(self._prefilled(self._slots[source]), length)
-        sequence.computed = sequence.cached_tokens = length
-        sequence.slot = target
+            sequence.cache.prefilled = min(self._prefilled(self._slots[source]), length)
+        sequence.cache.computed = sequence.cache.reused = length
+        sequence.cache.slot = target
         slot.sequence, slot.tokens = sequence, []
         slot.committed = max(slot.committed, length)
         return edits + self._shrink()
 
     def take_back(self, sequence: Sequence, *, keep: bool) -> None:
         """Make a sequence's slot idle. keep: what it holds may serve others."""
-        assert sequence.slot is not None
-        slot = self._slots[sequence.slot]
-        slot.committed = max(slot.committed, sequence.written)
-        slot.sequence = sequence.slot = None
+        assert sequence.cache.slot is not None
+        slot = self._slots[sequence.cache.slot]
+        slot.committed = max(slot.committed, sequence.cache.written)
+        slot.sequence = sequence.cache.slot = None
         if keep and self._prefix_cache:
-            slot.tokens = sequence.token_ids[: sequence.computed]
-            slot.prefilled = min(sequence.prefilled, len(slot.tokens))
-            slot.cache_salt = sequence.cache_salt
+            slot.tokens = sequence.token_ids[: sequence.cache.computed]
+            slot.prefilled = min(sequence.cache.prefilled, len(slot.tokens))
+            slot.cache_salt = sequence.ownership.cache_salt
         self._touch(slot)
 
-    def lose(self, edits: Iterable[SlotEdit]) -> list[Sequence]:
+    def abandon(self, edits: Iterable[SlotEdit]) -> list[Sequence]:
         """Forget what idle slots hold that these edits, which were not carried out, were to change.
 
         Returns the sequences that have such a slot and something in it: it is not theirs.
         """
         changed: set[int] = set()
         for edit in edits:
-            if isinstance(edit, SlotCopy):
-                changed.add(edit.target)
-            elif isinstance(edit, SlotSwap):
-                changed |= {edit.first, edit.second}
-            else:
-                self._slots[
-                    edit.slot
-                ].committed = self._budget  # the next time that memory is short it is released
-        lost = []
+            match edit:
+                case SlotCopy(target=target):
+                    changed.add(target)
+                case SlotSwap(first=first, second=second):
+                    changed |= {first, second}
+                case SlotRelease(slot=released):  # the next time that memory is short it is released
+                    self._slots[released].committed = self._budget
+        damaged = []
         for index in sorted(changed):
             slot = self._slots[index]
-            if slot.sequence is not None and slot.sequence.computed:
-                lost.append(slot.sequence)
+            if slot.sequence is not None and slot.sequence.cache.computed:
+                damaged.append(slot.sequence)
             slot.tokens, slot.prefilled = [], 0
-        return lost
+        return damaged
 
-    def compact(self) -> list[SlotEdit]:
-        """Bring the decoding sequences, n of them, to the slots 0 to n-1."""
+    def compact(self) -> tuple[list[SlotEdit], list[Sequence]]:
+        """Bring the decoding sequences, n of them, to the slots 0 to n-1.
+
+        Returns the edits, and every sequence that has a slot, in the order of the slots then.
+        """
+        running = [slot.sequence for slot in self._slots if slot.sequence is not None]
+        decoding = [sequence for sequence in running if sequence.status is SequenceStatus.DECODE]
+        if not decoding or decoding[-1].cache.slot == len(decoding) - 1:
+            return [], running
         edits: list[SlotEdit] = []
-        decoding = self.decoding()
         for hole in range(len(decoding)):
-            if self._decodes(hole):
+            sequence = self._slots[hole].sequence
+            if sequence is not None and sequence.status is SequenceStatus.DECODE:
                 continue
-            sequence = decoding.pop()  # the highest of them lies beyond every hole
-            assert sequence.slot is not None
-            edits.append(self._exchange(hole, sequence.slot))
-        return edits
-
-    def _decodes(self, index: int) -> bool:
-        sequence = self._slots[index].sequence
-        return sequence is not None and sequence.status is SequenceStatus.DECODE
+            moved = decoding.pop()  # the highest of them lies beyond every hole
+            assert moved.cache.slot is not None
+            edits.append(self._exchange(hole, moved.cache.slot))
+        return edits, list(self)
 
     def _exchange(self, low: int, high: int) -> SlotEdit:
         first, second = self._slots[low], self._slots[high]
@@ -191,7 +189,7 @@ class SlotTable:
         for index in (low, high):
             sequence = self._slots[index].sequence
             if sequence is not None:
-                sequence.slot = index
+                sequence.cache.slot = index
         if displaced:
             return SlotSwap(low, high, max(displaced, moved))
         return SlotCopy(high, low, moved)
@@ -201,7 +199,7 @@ class SlotTable:
         slot.used = self._clock
 
     def _prefilled(self, slot: _Slot) -> int:
-        return slot.prefilled if slot.sequence is None else slot.sequence.prefilled
+        return slot.prefilled if slot.sequence is None else slot.sequence.cache.prefilled
 
     def _holder(self, sequence: Sequence) -> int | None:
         """Return a slot that holds the whole prompt, or None; where several do, one that prefill calls
@@ -222,10 +220,10 @@ class SlotTable:
     def _tokens_for(self, sequence: Sequence, slot: _Slot) -> list[int]:
         """Return the tokens in a slot that a sequence may start from."""
         if slot.sequence is None:
-            return slot.tokens if slot.cache_salt == sequence.cache_salt else []
-        if slot.sequence.cache_salt != sequence.cache_salt:
+            return slot.tokens if slot.cache_salt == sequence.ownership.cache_salt else []
+        if slot.sequence.ownership.cache_salt != sequence.ownership.cache_salt:
             return []
-        return slot.sequence.token_ids[: slot.sequence.computed]
+        return slot.sequence.token_ids[: slot.sequence.cache.computed]
 
     def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
         """Return the slot that holds the longest prefix of a prompt, and its length; None and 0 if none is

@@ -76,12 +76,12 @@ class WaitingQueue:
             self._add(sequence)
 
     def _add(self, sequence: Sequence) -> None:
-        client = self._clients.get(sequence.client)
+        client = self._clients.get(sequence.ownership.client)
         if client is None:
             served = min((other.served for other in self._clients.values()), default=0)
-            client = self._clients[sequence.client] = _Client(served)
+            client = self._clients[sequence.ownership.client] = _Client(served)
         client.live += 1
-        insort(client.waiting, (-sequence.priority, next(self._arrivals), sequence))
+        insort(client.waiting, (-sequence.ownership.priority, next(self._arrivals), sequence))
         self._length += 1
         self._tokens += sequence.prompt_length
 
@@ -93,14 +93,14 @@ class WaitingQueue:
             if not client.waiting:
                 continue
             _, arrival, sequence = client.waiting[0]
-            rank = (client.served - sequence.priority * PRIORITY_TOKENS, arrival)
+            rank = (client.served - sequence.ownership.priority * PRIORITY_TOKENS, arrival)
             if best is None or rank < best:
                 best, chosen = rank, sequence
         return chosen
 
     def take(self, sequence: Sequence) -> None:
         """Take out a sequence, which is live until :meth:`leave` is told."""
-        client = self._clients[sequence.client]
+        client = self._clients[sequence.ownership.client]
         for entry in client.waiting:
             if entry[2] is sequence:
                 client.waiting.remove(entry)
@@ -111,11 +111,11 @@ class WaitingQueue:
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Count tokens that a live sequence was served."""
-        self._clients[sequence.client].served += tokens
+        self._clients[sequence.ownership.client].served += tokens
 
     def leave(self, sequence: Sequence) -> None:
         """Forget a sequence that was taken out; its client is forgotten with its last one."""
-        client = self._clients[sequence.client]
+        client = self._clients[sequence.ownership.client]
         client.live -= 1
         if client.live == 0:
-            del self._clients[sequence.client]
+            del self._clients[sequence.ownership.client]

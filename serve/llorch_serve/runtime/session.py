@@ -12,7 +12,7 @@ from llorch_serve.cache.device_cache import DeviceCache
 from llorch_serve.cache.handoff import Handoff
 from llorch_serve.cache.kv_cache import KvCapacity, SlotCache
 from llorch_serve.engine.capabilities import Capabilities
-from llorch_serve.engine.chunking import doubling_position
+from llorch_serve.engine.chunking import attention_crossover
 from llorch_serve.providers import Placement
 from llorch_serve.runtime.bound_graph import BoundGraph, Logits
 from llorch_serve.runtime.device_graph import DeviceGraph
@@ -68,7 +68,7 @@ class DecoderSession:
             prefix_reuse=in_parts,
             drafts=in_parts,
             separate_prompts=graphs.prompts is not graphs.decode,
-            doubling_position=doubling_position(artifact.manifest.model) if in_parts else None,
+            attention_crossover=attention_crossover(artifact.manifest.model) if in_parts else None,
         )
         self.vocab_size = artifact.manifest.model.vocab_size
         self.cache = cache

@@ -59,6 +59,13 @@ class SamplingRow:
         if self.constraint is not None:
             self.constraint.advance(token_id)
 
+    def hold_to(self, constraint: Constraint) -> None:
+        """Hold the answer to a grammar, before its first token: it may take longer to compile than the rest
+        of the request.
+        """
+        assert self.generated == 0
+        self.constraint = constraint
+
     @property
     def generated(self) -> int:
         """Tokens generated so far, and thereby the position of the next draw."""

@@ -1,22 +1,20 @@
 """The answers to one request: from token events to updates, their seeds, and with best_of which of them are
 returned.
-
-The intake makes an :class:`Answers` for each request, with one :class:`Answer` for each of its sequences;
-``live_requests.py`` puts every event of theirs through :meth:`Answers.take` on the engine's thread. What
-comes back goes to the request's sink.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from llorch_serve.chat.parsing.answer import AnswerParser
 from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
-from llorch_serve.requests import Completion, GenerationUpdate, JoinedUpdates, Timings, UpdateSink
+from llorch_serve.requests import Completion, GenerationUpdate, JoinedUpdates, UpdateSink
 from llorch_serve.sampling.logprobs import TokenLogprobs, name_tokens
 from llorch_serve.sampling.params import MAX_SEED
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
+from llorch_serve.worker.jobs import ended
 
 _SEED_STEP: Final = 0x9E3779B97F4A7C15
 """Odd, so that the seeds of one request differ; 2**64 over the golden ratio, so that they are far from those
@@ -31,142 +29,157 @@ def answer_seed(seed: int, index: int) -> int:
     return (seed + index * _SEED_STEP) % (MAX_SEED + 1)
 
 
-class PromptReport(Protocol):
-    """What a prompt's own scores are for: the answer's :class:`llorch_serve.worker.scoring.PromptLogprobs`,
-    or a score itself.
-    """
-
-    def told(self, update: GenerationUpdate, sequence: Sequence, tokenizer: Tokenizer) -> GenerationUpdate:
-        """Return the first update of an answer with what the scores say; all of them have been found."""
-
-
 @dataclass(slots=True, eq=False)
 class Answer:
     """One answer on its way from token events to updates.
 
-    stream: turns its tokens into text. opening: text that comes before its own.
+    stream: turns its tokens into text.
+    seed: what sampling used.
+    opening: text that comes before its own.
     tells_logprobs: whether its tokens' log-probabilities are told, where they are known.
-    report: what the prompt's scores are for; None: there are none.
     parser: tells calls and thoughts from its text; None: it is text and nothing else.
-    generated: its tokens so far. A sequence may have more: guesses that were right go beyond a stop string.
-    drawn, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of
+    generated: its tokens so far.
+    scored, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of
         those.
+    begun, ended: its first update has been told, and its last one.
     """
 
-    request_id: str
-    index: int
     sequence: Sequence
     stream: TextStream
-    seed: int = 0
+    tokenizer: Tokenizer
+    seed: int
     opening: str = ""
     tells_logprobs: bool = False
-    report: PromptReport | None = None
     parser: AnswerParser | None = None
-    generated: int = 0
-    drawn: int = 0
-    logprob: float = 0.0
+    generated: int = field(default=0, init=False)
+    scored: int = field(default=0, init=False)
+    logprob: float = field(default=0.0, init=False)
+    begun: bool = field(default=False, init=False)
+    ended: bool = field(default=False, init=False)
 
-    def translate(self, event: TokenEvent, tokenizer: Tokenizer) -> tuple[GenerationUpdate, bool]:
-        """Return the update of one event, and whether a stop string ended the answer."""
-        if event.error is not None:
-            return GenerationUpdate(self.request_id, "", (), error=event.error, index=self.index), False
+    def translate(self, event: TokenEvent, open_answers: int) -> tuple[GenerationUpdate, bool]:
+        """Return the update of one event, and whether a stop string ended the answer.
+
+        open_answers: answers of the request that go on, this one included.
+        """
         text, matched = "", None
         ids: tuple[int, ...] = ()
         told: tuple[TokenLogprobs, ...] = ()
         if event.scores is not None:
-            self.drawn += 1
+            self.scored += 1
             self.logprob += event.scores.logprob
         if event.token_id is not None and not event.is_stop_token:
             text, matched = self.stream.push(event.token_id)
             ids = (event.token_id,)
             self.generated += 1
             if event.scores is not None and self.tells_logprobs:
-                told = (name_tokens(event.scores, tokenizer),)
+                told = (name_tokens(event.scores, self.tokenizer),)
         completion = None
         if matched is not None:
-            completion = self.completion(FinishReason.STOP, matched)
+            completion = self._completion(FinishReason.STOP, matched)
         elif event.finish is not None:
             text += self.stream.finish()
-            stop_text = None
-            if event.is_stop_token and event.token_id is not None:
-                stop_text = tokenizer.token_text(event.token_id)
-            completion = self.completion(event.finish, stop_text)
-        update = GenerationUpdate(self.request_id, text, ids, completion, logprobs=told, index=self.index)
+            stopped_by = event.token_id if event.is_stop_token else None
+            stop_text = None if stopped_by is None else self.tokenizer.token_text(stopped_by)
+            completion = self._completion(event.finish, stop_text)
+        update = GenerationUpdate(
+            event.sequence.request_id,
+            text,
+            ids,
+            completion,
+            logprobs=told,
+            index=event.sequence.index,
+            open_answers=open_answers - (completion is not None),
+        )
         if self.parser is not None:
             update = self.parser.parsed(update)
-        return self._opened(update, tokenizer), matched is not None
+        if not self.begun:
+            update = self._opened(update)
+        self.ended = completion is not None
+        return update, matched is not None and event.finish is None
 
-    def completion(self, reason: FinishReason, stop_matched: str | None) -> Completion:
-        """Return how the answer ended, with the figures of its sequence."""
-        s = self.sequence
-        started = s.submitted_at if s.started_at is None else s.started_at
-        first = started if s.first_token_at is None else s.first_token_at
-        last = first if s.last_token_at is None else s.last_token_at
-        return Completion(
-            reason=reason,
-            stop_matched=stop_matched,
-            prompt_tokens=s.prompt_length if self.index == 0 else 0,
-            generated_tokens=self.generated,
-            cached_tokens=s.cached_tokens if self.index == 0 else 0,
-            drafted_tokens=s.drafted,
-            accepted_tokens=s.accepted,
-            seed=self.seed,
-            timings=Timings(
-                queue_s=started - s.submitted_at, prefill_s=first - started, decode_s=last - first
-            ),
+    def _completion(self, reason: FinishReason, stop_matched: str | None) -> Completion:
+        return ended(
+            self.sequence, reason, stop_matched=stop_matched, generated=self.generated, seed=self.seed
         )
 
-    def _opened(self, update: GenerationUpdate, tokenizer: Tokenizer) -> GenerationUpdate:
-        """Return the update, with what is told once: by the first one."""
-        if not self.opening and self.report is None:
+    def _opened(self, update: GenerationUpdate) -> GenerationUpdate:
+        """Return the first update, with what is told once."""
+        self.begun = True
+        scores = self.sequence.prompt_scores
+        told = scores.found if scores is not None and scores.complete else ()
+        if not self.opening and not told:
             return update
-        report, scores = self.report, self.sequence.prompt_scores
-        update = replace(update, text=self.opening + update.text)
-        self.opening, self.report = "", None
-        if report is None or scores is None or not scores.complete:
-            return update
-        return report.told(update, self.sequence, tokenizer)
+        return replace(
+            update,
+            text=self.opening + update.text,
+            prompt_logprobs=tuple(name_tokens(place, self.tokenizer) for place in told),
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Answers:
-    """All answers to one request, or the scores of one.
+    """All answers to one request. Implements :class:`llorch_serve.worker.jobs.Job`.
 
     members: the answers in the order of their index.
     best: how many are returned where more are generated, by their mean log-probability; None: all, as they
         come.
-    aborted: it need not be waited for. open: how many go on. held: with ``best``, the updates so far.
+    held: with ``best``, the updates so far.
     """
 
     request_id: str
     sink: UpdateSink
-    members: list[Answer]
+    members: tuple[Answer, ...]
     best: int | None = None
-    aborted: bool = False
     open: int = field(init=False)
-    _held: dict[int, JoinedUpdates] = field(default_factory=dict)
+    aborted: bool = field(default=False, init=False)
+    _held: dict[int, JoinedUpdates] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.open = len(self.members)
 
     @property
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> Seq[Sequence]:
         """The answers' sequences."""
         return [answer.sequence for answer in self.members]
 
-    def take(self, update: GenerationUpdate) -> list[GenerationUpdate]:
-        """Count an update of one answer; return what is to be told now. The request's last update comes
-        last.
+    @property
+    def needs_model(self) -> bool:
+        """Whether there is anything to compute: a token, or the prompt's scores."""
+        return any(s.limits.max_new_tokens > 0 or s.prompt_scores is not None for s in self.sequences)
+
+    def take(self, event: TokenEvent) -> tuple[list[GenerationUpdate], bool]:
+        """Take an event of one answer; return what is to be told now, and whether a stop string ended the
+        answer. The request's last update comes last.
         """
-        self.open -= update.completion is not None
-        update = replace(update, open_answers=self.open)
-        if self.best is None or update.error is not None:
-            return [update]
+        index = event.sequence.index
+        if index >= len(self.members):
+            return [], False
+        answer = self.members[index]
+        if answer.ended or answer.sequence is not event.sequence:
+            return [], False
+        if event.error is not None:
+            return self._fail(event.error, index), False
+        try:
+            update, stopped = answer.translate(event, self.open)
+        except Exception as error:  # noqa: BLE001 - tokenizer or memory: told to the caller, and logged there
+            return self._fail(error, index), False
+        self.open = update.open_answers
+        return [update] if self.best is None else self._hold(update, self.best), stopped
+
+    def _fail(self, error: Exception, index: int) -> list[GenerationUpdate]:
+        """End the request with the error of one answer."""
+        update = GenerationUpdate(self.request_id, "", (), error=error, index=index, open_answers=self.open)
+        self.open = 0
+        return [update]
+
+    def _hold(self, update: GenerationUpdate, best: int) -> list[GenerationUpdate]:
+        """Keep an update until all answers have ended; then return the best of them."""
         if (held := self._held.get(update.index)) is None:
             self._held[update.index] = JoinedUpdates(update)
         else:
             held.add(update)
-        return self._chosen(self.best) if self.open == 0 else []
+        return self._chosen(best) if self.open == 0 else []
 
     def _chosen(self, count: int) -> list[GenerationUpdate]:
         """Return the best answers, whole, best first. What is counted or told once for the request goes with
@@ -177,7 +190,7 @@ class Answers:
         assert first.completion is not None
         # Of equals the one with the lower index, since sorting keeps the order.
         ranked = sorted(whole, key=lambda index: (-self._mean(index), index))[:count]
-        if any(not self._ended(answer) for answer in whole.values()):
+        if any(not _ran_to_its_end(answer) for answer in whole.values()):
             ranked = ranked[:1]  # the request was aborted
         chosen = []
         for place, index in enumerate(ranked):
@@ -201,8 +214,8 @@ class Answers:
 
     def _mean(self, index: int) -> float:
         answer = self.members[index]
-        return answer.logprob / answer.drawn if answer.drawn else 0.0
+        return answer.logprob / answer.scored if answer.scored else 0.0
 
-    @staticmethod
-    def _ended(answer: GenerationUpdate) -> bool:
-        return answer.completion is not None and answer.completion.reason is not FinishReason.CANCELLED
+
+def _ran_to_its_end(answer: GenerationUpdate) -> bool:
+    return answer.completion is not None and answer.completion.reason is not FinishReason.CANCELLED

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llorch_serve.config import CacheSharing
 from llorch_serve.engine.lookup import PromptLookup
-from llorch_serve.engine.sequence import Sequence
+from llorch_serve.engine.sequence import Limits, Ownership, Sequence, Times
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UnsupportedError
 from llorch_serve.requests import GenerationRequest, Prompt, ScoreRequest, UpdateSink
@@ -21,18 +21,22 @@ from llorch_serve.sampling.sampler import SamplingRow
 from llorch_serve.text.tokenizer import TextStream
 from llorch_serve.worker.answers import Answer, Answers, answer_seed
 from llorch_serve.worker.prompts import PromptEncoder
-from llorch_serve.worker.scoring import (
-    PromptLogprobs,
-    ScoredContinuation,
-    encode_pairs,
-    place_violations,
-    score_sequences,
-)
+from llorch_serve.worker.scores import Scores, score_sequences
+from llorch_serve.worker.scoring import encode_pairs, place_violations
 from llorch_serve.worker.served import ServedModel, ServedSession
 
 
+@dataclass(frozen=True, slots=True)
+class _EncodedPrompt:
+    """A prompt as token ids, its text, and what ends an answer to it."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    limits: Limits
+
+
 class Intake:
-    """Makes answers and sampling states of requests to one model. From any thread.
+    """Makes jobs of requests to one model. From any thread.
 
     lookup: most tokens that are guessed at a time; 0: none. most_waiting: sequences that the queue can hold.
     cache_sharing: whose requests share what is cached.
@@ -61,9 +65,8 @@ class Intake:
         self._shares_prompts = able.prefix_reuse
         self._scored_rows = most_rows(self._manifest.model.vocab_size) if able.chunked_prefill else None
 
-    def generation(self, request: GenerationRequest, sink: UpdateSink) -> tuple[Answers, list[SamplingRow]]:
-        """Return the answers to a request and a sampling state for each; no states if there is nothing to
-        compute.
+    def generation(self, request: GenerationRequest, sink: UpdateSink) -> Answers:
+        """Return the answers to a request.
 
         Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score a
         prompt.
@@ -71,73 +74,74 @@ class Intake:
         ids, prompt_text, bad = self._check(request.prompt, request.sampling)
         if bad:
             raise InvalidRequestError(bad)
-        top = request.sampling.prompt_logprobs
-        if top is not None:
+        sampling = request.sampling
+        if sampling.prompt_logprobs is not None:
             self._check_scores_prompts()
-        resolved = resolve(request.sampling, self._manifest.generation, lambda: secrets.randbits(63))
-        stop_ids = set(request.sampling.stop_token_ids)
-        if not request.sampling.ignore_eos:
-            stop_ids.update(self._manifest.stop_token_ids)
-        room = self._context - len(ids)
-        wanted = room if request.sampling.max_tokens is None else min(request.sampling.max_tokens, room)
-        members, rows = self._begin(request, resolved, ids, stop_ids, wanted)
-        for answer in members:
-            answer.opening = prompt_text if request.sampling.echo else ""
-            key = f"{request.request_id}:{answer.index}"
-            answer.parser = self._prompts.parser(request.prompt, prompt_text, key=key)
-        if top is not None:
-            members[0].sequence.prompt_scores = PromptScores(ids, 1, top, self._scored_rows)
-            members[0].report = PromptLogprobs()
-        best = None if request.sampling.best_of is None else request.sampling.n
-        answers = Answers(request.request_id, sink, members, best)
-        return answers, rows if wanted > 0 or top is not None else []
+        prompt = _EncodedPrompt(ids, prompt_text, self._limits(sampling, len(ids)))
+        resolved = resolve(sampling, self._manifest.generation, lambda: secrets.randbits(63))
+        shared = SharedPrompt() if sampling.answers > 1 and self._shares_prompts else None
+        seeds = [answer_seed(resolved.seed, index) for index in range(sampling.answers)]
+        members = [
+            self._answer(request, prompt, replace(resolved, seed=seed), shared, index)
+            for index, seed in enumerate(seeds)
+        ]
+        best = None if sampling.best_of is None else sampling.n
+        return Answers(request.request_id, sink, tuple(members), best)
 
-    def _begin(
+    def _limits(self, sampling: SamplingParams, prompt_tokens: int) -> Limits:
+        """Return what ends an answer to a prompt of so many tokens."""
+        stop_ids = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids.update(self._manifest.stop_token_ids)
+        room = self._context - prompt_tokens
+        wanted = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        return Limits(wanted, frozenset(stop_ids))
+
+    def _answer(
         self,
         request: GenerationRequest,
+        prompt: _EncodedPrompt,
         resolved: ResolvedSampling,
-        ids: tuple[int, ...],
-        stop_ids: set[int],
-        most_new: int,
-    ) -> tuple[list[Answer], list[SamplingRow]]:
-        """Return the answers to a request, each with a sequence of its own, and their sampling states."""
-        sampling = request.sampling
-        shared = SharedPrompt() if sampling.answers > 1 and self._shares_prompts else None
+        shared: SharedPrompt | None,
+        index: int,
+    ) -> Answer:
+        """Return one of a request's answers, with a sequence of its own."""
+        sampling, ids, limits = request.sampling, prompt.token_ids, prompt.limits
         # What ranks the answers is the log-probability of their tokens, whether or not it is told.
         ranking = None if sampling.best_of is None else 0
-        logprobs = ranking if sampling.logprobs is None else sampling.logprobs
-        members, rows = [], []
-        for index in range(sampling.answers):
-            seed = answer_seed(resolved.seed, index)
-            sequence = Sequence(
-                request_id=request.request_id,
-                token_ids=list(ids),
-                prompt_length=len(ids),
-                max_new_tokens=most_new,
-                stop_ids=frozenset(stop_ids),
-                client=_client(request),
-                cache_salt=self._cache_salt(request),
-                priority=request.priority,
-                lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
-                logprobs=logprobs,
-                shared=shared,
-                submitted_at=time.perf_counter(),
-            )
-            text = TextStream(
-                self._tokenizer,
-                sampling.stop,
-                keep_special_tokens=sampling.keep_special_tokens,
-                kept=self._prompts.kept_tokens(request.prompt),
-            )
-            answer = Answer(request.request_id, index, sequence, text, seed)
-            answer.tells_logprobs = sampling.logprobs is not None
-            members.append(answer)
-            rows.append(SamplingRow.begin(replace(resolved, seed=seed), prompt_ids=ids, stop_ids=stop_ids))
-        return members, rows
+        scored = sampling.prompt_logprobs if index == 0 else None  # told once, with the first answer
+        sequence = Sequence(
+            request_id=request.request_id,
+            token_ids=list(ids),
+            prompt_length=len(ids),
+            limits=limits,
+            sampling=SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=limits.stop_ids),
+            index=index,
+            ownership=self._ownership(request),
+            lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+            logprobs=ranking if sampling.logprobs is None else sampling.logprobs,
+            shared=shared,
+            prompt_scores=None if scored is None else PromptScores(ids, 1, scored, self._scored_rows),
+            times=Times(submitted_at=time.perf_counter()),
+        )
+        stream = TextStream(
+            self._tokenizer,
+            sampling.stop,
+            keep_special_tokens=sampling.keep_special_tokens,
+            kept=self._prompts.kept_tokens(request.prompt),
+        )
+        return Answer(
+            sequence,
+            stream,
+            self._tokenizer,
+            resolved.seed,
+            opening=prompt.text if sampling.echo else "",
+            tells_logprobs=sampling.logprobs is not None,
+            parser=self._prompts.parser(request.prompt, prompt.text, key=f"{request.request_id}:{index}"),
+        )
 
-    def score(self, request: ScoreRequest, sink: UpdateSink) -> tuple[Answers, list[SamplingRow]]:
-        """Return the continuations of a request as answers that only compute their prompts, and a state for
-        each.
+    def score(self, request: ScoreRequest, sink: UpdateSink) -> Scores:
+        """Return the scores of a request's continuations, all of them still to be found.
 
         Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score.
         """
@@ -152,24 +156,14 @@ class Intake:
         sequences = score_sequences(
             request,
             pairs,
-            client=_client(request),
-            cache_salt=self._cache_salt(request),
+            ownership=self._ownership(request),
             rows=self._scored_rows,
             now=time.perf_counter(),
         )
-        members = [
-            Answer(
-                request.request_id,
-                index,
-                sequence,
-                TextStream(self._tokenizer),
-                report=ScoredContinuation(pair, request.logprobs),
-            )
-            for index, (pair, sequence) in enumerate(zip(pairs, sequences, strict=True))
-        ]
-        unused = resolve(SamplingParams(temperature=0), info.generation, lambda: 0)
-        row = SamplingRow.begin(unused, prompt_ids=(), stop_ids=())
-        return Answers(request.request_id, sink, members), [row] * len(members)
+        return Scores(request.request_id, sink, pairs, sequences, request.logprobs, self._tokenizer)
+
+    def _ownership(self, request: GenerationRequest | ScoreRequest) -> Ownership:
+        return Ownership(_client(request), self._cache_salt(request), request.priority)
 
     def _cache_salt(self, request: GenerationRequest | ScoreRequest) -> str:
         match self._cache_sharing:

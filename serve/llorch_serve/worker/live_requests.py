@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.loop import EngineLoop
-from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
+from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.errors import (
     EngineStoppedError,
     FieldViolation,
@@ -23,12 +23,10 @@ from llorch_serve.errors import (
     UnavailableError,
 )
 from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink
-from llorch_serve.sampling.sampler import SamplingRow
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import Program
 from llorch_serve.structured.spec import Structured
-from llorch_serve.text.tokenizer import Tokenizer
-from llorch_serve.worker.answers import Answer, Answers
+from llorch_serve.worker.jobs import Job
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +34,12 @@ logger = logging.getLogger(__name__)
 class LiveRequests:
     """All requests of one worker that have not ended, and the loop that runs them. From any thread."""
 
-    def __init__(self, engine: Engine, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: Engine, grammars: GrammarCompiler) -> None:
         self._grammars = grammars
-        self._tokenizer = tokenizer
-        self._live: dict[Sequence, tuple[Answers, Answer]] = {}
-        self._by_id: dict[str, Answers] = {}
+        self._live: dict[str, Job] = {}  # by the request's id
         self._lock = threading.Lock()
         self._failure: EngineStoppedError | None = None
-        self._mourners: list[Callable[[EngineStoppedError], None]] = []
+        self._death_listeners: list[Callable[[EngineStoppedError], None]] = []
         self._closed = False
         self._loop = EngineLoop(engine, self._on_events, self._on_death)
         self._loop.start()
@@ -54,9 +50,9 @@ class LiveRequests:
             if self._closed:
                 return False
             self._closed = True
-            waiting = [answers for answers in self._by_id.values() if self._grammars.cancel(answers)]
-        for answers in waiting:
-            self._end_unseen(answers, None)
+            waiting = [job for job in self._live.values() if self._grammars.cancel(job)]
+        for job in waiting:
+            self._end_unseen(job, None)
         self._loop.stop()
         return True
 
@@ -65,7 +61,7 @@ class LiveRequests:
         has.
         """
         with self._lock:
-            self._mourners.append(tell)
+            self._death_listeners.append(tell)
             failure = self._failure
         if failure is not None:
             tell(failure)
@@ -77,7 +73,7 @@ class LiveRequests:
         if self._closed:
             raise UnavailableError("the worker is shutting down")
 
-    def enter(self, answers: Answers, rows: list[SamplingRow], form: Structured | None = None) -> Abort:
+    def enter(self, job: Job, form: Structured | None = None) -> Abort:
         """Make a request live and hand its sequences to the loop, once its form's grammar is compiled; return
         what ends it.
 
@@ -85,127 +81,104 @@ class LiveRequests:
         """
         with self._lock:
             self.check_open()
-            if answers.request_id in self._by_id:
-                found = f"found {answers.request_id!r}, which a live request already has; expected a new one"
+            if job.request_id in self._live:
+                found = f"found {job.request_id!r}, which a live request already has; expected a new one"
                 raise InvalidRequestError([FieldViolation("request_id", found)])
             grammar = None
             if form is not None:
-                sequence = answers.sequences[0]
+                sequence = job.sequences[0]
                 grammar = self._grammars.begin(
                     form,
-                    ticket=answers,
-                    done=lambda found: self._on_grammar(answers, rows, found),
-                    client=sequence.client,
-                    cache_salt=sequence.cache_salt,
-                    tokens=sum(each.prompt_length for each in answers.sequences),
+                    ticket=job,
+                    done=lambda found: self._on_grammar(job, found),
+                    client=sequence.ownership.client,
+                    cache_salt=sequence.ownership.cache_salt,
+                    tokens=sum(each.prompt_length for each in job.sequences),
                 )
                 if grammar is not None:
-                    _hold(answers, rows, grammar)
-            self._live.update((answer.sequence, (answers, answer)) for answer in answers.members)
-            self._by_id[answers.request_id] = answers
+                    _hold(job, grammar)
+            self._live[job.request_id] = job
             # Inside the lock, so that no close or abort gets to the engine before what it is to end.
             if form is None or grammar is not None:
-                self._hand_over(answers, rows)
-        return functools.partial(self._abort, answers)
+                self._hand_over(job)
+        return functools.partial(self._abort, job)
 
-    def _abort(self, answers: Answers) -> None:
+    def _abort(self, job: Job) -> None:
         """End a request if it is live; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
-            if self._by_id.get(answers.request_id) is not answers:
+            if self._live.get(job.request_id) is not job:
                 return
-            answers.aborted = True
-            waiting = self._grammars.cancel(answers)
+            job.aborted = True
+            waiting = self._grammars.cancel(job)
         if waiting:
-            self._end_unseen(answers, None)
+            self._end_unseen(job, None)
             return
-        for sequence in answers.sequences:
+        for sequence in job.sequences:
             self._loop.abort(sequence)
 
-    def _on_grammar(self, answers: Answers, rows: list[SamplingRow], found: Program | Exception) -> None:
+    def _on_grammar(self, job: Job, found: Program | Exception) -> None:
         """Queue a request whose grammar is compiled, or end it. The compiling thread."""
         try:
             if isinstance(found, Exception):
                 raise found
-            _hold(answers, rows, found)
+            _hold(job, found)
         except Exception as error:  # noqa: BLE001 - the grammar's or ours, it is told to who waits for it
-            self._end_unseen(answers, error)
+            self._end_unseen(job, error)
             return
         with self._lock:
-            live = self._by_id.get(answers.request_id) is answers
-            wanted = live and not (self._closed or answers.aborted)
+            live = self._live.get(job.request_id) is job
+            wanted = live and not (self._closed or job.aborted)
             if wanted:
-                self._hand_over(answers, rows)
+                self._hand_over(job)
         if not wanted:
-            self._end_unseen(answers, None)
+            self._end_unseen(job, None)
 
-    def _hand_over(self, answers: Answers, rows: list[SamplingRow]) -> None:
+    def _hand_over(self, job: Job) -> None:
         """Give a request's sequences to the loop."""
-        self._loop.add(*zip(answers.sequences, rows, strict=True))
+        self._loop.add(*job.sequences)
 
-    def _end_unseen(self, answers: Answers, error: Exception | None) -> None:
+    def _end_unseen(self, job: Job, error: Exception | None) -> None:
         """End a request that has not got to the engine: with an error, or cancelled. Idempotent; any
         thread.
         """
         with self._lock:  # at once, since the engine may die meanwhile and end every request itself
-            if self._by_id.get(answers.request_id) is not answers:
+            if self._live.get(job.request_id) is not job:
                 return
-            self._forget(answers)
+            del self._live[job.request_id]
         if error is not None:
-            answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=error)])
+            job.sink.deliver([GenerationUpdate(job.request_id, "", (), error=error)])
             return
         updates: list[GenerationUpdate] = []
-        for answer in answers.members:
-            event = TokenEvent(answer.sequence, None, FinishReason.CANCELLED)
-            update, _ = self._translate_alone(answer, event)
-            updates += answers.take(update)
-            if update.error is not None:
+        for sequence in job.sequences:
+            updates += job.take(TokenEvent(sequence, None, FinishReason.CANCELLED))[0]
+            if job.open == 0:
                 break
-        answers.sink.deliver(updates)
+        job.sink.deliver(updates)
 
     def _on_events(self, events: list[TokenEvent]) -> list[Sequence]:
-        """Turn a step's events into updates, one delivery a sink; return what a stop string has ended."""
+        """Turn a step's events into updates, one delivery a sink.
+
+        Returns the sequences to be aborted if they are live: those that a stop string has ended, and those of
+        a request that has ended or failed.
+        """
         by_sink: dict[int, tuple[UpdateSink, list[GenerationUpdate]]] = {}
-        ended_early = []
+        aborted: list[Sequence] = []
         for event in events:
-            live = self._live.get(event.sequence)
-            if live is None:
+            job = self._live.get(event.sequence.request_id)
+            if job is None:
                 continue
-            answers, answer = live
-            update, stopped = self._translate_alone(answer, event)
-            if stopped and event.finish is None:
-                ended_early.append(event.sequence)
-            told = answers.take(update)
-            if answers.open == 0 or update.error is not None:
-                ended_early += self._end(answers)
-            elif update.completion is not None:
+            told, stopped = job.take(event)
+            if stopped:
+                aborted.append(event.sequence)
+            if job.open == 0:
                 with self._lock:
-                    del self._live[event.sequence]
+                    del self._live[job.request_id]
+                aborted += job.sequences  # where it failed, others of it go on
             if told:
-                by_sink.setdefault(id(answers.sink), (answers.sink, []))[1].extend(told)
+                by_sink.setdefault(id(job.sink), (job.sink, []))[1].extend(told)
         for sink, updates in by_sink.values():
             sink.deliver(updates)
-        return ended_early
-
-    def _end(self, answers: Answers) -> list[Sequence]:
-        """Forget a request; return those of its sequences that have not ended, since another one's error ends
-        all.
-        """
-        with self._lock:
-            self._forget(answers)
-        return [s for s in answers.sequences if s.status is not SequenceStatus.FINISHED]
-
-    def _forget(self, answers: Answers) -> None:
-        """Forget a request; the lock is held."""
-        del self._by_id[answers.request_id]
-        for sequence in answers.sequences:
-            self._live.pop(sequence, None)
-
-    def _translate_alone(self, answer: Answer, event: TokenEvent) -> tuple[GenerationUpdate, bool]:
-        """Return what :meth:`Answer.translate` does; what fails there ends this request and no other."""
-        try:
-            return answer.translate(event, self._tokenizer)
-        except Exception as error:  # noqa: BLE001 - tokenizer or memory: told to the caller, and logged there
-            return GenerationUpdate(answer.request_id, "", (), error=error, index=answer.index), False
+        return aborted
 
     def _on_death(self, error: BaseException) -> None:
         """Log the error, tell every caller and who watches that the engine is gone; nothing is answered after
@@ -215,17 +188,18 @@ class LiveRequests:
         logger.error("the engine stopped, error id %s", failure.error_id, exc_info=error)
         with self._lock:
             self._failure = failure
-            live, self._live, self._by_id = list(self._by_id.values()), {}, {}
-            for answers in live:
-                self._grammars.cancel(answers)  # one that is still compiled has nobody left to be handed to
-            mourners = list(self._mourners)
-        for tell in mourners:
+            live, self._live = list(self._live.values()), {}
+            for job in live:
+                self._grammars.cancel(job)  # one that is still compiled has nobody left to be handed to
+            listeners = list(self._death_listeners)
+        for tell in listeners:
             tell(failure)
-        for answers in live:
-            answers.sink.deliver([GenerationUpdate(answers.request_id, "", (), error=failure)])
+        for job in live:
+            job.sink.deliver([GenerationUpdate(job.request_id, "", (), error=failure)])
 
 
-def _hold(answers: Answers, rows: list[SamplingRow], grammar: Program) -> None:
+def _hold(job: Job, grammar: Program) -> None:
     """Hold every answer to a grammar, from its beginning."""
-    for sequence, row in zip(answers.sequences, rows, strict=True):
-        row.constraint = grammar.begin(sequence.stop_ids)
+    for sequence in job.sequences:
+        assert sequence.sampling is not None
+        sequence.sampling.hold_to(grammar.begin(sequence.limits.stop_ids))

@@ -1,7 +1,7 @@
-"""Log-likelihoods of continuations of a context: what is asked, how it becomes token ids, and what is found.
+"""What a request for log-likelihoods asks, checked and as token ids.
 
 Requests come from gRPC or the command line; the worker runs the token ids of each continuation behind those
-of the context, and :class:`ScoredContinuation` turns the scores of a prompt's own tokens into an answer.
+of the context, and ``scores.py`` turns what is found into an answer.
 
 Texts become tokens as lm-eval does it, so that figures can be compared: white space at the end of the context
 belongs to the continuation; the context is encoded alone, context and continuation are encoded together, and
@@ -11,23 +11,13 @@ what goes beyond the context's number of tokens is the continuation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from llorch_serve.engine.sequence import Sequence
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.requests import (
-    ContinuationScore,
-    GenerationUpdate,
-    Prompt,
-    ScoreRequest,
-    TextPrompt,
-    TokenPrompt,
-)
-from llorch_serve.sampling.logprobs import MAX_LOGPROBS, TokenLogprobs, name_tokens
-from llorch_serve.sampling.prompt_scores import PromptScores
-from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.requests import Prompt, ScoreRequest, TextPrompt, TokenPrompt
+from llorch_serve.sampling.logprobs import MAX_LOGPROBS
 from llorch_serve.worker.prompts import PromptEncoder
 
 MAX_CONTINUATIONS: Final = 256
@@ -90,79 +80,6 @@ def encode_pairs(
     if bad:
         raise InvalidRequestError(list(dict.fromkeys(bad)))  # the context's faults are one fault
     return tuple(pairs)
-
-
-class PromptLogprobs:
-    """Tells the log-probabilities of a prompt's tokens with the answer."""
-
-    def told(self, update: GenerationUpdate, sequence: Sequence, tokenizer: Tokenizer) -> GenerationUpdate:
-        """Return the update with them; every score has been found."""
-        assert sequence.prompt_scores is not None
-        found = sequence.prompt_scores.found
-        return replace(update, prompt_logprobs=tuple(name_tokens(place, tokenizer) for place in found))
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredContinuation:
-    """Tells how likely a continuation is.
-
-    logprobs: how many alternatives are listed with each of its tokens; None: no token is listed.
-    """
-
-    pair: ScoredPair
-    logprobs: int | None
-
-    def told(self, update: GenerationUpdate, sequence: Sequence, tokenizer: Tokenizer) -> GenerationUpdate:
-        """Return the update with the score; every token has been found, with at least the likeliest one of
-        its place.
-        """
-        assert sequence.prompt_scores is not None
-        found = sequence.prompt_scores.found
-        named: tuple[TokenLogprobs, ...] = ()
-        if self.logprobs is not None:
-            shown = (replace(place, top=place.top[: self.logprobs]) for place in found)
-            named = tuple(name_tokens(place, tokenizer) for place in shown)
-        score = ContinuationScore(
-            logprob=sum(place.logprob for place in found),
-            is_greedy=all(place.top[0][0] == place.token_id for place in found),
-            token_count=len(self.pair.continuation),
-            context_tokens=len(self.pair.context),
-            cached_tokens=sequence.cached_tokens,
-            logprobs=named,
-        )
-        return replace(update, score=score)
-
-
-def score_sequences(
-    request: ScoreRequest,
-    pairs: tuple[ScoredPair, ...],
-    *,
-    client: str,
-    cache_salt: str,
-    rows: int | None,
-    now: float,
-) -> list[Sequence]:
-    """Return a sequence for each pair, which ends with its prompt.
-
-    client, cache_salt: see :class:`llorch_serve.engine.sequence.Sequence`.
-    rows: see :class:`llorch_serve.sampling.prompt_scores.PromptScores`. now: seconds on the engine's clock.
-    """
-    top = max(1, request.logprobs or 0)
-    return [
-        Sequence(
-            request_id=request.request_id,
-            token_ids=list(pair.token_ids[:-1]),  # what follows the last token is not asked
-            prompt_length=len(pair.token_ids) - 1,
-            max_new_tokens=0,
-            stop_ids=frozenset(),
-            client=client,
-            cache_salt=cache_salt,
-            priority=request.priority,
-            prompt_scores=PromptScores(pair.token_ids, len(pair.context), top, rows),
-            submitted_at=now,
-        )
-        for pair in pairs
-    ]
 
 
 def place_violations(tokens: int, alternatives: int, field: str) -> list[FieldViolation]:

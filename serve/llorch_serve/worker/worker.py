@@ -13,7 +13,7 @@ from dataclasses import replace
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.load import Load
-from llorch_serve.engine.scheduler import Scheduler
+from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import FinishReason, TokenEvent
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS
 from llorch_serve.errors import (
@@ -57,7 +57,7 @@ class Worker:
         self._tokenizer = prompts.tokenizer
         able = session.capabilities
         most_waiting_tokens = config.max_waiting_tokens or max(DEFAULT_MOST_TOKENS, session.capacity.budget)
-        scheduler = Scheduler(
+        scheduling = SchedulerConfig(
             slots=session.capacity.slots,
             budget=session.capacity.budget,
             prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
@@ -66,7 +66,7 @@ class Worker:
             kv_cache=config.kv_cache,
             prefix_cache=config.prefix_cache and able.prefix_reuse,
             strict_reuse=config.strict_reuse,
-            doubling=able.doubling_position,
+            attention_crossover=able.attention_crossover,
         )
         self._lookup = config.lookup
         self._intake = Intake(
@@ -84,8 +84,8 @@ class Worker:
             frozenset(manifest.stop_token_ids),
             most_tokens=most_waiting_tokens,
         )
-        self._engine = Engine(session, scheduler)
-        self._requests = LiveRequests(self._engine, self._grammars, self._tokenizer)
+        self._engine = Engine(session, Scheduler(scheduling))
+        self._requests = LiveRequests(self._engine, self._grammars)
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
@@ -117,14 +117,13 @@ class Worker:
         Raises InvalidRequestError with every bad field, UnsupportedError for a form of answer that llguidance
         would have to be installed for, or UnavailableError once the engine has stopped.
         """
-        answers, rows = self._intake.generation(request, sink)
-        if rows:
-            return self._requests.enter(answers, rows, request.sampling.structured)
+        answers = self._intake.generation(request, sink)
+        if answers.needs_model:
+            return self._requests.enter(answers, request.sampling.structured)
         self._requests.check_open()
         # Nothing for the engine to do: the one update comes on the caller's own thread.
-        answer = answers.members[0]
-        end = TokenEvent(answer.sequence, None, FinishReason.LENGTH)
-        sink.deliver(answers.take(answer.translate(end, self._tokenizer)[0]))
+        updates, _ = answers.take(TokenEvent(answers.members[0].sequence, None, FinishReason.LENGTH))
+        sink.deliver(updates)
         return _nothing_to_end
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
@@ -133,7 +132,7 @@ class Worker:
         Raises InvalidRequestError with every bad field, UnsupportedError where the graph cannot score, or
         UnavailableError.
         """
-        return self._requests.enter(*self._intake.score(request, sink))
+        return self._requests.enter(self._intake.score(request, sink))
 
     def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,13 @@ import numpy.typing as npt
 
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.engine.capabilities import FULL, Capabilities
+from llorch_serve.engine.lookup import PromptLookup
+from llorch_serve.engine.sequence import Limits, Ownership
 from llorch_serve.engine.sequence import Sequence as TokenSequence
+from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.providers import Placement
 from llorch_serve.sampling.params import ResolvedSampling
+from llorch_serve.sampling.prompt_scores import PromptScores
 from llorch_serve.sampling.sampler import SamplingRow, sample_batch
 
 Logits = npt.NDArray[np.float32]
@@ -32,6 +36,7 @@ Rule = Callable[[tuple[int, ...]], int | None]
 GREEDY = ResolvedSampling(
     temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, min_tokens=0, seed=0
 )
+NOBODYS = Ownership()
 _UNWRITTEN = b"\xee" * 8
 
 
@@ -82,20 +87,32 @@ def continuation(
 
 
 def sequence_of(
-    name: str, prompt: Sequence[int], count: int, *, stop_ids: Sequence[int] = ()
+    name: str,
+    prompt: Sequence[int],
+    count: int,
+    *,
+    stop_ids: Sequence[int] = (),
+    ownership: Ownership = NOBODYS,
+    lookup: int = 0,
+    shared: SharedPrompt | None = None,
+    prompt_scores: PromptScores | None = None,
+    **params: Any,
 ) -> TokenSequence:
-    """Return a sequence of this prompt that may generate ``count`` tokens."""
-    return TokenSequence(name, list(prompt), len(prompt), count, frozenset(stop_ids))
-
-
-def greedy_row(sequence: TokenSequence, vocab_size: int, **params: object) -> SamplingRow:
-    """Return the sampling state before the first token; greedy unless ``params`` say otherwise."""
-    resolved = ResolvedSampling(**{**{name: getattr(GREEDY, name) for name in _FIELDS}, **params})
-    prompt = sequence.token_ids[: sequence.prompt_length]
-    return SamplingRow.begin(resolved, prompt_ids=prompt, stop_ids=sequence.stop_ids)
-
-
-_FIELDS = tuple(ResolvedSampling.__dataclass_fields__)
+    """Return a sequence of this prompt that may generate ``count`` tokens; greedy unless ``params`` say
+    otherwise. lookup: most tokens in a draft.
+    """
+    row = SamplingRow.begin(replace(GREEDY, **params), prompt_ids=prompt, stop_ids=stop_ids)
+    return TokenSequence(
+        name,
+        list(prompt),
+        len(prompt),
+        Limits(count, frozenset(stop_ids)),
+        row,
+        ownership=ownership,
+        lookup=PromptLookup(prompt, max_draft=lookup) if lookup else None,
+        shared=shared,
+        prompt_scores=prompt_scores,
+    )
 
 
 @dataclass(frozen=True, slots=True)

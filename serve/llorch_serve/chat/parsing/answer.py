@@ -66,12 +66,12 @@ class AnswerParser:
         """
         found = self.push(update.text)
         completion = update.completion
-        if update.is_last:
+        if completion is not None:
             rest = self.finish()
             found = ParsedText(
                 found.text + rest.text, found.reasoning + rest.reasoning, found.tool_calls + rest.tool_calls
             )
-            if completion is not None and completion.reason is FinishReason.STOP and self._ends_with_call:
+            if completion.reason is FinishReason.STOP and self._ends_with_call:
                 completion = replace(completion, reason=FinishReason.TOOL_CALLS)
         return replace(
             update,
