@@ -1,10 +1,10 @@
 """From logits to a token: :func:`sample_batch` chooses the next token of every row, by
 :class:`ResolvedSampling`.
 
-Logits come from the runner after each step; the chosen ids go back to the engine. docs/generation.md states
-the order of operations, which is that of transformers' processors and warpers: ``adjusting.py`` does what
-comes before temperature, ``candidates.py`` and ``filters.py`` temperature and the filters, this module the
-draw.
+Logits come from the runner after each step; the chosen ids go back to the engine. The order of operations is
+that of transformers' processors and warpers, and docs/generation.md states it: PROCESSORS of
+``processors.py``, the grammar's mask, temperature, FILTERS of ``filters.py`` (after ``candidates.py`` has
+left out most tokens), the draw.
 
 A row's draw depends on its own logits, seed and position only, bit for bit, never on its neighbours in the
 batch.
@@ -26,7 +26,7 @@ from llorch_serve.sampling.candidates import Candidates, find_candidates
 from llorch_serve.sampling.draws import Draws
 from llorch_serve.sampling.filters import FEW, Table, filter_few, filter_many
 from llorch_serve.sampling.params import ResolvedSampling
-from llorch_serve.sampling.processors import Adjustment, adjusted
+from llorch_serve.sampling.processors import MinTokens, Processor, begin, process
 from llorch_serve.sampling.selection import FloatArray, IdArray, Values
 from llorch_serve.structured.constraint import Constraint
 
@@ -37,25 +37,29 @@ _LINES: Final = 64  # a row that is drawn from as a whole is summed in so many l
 class SamplingRow:
     """What the sampler keeps about one sequence between steps.
 
+    processors: those that its settings ask for, in their order.
     constraint: the grammar that the answer is held to, if any.
+    generated: tokens generated so far, and thereby the position of the next draw.
     """
 
     params: ResolvedSampling
-    adjustment: Adjustment
+    processors: tuple[Processor, ...]
     draws: Draws
     constraint: Constraint | None = None
+    generated: int = 0
 
     @classmethod
     def begin(
         cls, params: ResolvedSampling, *, prompt_ids: Sequence[int], stop_ids: Iterable[int]
     ) -> SamplingRow:
         """Return the state before the first generated token. All ids must be inside the vocabulary."""
-        adjustment = Adjustment.begin(params, prompt_ids, frozenset(stop_ids))
-        return cls(params, adjustment, Draws(params.seed))
+        return cls(params, begin(params, prompt_ids, frozenset(stop_ids)), Draws(params.seed))
 
     def append(self, token_id: int) -> None:
         """Count a generated token."""
-        self.adjustment.append(token_id)
+        self.generated += 1
+        for processor in self.processors:
+            processor.append(token_id)
         if self.constraint is not None:
             self.constraint.advance(token_id)
 
@@ -67,9 +71,9 @@ class SamplingRow:
         self.constraint = constraint
 
     @property
-    def generated(self) -> int:
-        """Tokens generated so far, and thereby the position of the next draw."""
-        return self.adjustment.generated
+    def forbids_stop_tokens(self) -> bool:
+        """Whether stop tokens are impossible for now."""
+        return any(isinstance(processor, MinTokens) and processor.applies for processor in self.processors)
 
     @property
     def ended(self) -> bool:
@@ -96,7 +100,8 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
             continue
         # Where nothing applies to a greedy row, the most likely token is it.
         chosen.append(best)
-        if row.params.temperature or row.adjustment.applies or row.constraint is not None:
+        applies = row.processors and any(processor.applies for processor in row.processors)
+        if row.params.temperature or row.constraint is not None or applies:
             rest.append(index)
     if rest:
         some = logits if len(rest) == len(rows) else logits[rest]
@@ -134,7 +139,7 @@ def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]
     logits: float32 [vocab_size], finite. Raises InvalidRequestError if ``min_tokens`` and the grammar forbid
         the whole vocabulary.
     """
-    scores = _allowed(adjusted(logits[None], [row.adjustment])[0], row)
+    scores = _allowed(process(logits[None], [row.processors])[0], row)
     if np.isneginf(scores.max()):
         raise _hopeless(row)
     if row.params.temperature == 0:
@@ -165,14 +170,14 @@ def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | Reque
     # like length.
     tables: defaultdict[int, list[tuple[int, Candidates]]] = defaultdict(list)
     for index, (scores, row) in enumerate(
-        zip(adjusted(logits, [r.adjustment for r in rows]), rows, strict=True)
+        zip(process(logits, [r.processors for r in rows]), rows, strict=True)
     ):
         try:
             scores = _allowed(scores, row)
         except RequestError as error:
             chosen[index] = error
             continue
-        if row.adjustment.masks_stops and np.isneginf(scores.max()):
+        if row.forbids_stop_tokens and np.isneginf(scores.max()):
             chosen[index] = _hopeless(row)
         elif row.params.temperature == 0:
             chosen[index] = int(scores.argmax())
