@@ -258,13 +258,13 @@ class JoinedUpdates:
     __slots__ = ("_calls", "_ids", "_logprobs", "_prompt_logprobs", "_texts", "_thoughts", "last")
 
     def __init__(self, first: GenerationUpdate) -> None:
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
-        self._ids: list[int] = []
-        self._calls: list[ToolCallDelta] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[TokenLogprobs] = []
-        self.add(first)
+        self._texts = [first.text]
+        self._thoughts = [first.reasoning]
+        self._ids = list(first.token_ids)
+        self._calls = list(first.tool_calls)
+        self._logprobs = list(first.logprobs)
+        self._prompt_logprobs = list(first.prompt_logprobs)
+        self.last = first
 
     @property
     def token_count(self) -> int:

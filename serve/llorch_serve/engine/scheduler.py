@@ -190,8 +190,8 @@ class Scheduler:
         self._turn = NEW_TURN
         if not decoding:
             return None
-        check = self._next_check(decoding, turn)
-        if check is not None:
+        drafting = [s for s in decoding if s.lookup is not None and s not in turn.checked]
+        if drafting and len(decoding) <= self._config.most_drafting and (check := _next_check(drafting)):
             self._turn = Turn(turn.prompt_ran, turn.checked | {check.sequence})
             return StepPlan(check, tuple(edits))
         rows = tuple([DecodeRow(s, s.token_ids[-1], len(s.token_ids)) for s in decoding])
@@ -323,21 +323,18 @@ class Scheduler:
             count -= 1
         return count
 
-    def _next_check(self, decoding: list[Sequence], turn: Turn) -> VerifyChunk | None:
-        """Return the next running sequence's draft to check, or None if this turn's are done."""
-        if len(decoding) > self._config.most_drafting:
-            return None
-        for sequence in decoding:
-            if sequence.lookup is None or sequence in turn.checked:
-                continue
-            # One token comes of the check in any case, so the draft may be one shorter than what is still
-            # allowed.
-            draft = sequence.lookup.draft(sequence.limits.max_new_tokens - sequence.generated - 1)
-            if draft:
-                assert sequence.cache.slot is not None
-                tokens = (sequence.token_ids[-1], *draft)
-                return VerifyChunk(sequence, sequence.cache.slot, tokens, sequence.cache.computed)
-        return None
+
+def _next_check(drafting: list[Sequence]) -> VerifyChunk | None:
+    """Return the check of the first draft that one of these sequences has, or None."""
+    for sequence in drafting:
+        assert sequence.lookup is not None
+        # One token comes of the check in any case, so the draft may be one shorter than what is allowed.
+        draft = sequence.lookup.draft(sequence.limits.max_new_tokens - sequence.generated - 1)
+        if draft:
+            assert sequence.cache.slot is not None
+            tokens = (sequence.token_ids[-1], *draft)
+            return VerifyChunk(sequence, sequence.cache.slot, tokens, sequence.cache.computed)
+    return None
 
 
 def finish_reason(sequence: Sequence, token_id: int | None, *, complete: bool) -> FinishReason | None:
