@@ -12,7 +12,7 @@ from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import FieldViolation
 from llorch_serve.providers import ProviderShare
-from llorch_serve.sampling.logprobs import TokenLogprobs
+from llorch_serve.sampling.logprobs import MAX_LOGPROBS, TokenLogprobs
 from llorch_serve.sampling.params import SamplingParams
 
 
@@ -98,6 +98,61 @@ MIN_PRIORITY: Final = -10
 MAX_PRIORITY: Final = 10
 
 
+MAX_ANSWERS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Which answers to a request come back, and what of the prompt comes with them.
+
+    n: answers, 1..16, each with a seed of its own.
+    best_of: n..16: generate so many, and return the n of the highest mean log-probability.
+    prompt_logprobs: 0..20: list the log-probability of each token of the prompt, and so many of the likeliest
+        ones.
+    echo: the prompt's text comes before the answer's.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+    @property
+    def generated(self) -> int:
+        """How many answers are generated."""
+        return self.n if self.best_of is None else self.best_of
+
+    def violations(self, *, max_tokens: int | None) -> list[FieldViolation]:
+        """Return every field that is out of range, below the name that fronts give them: ``sampling``."""
+        bad: list[FieldViolation] = []
+
+        def check(name: str, value: object, ok: bool, accepted: str) -> None:
+            if not ok:
+                bad.append(FieldViolation(f"sampling.{name}", f"found {value!r}, expected {accepted}"))
+
+        told = self.prompt_logprobs
+        fits = told is None or 0 <= told <= MAX_LOGPROBS
+        check("prompt_logprobs", told, fits, f"an integer from 0 to {MAX_LOGPROBS}")
+        check("n", self.n, 1 <= self.n <= MAX_ANSWERS, f"an integer from 1 to {MAX_ANSWERS}")
+        if self.generated > 1 and max_tokens == 0:
+            name = "n" if self.best_of is None else "best_of"
+            check(name, self.generated, False, "1 where max_tokens is 0")
+        fits = self.best_of is None or self.n <= self.best_of <= MAX_ANSWERS
+        check("best_of", self.best_of, fits, f"an integer from n ({self.n}) to {MAX_ANSWERS}")
+        return bad
+
+
+def option_violations(
+    sampling: SamplingParams, answers: AnswerOptions, *, vocab_size: int
+) -> list[FieldViolation]:
+    """Return every option of a request that is out of range; empty if all is well."""
+    return [
+        *sampling.number_violations(vocab_size=vocab_size),
+        *answers.violations(max_tokens=sampling.max_tokens),
+        *sampling.ending_violations(vocab_size=vocab_size),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request for generated text.
@@ -111,6 +166,7 @@ class GenerationRequest:
     priority: MIN_PRIORITY to MAX_PRIORITY; the highest of a client's waiting requests starts first, see
         ``waiting.py``.
     fingerprint: if given, that of the model which must answer.
+    answers: which answers come back.
     """
 
     request_id: str
@@ -122,6 +178,7 @@ class GenerationRequest:
     traceparent: str = ""
     priority: int = 0
     fingerprint: str | None = None
+    answers: AnswerOptions = AnswerOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +426,10 @@ class TextGenerator(Protocol):
         score.
         """
 
-    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
-        """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
+    def violations(
+        self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
+    ) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its options, as :meth:`submit` would name them."""
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for. Raises InvalidRequestError."""

@@ -21,7 +21,7 @@ from llorch_serve.errors import AuthenticationError, InvalidRequestError, ModelM
 from llorch_serve.observe.logs import FIELDS
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import ObservedGenerator
-from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
+from llorch_serve.requests import AnswerOptions, GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Certificate, Security
 from llorch_serve.sampling.params import SamplingParams
@@ -29,7 +29,15 @@ from llorch_serve.worker.worker import Worker
 from support.builders.certificates import make_certificates
 from support.fakes.session import Call, continuation, next_logits
 from support.harness.rpc import open_stub, running_server
-from support.harness.worker import CONTEXT, PATIENCE_S, TOKENIZER, VOCAB, make_session, make_worker
+from support.harness.worker import (
+    CONTEXT,
+    PATIENCE_S,
+    TOKENIZER,
+    VOCAB,
+    make_session,
+    make_worker,
+    split_options,
+)
 
 PROMPT = tuple(range(5, 20))
 BOS = 3
@@ -56,8 +64,8 @@ def client(address: str) -> Iterator[WorkerClient]:
 
 
 def asked(**sampling: object) -> GenerationRequest:
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
-    return GenerationRequest("r", TokenPrompt(PROMPT), params)
+    answers, params = split_options({"temperature": 0.0, "max_tokens": 6, "ignore_eos": True, **sampling})
+    return GenerationRequest("r", TokenPrompt(PROMPT), params, answers=answers)
 
 
 def log_likelihood(tokens: tuple[int, ...], first: int) -> float:
@@ -96,8 +104,9 @@ def test_best_of_comes_whole_and_not_as_a_stream(client: WorkerClient) -> None:
 def test_prompt_logprobs_and_echo_arrive_once(client: WorkerClient) -> None:
     text = "hello there, who is it"
     ids = TOKENIZER.encode(text, add_special_tokens=True)
-    sampling = SamplingParams(temperature=0.0, max_tokens=3, n=2, echo=True, prompt_logprobs=2)
-    request = GenerationRequest("r", TextPrompt(text), sampling)
+    sampling = SamplingParams(temperature=0.0, max_tokens=3)
+    options = AnswerOptions(n=2, echo=True, prompt_logprobs=2)
+    request = GenerationRequest("r", TextPrompt(text), sampling, answers=options)
     streamed, whole = list(client.generate(request)), client.complete(request)
     for answers in (streamed, whole):
         told = [u for u in answers if u.prompt_logprobs]

@@ -14,11 +14,11 @@ import pytest
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import GenerationRequest, GenerationUpdate, ScoreRequest, TokenPrompt
-from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local import score, stream
 from llorch_serve.worker.worker import Worker
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids
+from support.harness.worker import split_options
 from tolerances import LOGPROBS
 
 pytestmark = pytest.mark.reference
@@ -49,9 +49,10 @@ class Case:
 
     def answers(self, **sampling: object) -> dict[int, list[GenerationUpdate]]:
         """All updates of a request, answer by answer."""
-        params = SamplingParams(**sampling)  # type: ignore[arg-type]
+        answers, params = split_options(sampling)
         found: dict[int, list[GenerationUpdate]] = {}
-        for update in stream(self.worker, GenerationRequest("r", TokenPrompt(PROMPT), params)):
+        request = GenerationRequest("r", TokenPrompt(PROMPT), params, answers=answers)
+        for update in stream(self.worker, request):
             found.setdefault(update.index, []).append(update)
         return found
 

@@ -11,6 +11,7 @@ from llorch_serve.engine.load import WorkerState
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import (
+    AnswerOptions,
     ChatMessage,
     ChatPrompt,
     Completion,
@@ -87,10 +88,6 @@ SAMPLINGS = [
         logit_bias={2**32 - 1: -100.0, 7: 0.5},
         logprobs=20,
         keep_special_tokens=True,
-        n=3,
-        best_of=16,
-        prompt_logprobs=0,
-        echo=True,
     ),
     SamplingParams(structured=JsonSchema('{"type": "object"}')),
     SamplingParams(structured=JsonObject()),
@@ -112,7 +109,10 @@ def over_the_wire(message):
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_request_survives_the_wire(prompt, sampling):
-    request = GenerationRequest("id-1", prompt, sampling, "tenant-7", priority=-3, fingerprint="f" * 64)
+    answers = AnswerOptions(n=3, best_of=16, prompt_logprobs=0, echo=True)
+    request = GenerationRequest(
+        "id-1", prompt, sampling, "tenant-7", priority=-3, fingerprint="f" * 64, answers=answers
+    )
     assert (
         convert.read_generation_request(over_the_wire(convert.write_generation_request(request))) == request
     )

@@ -12,8 +12,8 @@ import pytest
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, QueueFullError
-from llorch_serve.requests import Completion, GenerationUpdate, TextPrompt
-from llorch_serve.sampling.params import MAX_SEED, SamplingParams
+from llorch_serve.requests import Completion, GenerationUpdate, TextPrompt, option_violations
+from llorch_serve.sampling.params import MAX_SEED
 from llorch_serve.worker.answers import answer_seed
 from llorch_serve.worker.worker import Worker
 from support.fakes.session import GREEDY, Call, FakeSession, Logits, continuation, next_logits
@@ -26,6 +26,7 @@ from support.harness.worker import (
     make_worker,
     request,
     script,
+    split_options,
 )
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
@@ -289,7 +290,8 @@ def test_best_of_is_cancelled_as_a_whole(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(sampling: dict[str, int], field: str) -> None:
-    bad = SamplingParams(**sampling).violations(vocab_size=10)  # type: ignore[arg-type]
+    answers, params = split_options(sampling)
+    bad = option_violations(params, answers, vocab_size=10)
     assert [violation.field for violation in bad] == [f"sampling.{field}"]
 
 

@@ -50,7 +50,7 @@ class Call(Generic[R]):
 
 def stream_call(request: GenerationRequest, timeout_s: float | None) -> Call[GenerationUpdate]:
     """Return the call that streams the updates of a request. Its messages are read in their order."""
-    open_answers = request.sampling.n
+    open_answers = request.answers.n
 
     def read(response: pb.GenerateStreamResponse) -> GenerationUpdate:
         nonlocal open_answers

@@ -19,6 +19,7 @@ from llorch_serve.http.fields import MAX_LISTED, read_struct, refuse_fields
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, ResponseFormat, Shared
 from llorch_serve.http.service import Plan
 from llorch_serve.requests import (
+    AnswerOptions,
     ChatMessage,
     ChatPrompt,
     GenerationRequest,
@@ -73,13 +74,10 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         _read_sampling(body, bad),
         max_tokens=limit,
         logprobs=body.logprobs,
-        echo=body.echo,
-        prompt_logprobs=body.logprobs if body.echo else None,
-        best_of=best_of,
     )
-    return _plan(
-        "cmpl", prompts, sampling, body, bad, info, caller, {"input": "prompt", "prompt_logprobs": "logprobs"}
-    )
+    answers = AnswerOptions(body.n, best_of, body.logprobs if body.echo else None, body.echo)
+    names = {"input": "prompt", "prompt_logprobs": "logprobs"}
+    return _plan("cmpl", prompts, _Options(sampling, answers), body, bad, info, caller, names)
 
 
 def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
@@ -121,13 +119,22 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         "logprobs": "top_logprobs",
         "json_schema": "response_format.json_schema.schema",
     }
-    return _plan("chatcmpl", [prompt], sampling, body, bad, info, caller, names)
+    options = _Options(sampling, AnswerOptions(body.n))
+    return _plan("chatcmpl", [prompt], options, body, bad, info, caller, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What is asked of every prompt of a body."""
+
+    sampling: SamplingParams
+    answers: AnswerOptions
 
 
 def _plan(
     kind: str,
     prompts: list[Prompt],
-    sampling: SamplingParams,
+    options: _Options,
     body: Shared,
     bad: list[FieldViolation],
     info: ModelInfo,
@@ -143,7 +150,8 @@ def _plan(
         GenerationRequest(
             f"{answer_id}-{index}" if several else answer_id,
             prompt,
-            sampling,
+            options.sampling,
+            answers=options.answers,
             client_id=caller.client,
             correlation_id=caller.correlation_id,
             traceparent=caller.traceparent,
@@ -156,8 +164,8 @@ def _plan(
         int(time.time()),
         info.model_id,
         include_usage,
-        answers=sampling.n,
-        logprobs=sampling.logprobs is not None,
+        answers=options.answers.n,
+        logprobs=options.sampling.logprobs is not None,
     )
     return Plan(requests, body.stream, lambda name: _rename(name, names), shape)
 
@@ -210,7 +218,6 @@ def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_read_bias(body.logit_bias or {}, bad),
-        n=body.n,
         seed=body.seed,
         min_tokens=body.min_tokens,
         stop=stop,

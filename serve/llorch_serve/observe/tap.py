@@ -23,6 +23,7 @@ from llorch_serve.errors import EngineStoppedError, FieldViolation
 from llorch_serve.observe.observer import Ending, Observed, Observer
 from llorch_serve.requests import (
     Abort,
+    AnswerOptions,
     Completion,
     GenerationRequest,
     GenerationUpdate,
@@ -116,9 +117,11 @@ class ObservedGenerator:
         """Have ``tell`` called if the engine stops after an error."""
         self._inner.when_dead(tell)
 
-    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
+    def violations(
+        self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
+    ) -> list[FieldViolation]:
         """Return every bad field of a prompt and its sampling settings."""
-        return self._inner.violations(prompt, sampling)
+        return self._inner.violations(prompt, sampling, answers)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""

@@ -16,6 +16,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.requests import (
     MAX_PRIORITY,
     MIN_PRIORITY,
+    AnswerOptions,
     GenerationRequest,
     Prompt,
     TextPrompt,
@@ -36,8 +37,6 @@ _SCALARS: Final = (
     "repetition_penalty",
     "seed",
     "max_tokens",
-    "best_of",
-    "prompt_logprobs",
     "typical_p",
     "repeat_last_n",
     "presence_penalty",
@@ -45,8 +44,11 @@ _SCALARS: Final = (
     "logprobs",
 )
 
-Check = Callable[[Prompt, SamplingParams], list[FieldViolation]]
-"""Returns what is bad about a prompt and its sampling."""
+_ALWAYS_SET: Final = ("min_tokens", "ignore_eos", "keep_special_tokens")
+_ANSWERS: Final = ("n", "best_of", "prompt_logprobs", "echo")
+
+Check = Callable[[Prompt, SamplingParams, AnswerOptions], list[FieldViolation]]
+"""Returns what is bad about a prompt and its options."""
 
 
 # Requests, wire to plain.
@@ -65,10 +67,11 @@ def read_generation_request(
     bad: list[FieldViolation] = []
     prompt = read_input(message.input, bad)
     sampling = _read_sampling(message.sampling, bad)
+    answers = _read_answers(message.sampling)
     request_id = read_ids(message, bad)
     if bad or prompt is None:
         if check is not None:
-            own = check(prompt or TextPrompt("a"), sampling)
+            own = check(prompt or TextPrompt("a"), sampling, answers)
             bad += [v for v in own if prompt is not None or v.field.startswith("sampling")]
         raise InvalidRequestError(bad)
     return GenerationRequest(
@@ -78,6 +81,7 @@ def read_generation_request(
         client_id=message.client_id or connection,
         priority=message.priority,
         fingerprint=optional_text(message, "fingerprint"),
+        answers=answers,
     )
 
 
@@ -131,11 +135,18 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
         stop=tuple(message.stop) if stop_fits else (),
         stop_token_ids=tuple(message.stop_token_ids) if ids_fit else (),
         ignore_eos=message.ignore_eos,
-        n=message.n if message.HasField("n") else 1,
-        echo=message.echo,
         logit_bias=dict(message.logit_bias) if bias_fits else {},
         keep_special_tokens=message.keep_special_tokens,
         structured=convert_structured.read_form(message),
+    )
+
+
+def _read_answers(message: pb.Sampling) -> AnswerOptions:
+    return AnswerOptions(
+        n=message.n if message.HasField("n") else 1,
+        best_of=message.best_of if message.HasField("best_of") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        echo=message.echo,
     )
 
 
@@ -156,8 +167,8 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
         set_field(message, "priority", request.priority, "priority", bad)
     set_field(message, "fingerprint", request.fingerprint, "fingerprint", bad)
     fill_input(message.input, request.prompt, bad)
-    for name in (*_SCALARS, "min_tokens", "ignore_eos", "keep_special_tokens", "n", "echo"):
-        value = getattr(sampling, name)
+    named = [(name, getattr(sampling, name)) for name in (*_SCALARS, *_ALWAYS_SET)]
+    for name, value in (*named, *((name, getattr(request.answers, name)) for name in _ANSWERS)):
         if value is not None:
             set_field(message.sampling, name, value, f"sampling.{name}", bad)
     extend_field(message.sampling.stop, sampling.stop, "sampling.stop", bad)

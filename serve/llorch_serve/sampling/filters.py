@@ -79,8 +79,10 @@ def filter_few(rows: Sequence[Candidates], params: Sequence[ResolvedSampling]) -
     """Return what is left of rows of at most FEW candidates each."""
     table = _sorted(rows, params)
     for each in FILTERS:
-        if any(each.applies(p) for p in params):
-            each.few(table, params)
+        for asked in params:
+            if each.applies(asked):
+                each.few(table, params)
+                break
     return table
 
 

@@ -6,9 +6,10 @@ Input comes from the command line or gRPC; :class:`ResolvedSampling` goes to ``s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError, FieldViolation
@@ -19,7 +20,6 @@ from llorch_serve.structured.spec import Structured
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_SEED = 2**63 - 1
-MAX_ANSWERS = 16
 MAX_BIASED_IDS = 1024
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
@@ -56,11 +56,6 @@ class SamplingParams:
     logprobs: 0..20; each generated token comes with its log-probability and those of so many of the likeliest
         ones. None: without any.
     keep_special_tokens: special tokens are part of the text.
-    n: answers, 1..16, each with a seed of its own.
-    best_of: n..16: generate so many, and return the n of the highest mean log-probability.
-    prompt_logprobs: 0..20: list the log-probability of each token of the prompt, and so many of the likeliest
-        ones.
-    echo: the prompt's text comes before the answer's.
     structured: the form that the answer is held to, from its first token to its last.
     """
 
@@ -82,102 +77,28 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     keep_special_tokens: bool = False
-    n: int = 1
-    best_of: int | None = None
-    prompt_logprobs: int | None = None
-    echo: bool = False
     structured: Structured | None = None
-
-    @property
-    def answers(self) -> int:
-        """How many answers are generated."""
-        return self.n if self.best_of is None else self.best_of
 
     def violations(self, *, vocab_size: int, prefix: str = "sampling") -> list[FieldViolation]:
         """Return every field that is out of range; empty if all is well."""
-        bad: list[FieldViolation] = []
+        return [
+            *self.number_violations(vocab_size=vocab_size, prefix=prefix),
+            *self.ending_violations(vocab_size=vocab_size, prefix=prefix),
+        ]
 
-        def check(name: str, value: object, ok: bool, accepted: str) -> None:
-            if not ok:
-                bad.append(FieldViolation(f"{prefix}.{name}", f"found {value!r}, expected {accepted}"))
-
-        def in_range(value: float | None, low: float, high: float, *, open_low: bool = False) -> bool:
-            if value is None:
-                return True
-            # NaN fails every comparison, so it is out of range too.
-            return (value > low if open_low else value >= low) and value <= high
-
-        check("temperature", self.temperature, in_range(self.temperature, 0, 2), "a number from 0 to 2")
-        check("top_k", self.top_k, self.top_k is None or self.top_k >= 0, "an integer of at least 0")
-        check(
-            "top_p", self.top_p, in_range(self.top_p, 0, 1, open_low=True), "a number above 0 and at most 1"
-        )
-        check("min_p", self.min_p, in_range(self.min_p, 0, 1), "a number from 0 to 1")
-        check(
-            "repetition_penalty",
-            self.repetition_penalty,
-            in_range(self.repetition_penalty, 0, 2, open_low=True),
-            "a number above 0 and at most 2",
-        )
-        check(
-            "typical_p",
-            self.typical_p,
-            in_range(self.typical_p, 0, 1, open_low=True),
-            "a number above 0 and at most 1",
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            check(name, value, in_range(value, -MAX_PENALTY, MAX_PENALTY), "a number from -2 to 2")
-        check(
-            "repeat_last_n",
-            self.repeat_last_n,
-            in_range(self.repeat_last_n, -1, MAX_WINDOW),
-            f"an integer from 0 to {MAX_WINDOW}, or -1 for all tokens",
-        )
+    def number_violations(self, *, vocab_size: int, prefix: str = "sampling") -> list[FieldViolation]:
+        """Return every number that is out of range."""
+        bad = [*_range_violations(self, _CHOICE, prefix)]
         bad += _bias_violations(self.logit_bias, f"{prefix}.logit_bias", vocab_size)
-        check(
-            "logprobs",
-            self.logprobs,
-            in_range(self.logprobs, 0, MAX_LOGPROBS),
-            f"an integer from 0 to {MAX_LOGPROBS}",
-        )
-        check("seed", self.seed, in_range(self.seed, 0, MAX_SEED), f"an integer from 0 to {MAX_SEED}")
-        check(
-            "max_tokens",
-            self.max_tokens,
-            self.max_tokens is None or self.max_tokens >= 0,
-            "an integer of at least 0",
-        )
-        check("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer of at least 0")
+        bad += _range_violations(self, _COUNTS, prefix)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens >= 0:
-            check("min_tokens", self.min_tokens, False, f"at most max_tokens ({self.max_tokens})")
-        check(
-            "prompt_logprobs",
-            self.prompt_logprobs,
-            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
-            f"an integer from 0 to {MAX_LOGPROBS}",
-        )
-        check("n", self.n, 1 <= self.n <= MAX_ANSWERS, f"an integer from 1 to {MAX_ANSWERS}")
-        if self.answers > 1 and self.max_tokens == 0:
-            check("n" if self.best_of is None else "best_of", self.answers, False, "1 where max_tokens is 0")
-        check(
-            "best_of",
-            self.best_of,
-            self.best_of is None or self.n <= self.best_of <= MAX_ANSWERS,
-            f"an integer from n ({self.n}) to {MAX_ANSWERS}",
-        )
-        check(
-            "stop",
-            f"{len(self.stop)} strings",
-            len(self.stop) <= MAX_STOP_STRINGS,
-            f"at most {MAX_STOP_STRINGS} strings",
-        )
-        for index, text in enumerate(self.stop[:MAX_STOP_STRINGS]):
-            size = len(text.encode("utf-8", "surrogatepass"))
-            check(
-                f"stop[{index}]", f"{size} bytes", 0 < size <= MAX_STOP_BYTES, f"1 to {MAX_STOP_BYTES} bytes"
-            )
-            check(f"stop[{index}]", text, not _has_surrogate(text), "text without lone surrogates")
+            found = f"found {self.min_tokens}, expected at most max_tokens ({self.max_tokens})"
+            bad.append(FieldViolation(f"{prefix}.min_tokens", found))
+        return bad
+
+    def ending_violations(self, *, vocab_size: int, prefix: str = "sampling") -> list[FieldViolation]:
+        """Return what is wrong with stop strings, stop tokens and the form of the answer."""
+        bad = _stop_violations(self.stop, f"{prefix}.stop")
         bad += _listed(
             f"{prefix}.stop_token_ids",
             [(i, token) for i, token in enumerate(self.stop_token_ids) if not 0 <= token < vocab_size],
@@ -186,6 +107,75 @@ class SamplingParams:
         if self.structured is not None:
             bad += spec.violations(self.structured, prefix=prefix)
         return bad
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Which numbers a field accepts; None is always fine, NaN never.
+
+    accepted: the same in words. open_low: ``low`` itself is out of range.
+    """
+
+    name: str
+    low: float
+    high: float
+    accepted: str
+    open_low: bool = False
+
+    def violation(self, value: float | None, prefix: str) -> FieldViolation | None:
+        """Return what is wrong with a value of the field below ``prefix``, or None."""
+        if value is None:
+            return None
+        above = value > self.low if self.open_low else value >= self.low
+        if above and value <= self.high:  # NaN fails every comparison, so it is out of range too
+            return None
+        return FieldViolation(f"{prefix}.{self.name}", f"found {value!r}, expected {self.accepted}")
+
+
+_SHARE: Final = "a number above 0 and at most 1"
+_COUNT: Final = "an integer of at least 0"
+_CHOICE: Final = (
+    Range("temperature", 0, 2, "a number from 0 to 2"),
+    Range("top_k", 0, math.inf, _COUNT),
+    Range("top_p", 0, 1, _SHARE, open_low=True),
+    Range("min_p", 0, 1, "a number from 0 to 1"),
+    Range("repetition_penalty", 0, 2, "a number above 0 and at most 2", open_low=True),
+    Range("typical_p", 0, 1, _SHARE, open_low=True),
+    Range("presence_penalty", -MAX_PENALTY, MAX_PENALTY, "a number from -2 to 2"),
+    Range("frequency_penalty", -MAX_PENALTY, MAX_PENALTY, "a number from -2 to 2"),
+    Range("repeat_last_n", -1, MAX_WINDOW, f"an integer from 0 to {MAX_WINDOW}, or -1 for all tokens"),
+)
+_COUNTS: Final = (
+    Range("logprobs", 0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}"),
+    Range("seed", 0, MAX_SEED, f"an integer from 0 to {MAX_SEED}"),
+    Range("max_tokens", 0, math.inf, _COUNT),
+    Range("min_tokens", 0, math.inf, _COUNT),
+)
+
+
+def _range_violations(
+    params: SamplingParams, ranges: Iterable[Range], prefix: str
+) -> Iterator[FieldViolation]:
+    for each in ranges:
+        found = each.violation(getattr(params, each.name), prefix)
+        if found is not None:
+            yield found
+
+
+def _stop_violations(stop: Sequence[str], name: str) -> list[FieldViolation]:
+    bad: list[FieldViolation] = []
+    if len(stop) > MAX_STOP_STRINGS:
+        found = f"found '{len(stop)} strings', expected at most {MAX_STOP_STRINGS} strings"
+        bad.append(FieldViolation(name, found))
+    for index, text in enumerate(stop[:MAX_STOP_STRINGS]):
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if not 0 < size <= MAX_STOP_BYTES:
+            found = f"found '{size} bytes', expected 1 to {MAX_STOP_BYTES} bytes"
+            bad.append(FieldViolation(f"{name}[{index}]", found))
+        if _has_surrogate(text):
+            found = f"found {text!r}, expected text without lone surrogates"
+            bad.append(FieldViolation(f"{name}[{index}]", found))
+    return bad
 
 
 def _bias_violations(bias: Mapping[int, float], name: str, vocab_size: int) -> list[FieldViolation]:

@@ -186,20 +186,26 @@ def begin(
     return tuple(state for state in states if state is not None)
 
 
+def applying(row: tuple[Processor, ...]) -> list[Processor]:
+    """Return those of a row's processors that change its next logits."""
+    return [state for state in row if state.applies]
+
+
 def process(logits: FloatArray, rows: Sequence[tuple[Processor, ...]]) -> list[FloatArray]:
     """Return the scores of every row, float32 [vocabulary]; a view of ``logits`` where nothing applies to it.
 
     logits: float32 [len(rows), vocabulary], all finite; not modified. Scores of forbidden tokens are -inf,
         all others finite.
     """
-    changed = [index for index, row in enumerate(rows) if any(state.applies for state in row)]
     scores = list(logits)
+    states = [applying(row) for row in rows]
+    changed = [index for index, row in enumerate(states) if row]
     if not changed:
         return scores
     copies = logits[changed]
-    states = [(place, state) for place, index in enumerate(changed) for state in rows[index] if state.applies]
+    entries = [(place, state) for place, index in enumerate(changed) for state in states[index]]
     for kind in PROCESSORS:
-        if own := [entry for entry in states if isinstance(entry[1], kind)]:
+        if own := [entry for entry in entries if type(entry[1]) is kind]:
             kind.change(copies, own)
     for index, values in zip(changed, copies, strict=True):
         scores[index] = values

@@ -26,7 +26,7 @@ from llorch_serve.sampling.candidates import Candidates, find_candidates
 from llorch_serve.sampling.draws import Draws
 from llorch_serve.sampling.filters import FEW, Table, filter_few, filter_many
 from llorch_serve.sampling.params import ResolvedSampling
-from llorch_serve.sampling.processors import MinTokens, Processor, begin, process
+from llorch_serve.sampling.processors import Processor, applying, begin, process
 from llorch_serve.sampling.selection import FloatArray, IdArray, Values
 from llorch_serve.structured.constraint import Constraint
 
@@ -71,11 +71,6 @@ class SamplingRow:
         self.constraint = constraint
 
     @property
-    def forbids_stop_tokens(self) -> bool:
-        """Whether stop tokens are impossible for now."""
-        return any(isinstance(processor, MinTokens) and processor.applies for processor in self.processors)
-
-    @property
     def ended(self) -> bool:
         """Whether a grammar lets nothing follow, so that there is nothing to sample."""
         return self.constraint is not None and self.constraint.ended
@@ -100,8 +95,11 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
             continue
         # Where nothing applies to a greedy row, the most likely token is it.
         chosen.append(best)
-        applies = row.processors and any(processor.applies for processor in row.processors)
-        if row.params.temperature or row.constraint is not None or applies:
+        if (
+            row.params.temperature
+            or row.constraint is not None
+            or (row.processors and applying(row.processors))
+        ):
             rest.append(index)
     if rest:
         some = logits if len(rest) == len(rows) else logits[rest]
@@ -177,7 +175,7 @@ def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | Reque
         except RequestError as error:
             chosen[index] = error
             continue
-        if row.forbids_stop_tokens and np.isneginf(scores.max()):
+        if row.generated < row.params.min_tokens and np.isneginf(scores.max()):
             chosen[index] = _hopeless(row)
         elif row.params.temperature == 0:
             chosen[index] = int(scores.argmax())

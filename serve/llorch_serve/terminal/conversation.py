@@ -20,8 +20,8 @@ from llorch_serve.sampling.params import SamplingParams
 # What a value of a setting may be.
 _SCALARS: Final = (int, float, bool)
 _LISTS: Final = (tuple[str, ...], tuple[int, ...])
-_ELSEWHERE: Final = frozenset({"n", "best_of", "logprobs", "prompt_logprobs", "echo"})
-"""What a conversation at a terminal does not show: it has one answer to a question, and its text alone."""
+_NOT_SHOWN: Final = frozenset({"logprobs"})
+"""What a conversation at a terminal does not show: it shows the text of an answer alone."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ def settings() -> dict[str, Any]:
     return {
         name: hint
         for name, hint in hints.items()
-        if _plain(hint) in (*_SCALARS, *_LISTS) and name not in _ELSEWHERE
+        if _plain(hint) in (*_SCALARS, *_LISTS) and name not in _NOT_SHOWN
     }
 
 

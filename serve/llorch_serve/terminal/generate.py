@@ -12,8 +12,8 @@ import typer
 from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
-from llorch_serve.requests import GenerationRequest, GenerationUpdate
-from llorch_serve.sampling.params import MAX_ANSWERS, SamplingParams
+from llorch_serve.requests import MAX_ANSWERS, AnswerOptions, GenerationRequest, GenerationUpdate
+from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.terminal.access import TlsCa, TlsCert, TlsKey, Token, read_access, refuse_access
 from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.flags import (
@@ -203,16 +203,14 @@ def command(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
         keep_special_tokens=keep_special_tokens,
-        n=n,
-        best_of=best_of,
-        echo=echo,
-        prompt_logprobs=prompt_logprobs,
         structured=read_form(
             json_schema=json_schema, json_object=json_object, regex=regex, choice=choice, grammar=grammar
         ),
     )
     flags = ChatFlags(system, tools, template_arguments)
-    request = GenerationRequest(str(uuid.uuid4()), read_prompt(prompt, chat, prompt_ids, flags), params)
+    answers = AnswerOptions(n, best_of, prompt_logprobs, echo)
+    prompt_ = read_prompt(prompt, chat, prompt_ids, flags)
+    request = GenerationRequest(str(uuid.uuid4()), prompt_, params, answers=answers)
     if connect is not None:
         local = {"DIR": model_dir, "--model": model, "--no-kv-cache": no_kv_cache, "--lookup": lookup or None}
         cache = {
@@ -228,13 +226,13 @@ def command(
         local["--reasoning-format"] = None if reasoning_format == AUTO else reasoning_format
         refuse_local_flags(connect, {**local, **cache, "--max-context": max_context, "--threads": threads})
         access = read_access(token, tls_ca, tls_cert, tls_key)
-        show_answers(_remote(connect, access, wait, request), params.n, as_json=as_json)
+        show_answers(_remote(connect, access, wait, request), n, as_json=as_json)
         return
     refuse_wait(wait)
     refuse_access(token, tls_ca, tls_cert, tls_key)
     target = resolve_artifact(find_target(model_dir, model))
     # Numbers out of range are refused by the worker, by name.
-    slots = min(max(params.answers, 1), MAX_ANSWERS)
+    slots = min(max(answers.generated, 1), MAX_ANSWERS)
     session = SessionConfig(
         threads=threads,
         slots=slots,
@@ -254,7 +252,7 @@ def command(
         tool_format=tool_format,
         reasoning_format=reasoning_format,
     )
-    show_answers(_local(target, config, request), params.n, as_json=as_json)
+    show_answers(_local(target, config, request), n, as_json=as_json)
 
 
 def _local(folder: Path, config: EngineConfig, request: GenerationRequest) -> Iterator[GenerationUpdate]:
@@ -277,5 +275,5 @@ def _remote(
         if wait:
             client.wait_until_ready(wait)
         # Which answers are the best shows when all have ended, so that nothing streams.
-        best = request.sampling.best_of is not None
+        best = request.answers.best_of is not None
         yield from client.complete(request) if best else client.generate(request)

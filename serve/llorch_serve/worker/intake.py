@@ -14,7 +14,14 @@ from llorch_serve.engine.lookup import PromptLookup
 from llorch_serve.engine.sequence import Limits, Ownership, Sequence, Times
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UnsupportedError
-from llorch_serve.requests import GenerationRequest, Prompt, ScoreRequest, UpdateSink
+from llorch_serve.requests import (
+    AnswerOptions,
+    GenerationRequest,
+    Prompt,
+    ScoreRequest,
+    UpdateSink,
+    option_violations,
+)
 from llorch_serve.sampling.params import ResolvedSampling, SamplingParams, resolve
 from llorch_serve.sampling.prompt_scores import PromptScores, most_rows
 from llorch_serve.sampling.sampler import SamplingRow
@@ -71,21 +78,21 @@ class Intake:
         Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score a
         prompt.
         """
-        ids, prompt_text, bad = self._check(request.prompt, request.sampling)
+        ids, prompt_text, bad = self._check(request.prompt, request.sampling, request.answers)
         if bad:
             raise InvalidRequestError(bad)
-        sampling = request.sampling
-        if sampling.prompt_logprobs is not None:
+        sampling, asked = request.sampling, request.answers
+        if asked.prompt_logprobs is not None:
             self._check_scores_prompts()
         prompt = _EncodedPrompt(ids, prompt_text, self._limits(sampling, len(ids)))
         resolved = resolve(sampling, self._manifest.generation, lambda: secrets.randbits(63))
-        shared = SharedPrompt() if sampling.answers > 1 and self._shares_prompts else None
-        seeds = [answer_seed(resolved.seed, index) for index in range(sampling.answers)]
+        shared = SharedPrompt() if asked.generated > 1 and self._shares_prompts else None
+        seeds = [answer_seed(resolved.seed, index) for index in range(asked.generated)]
         members = [
             self._answer(request, prompt, replace(resolved, seed=seed), shared, index)
             for index, seed in enumerate(seeds)
         ]
-        best = None if sampling.best_of is None else sampling.n
+        best = None if asked.best_of is None else asked.n
         return Answers(request.request_id, sink, tuple(members), best)
 
     def _limits(self, sampling: SamplingParams, prompt_tokens: int) -> Limits:
@@ -106,10 +113,11 @@ class Intake:
         index: int,
     ) -> Answer:
         """Return one of a request's answers, with a sequence of its own."""
-        sampling, ids, limits = request.sampling, prompt.token_ids, prompt.limits
+        sampling, asked = request.sampling, request.answers
+        ids, limits = prompt.token_ids, prompt.limits
         # What ranks the answers is the log-probability of their tokens, whether or not it is told.
-        ranking = None if sampling.best_of is None else 0
-        scored = sampling.prompt_logprobs if index == 0 else None  # told once, with the first answer
+        ranking = None if asked.best_of is None else 0
+        scored = asked.prompt_logprobs if index == 0 else None  # told once, with the first answer
         sequence = Sequence(
             request_id=request.request_id,
             token_ids=list(ids),
@@ -135,7 +143,7 @@ class Intake:
             stream,
             self._tokenizer,
             resolved.seed,
-            opening=prompt.text if sampling.echo else "",
+            opening=prompt.text if asked.echo else "",
             tells_logprobs=sampling.logprobs is not None,
             parser=self._prompts.parser(request.prompt, prompt.text, key=f"{request.request_id}:{index}"),
         )
@@ -174,18 +182,22 @@ class Intake:
             case CacheSharing.ALL:
                 return ""
 
-    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
-        """Return every bad field of a prompt and its sampling settings."""
-        return self._check(prompt, sampling)[2]
+    def violations(
+        self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
+    ) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its options."""
+        return self._check(prompt, sampling, answers)[2]
 
     def _check(
-        self, prompt: Prompt, sampling: SamplingParams
+        self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
     ) -> tuple[tuple[int, ...], str, list[FieldViolation]]:
         """Return a prompt's token ids, its text, and every bad field."""
-        bad = sampling.violations(vocab_size=self._manifest.model.vocab_size)
-        if not bad and sampling.answers > self._most_waiting:
-            field = "n" if sampling.best_of is None else "best_of"
-            found = f"found {sampling.answers}; this worker queues {self._most_waiting}, the most it can take"
+        bad = option_violations(sampling, answers, vocab_size=self._manifest.model.vocab_size)
+        if not bad and answers.generated > self._most_waiting:
+            field = "n" if answers.best_of is None else "best_of"
+            found = (
+                f"found {answers.generated}; this worker queues {self._most_waiting}, the most it can take"
+            )
             bad.append(FieldViolation(f"sampling.{field}", found))
         context = self._context
         try:
@@ -193,8 +205,8 @@ class Intake:
         except InvalidRequestError as error:
             return (), "", [*bad, *error.violations]
         bad += self._prompts.violations(ids, context=context)
-        if sampling.prompt_logprobs is not None and not bad:
-            bad += place_violations(len(ids) - 1, sampling.prompt_logprobs, "sampling.prompt_logprobs")
+        if answers.prompt_logprobs is not None and not bad:
+            bad += place_violations(len(ids) - 1, answers.prompt_logprobs, "sampling.prompt_logprobs")
         return ids, text, bad
 
     def _check_scores_prompts(self) -> None:

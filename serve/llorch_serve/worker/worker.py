@@ -23,6 +23,7 @@ from llorch_serve.errors import (
 )
 from llorch_serve.requests import (
     Abort,
+    AnswerOptions,
     GenerationRequest,
     ModelInfo,
     Prompt,
@@ -134,9 +135,11 @@ class Worker:
         """
         return self._requests.enter(self._intake.score(request, sink))
 
-    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
-        """Return every bad field of a prompt and its sampling settings, as :meth:`submit` would name them."""
-        return self._intake.violations(prompt, sampling)
+    def violations(
+        self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
+    ) -> list[FieldViolation]:
+        """Return every bad field of a prompt and its options, as :meth:`submit` would name them."""
+        return self._intake.violations(prompt, sampling, answers)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for, COUNTED_TOKENS at most if the context

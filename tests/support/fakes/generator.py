@@ -19,6 +19,7 @@ from llorch_serve.errors import EngineStoppedError, FieldViolation, InvalidReque
 from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import (
     Abort,
+    AnswerOptions,
     ChatPrompt,
     Completion,
     ContinuationScore,
@@ -31,6 +32,7 @@ from llorch_serve.requests import (
     Timings,
     TokenPrompt,
     UpdateSink,
+    option_violations,
 )
 from llorch_serve.sampling.params import SamplingParams
 
@@ -125,7 +127,7 @@ class FakeGenerator:
             assert self.submit_gate.wait(PATIENCE_S)
         if self.fail_submit is not None:
             raise self.fail_submit
-        bad = request.sampling.violations(vocab_size=VOCAB_SIZE)
+        bad = option_violations(request.sampling, request.answers, vocab_size=VOCAB_SIZE)
         if bad:
             raise InvalidRequestError(bad)
         with self._condition:
@@ -160,8 +162,10 @@ class FakeGenerator:
         )
         return partial(self._abort, scored)
 
-    def violations(self, prompt: Prompt, sampling: SamplingParams) -> list[FieldViolation]:
-        return sampling.violations(vocab_size=VOCAB_SIZE)
+    def violations(
+        self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
+    ) -> list[FieldViolation]:
+        return option_violations(sampling, answers, vocab_size=VOCAB_SIZE)
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
         self._death_listeners.append(tell)

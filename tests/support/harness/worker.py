@@ -12,7 +12,14 @@ from typing import Any, cast
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import EngineConfig
-from llorch_serve.requests import Completion, GenerationRequest, GenerationUpdate, Prompt, TokenPrompt
+from llorch_serve.requests import (
+    AnswerOptions,
+    Completion,
+    GenerationRequest,
+    GenerationUpdate,
+    Prompt,
+    TokenPrompt,
+)
 from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.text.tokenizer import Tokenizer
@@ -121,9 +128,19 @@ def make_session(**options: Any) -> FakeSession:
 
 
 def request(name: str, prompt: Prompt | Sequence[int], **sampling: Any) -> GenerationRequest:
-    """Return a request; greedy, and for token ids without further ado."""
+    """Return a request; greedy, and for token ids without further ado. Options of answers go where they
+    belong.
+    """
     asked = prompt if not isinstance(prompt, (tuple, list)) else TokenPrompt(tuple(prompt))
-    return GenerationRequest(name, cast("Prompt", asked), SamplingParams(**{"temperature": 0, **sampling}))
+    answers, params = split_options({"temperature": 0, **sampling})
+    return GenerationRequest(name, cast("Prompt", asked), params, answers=answers)
+
+
+def split_options(options: dict[str, Any]) -> tuple[AnswerOptions, SamplingParams]:
+    """Return options of answers and of sampling, given together."""
+    names = AnswerOptions.__dataclass_fields__.keys()
+    answers = AnswerOptions(**{name: value for name, value in options.items() if name in names})
+    return answers, SamplingParams(**{name: value for name, value in options.items() if name not in names})
 
 
 def ask(worker: Worker, prompt: Prompt | Sequence[int], name: str = "r", **sampling: Any) -> Answer:
