@@ -1,0 +1,156 @@
+"""What ``llorch serve`` runs besides the gRPC server: the HTTP front, metrics, narration and traces.
+
+Input: flags. Output: fronts for :func:`llorch_serve.lifecycle.serving.serve`, and a wrapper that puts
+observers around the loaded generator. A library that is not installed is named, with its pip line, before
+anything is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from llorch_serve.engine.load import Load
+from llorch_serve.errors import UsageError
+from llorch_serve.lifecycle.serving import ClosableGenerator
+from llorch_serve.observe.logs import writes_json
+from llorch_serve.observe.narration import Narrator
+from llorch_serve.observe.tap import Answered, ObservedGenerator, Observer
+from llorch_serve.rpc.security import OPEN, Security
+from llorch_serve.rpc.ways import Front, FrontMaker
+from llorch_serve.terminal.console import say
+from llorch_serve.terminal.requirements import required
+from llorch_serve.terminal.serving_flags import judge_exposure
+
+
+@dataclass(frozen=True, slots=True)
+class ServingFronts:
+    """What listens and watches besides the gRPC server.
+
+    fronts: for the server. observe: puts observers around the generator. narrator: tells of the worker's own
+    life.
+    """
+
+    fronts: tuple[FrontMaker, ...]
+    observe: Callable[[ClosableGenerator], ClosableGenerator]
+    narrator: Narrator
+
+    def announce(self, action: str, target: str, human: str) -> None:
+        """Tell of the worker's own life: a line for people, or an event where the log is JSON."""
+        announce(self.narrator, action, target, human)
+
+
+def announce(narrator: Narrator, action: str, target: str, human: str) -> None:
+    """Print a line on stderr, or tell an event where the log is JSON."""
+    if writes_json():
+        narrator.tell(action, target, human)
+    else:
+        say(human)
+
+
+def open_fronts(
+    http: str | None,
+    otlp_endpoint: str | None,
+    *,
+    worker_id: str | None = None,
+    security: Security = OPEN,
+    tls: ssl.SSLContext | None = None,
+    require_auth: bool = False,
+    stream_interval: int | None = None,
+) -> ServingFronts:
+    """Prepare what the flags ask for. Raises ProviderError, PortError or UsageError."""
+    narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
+    makers: list[Callable[[ClosableGenerator], Observer]] = []
+    fronts: list[FrontMaker] = []
+    if http is not None:
+        front, maker = _http_front(
+            http, security, tls, narrator, require_auth=require_auth, stream_interval=stream_interval
+        )
+        fronts.append(front)
+        makers.append(maker)
+    if otlp_endpoint is not None:
+        makers.append(_tracer(otlp_endpoint))
+    makers.append(lambda _: narrator)  # last, so that what a line tells of has been counted
+
+    def observe(generator: ClosableGenerator) -> ClosableGenerator:
+        return ObservedGenerator(generator, [make(generator) for make in makers])
+
+    return ServingFronts(tuple(fronts), observe, narrator)
+
+
+def read_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
+    """Return what makes HTTP speak TLS with files that ``load_security`` has checked; None without them."""
+    if cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca)
+    context.load_cert_chain(cert, key)
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise UsageError for an address that spans cannot be sent to: the exporter would only log, again and
+    again.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        usable = False
+    if not usable or parts.query or parts.fragment:
+        raise UsageError(f"--otlp-endpoint is {endpoint!r}; expected a URL like http://127.0.0.1:4318")
+
+
+def _http_front(
+    address: str,
+    security: Security,
+    tls: ssl.SSLContext | None,
+    narrator: Narrator,
+    *,
+    require_auth: bool,
+    stream_interval: int | None,
+) -> tuple[FrontMaker, Callable[[ClosableGenerator], Observer]]:
+    """Return what makes the front, and what makes the observer behind its /metrics."""
+    with required("http"):
+        from llorch_serve.http.app import route_of
+        from llorch_serve.http.server import HttpConfig, HttpFront, read_address
+        from llorch_serve.observe.meters import Meters
+    host, port = read_address(address)
+    judge_exposure(host, security, require_auth=require_auth)
+    scheme = "http" if tls is None else "https"
+    meters = Meters()
+
+    def watch(generator: ClosableGenerator) -> Observer:
+        meters.watch(generator)
+        return meters
+
+    def answered(answer: Answered) -> None:
+        narrator.answered(answer)
+        if answer.status is not None:
+            meters.count_http(route_of(answer.path), answer.status)
+
+    def make(load: Callable[[], Load]) -> Front:
+        return HttpFront(
+            HttpConfig(host, port, security.tokens, tls, stream_interval),
+            load,
+            meters.expose,
+            on_answered=answered,
+            on_bound=lambda bound: announce(narrator, "http.listen", bound, f"HTTP at {scheme}://{bound}"),
+        )
+
+    return make, watch
+
+
+def _tracer(endpoint: str) -> Callable[[ClosableGenerator], Observer]:
+    check_endpoint(endpoint)
+    with required("otel"):
+        from llorch_serve.observe.traces import Tracer, otlp_provider
+    provider = otlp_provider(endpoint, importlib.metadata.version("llorch"))
+    return lambda generator: Tracer(provider, generator.model_info().model_id)
