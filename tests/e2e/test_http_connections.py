@@ -14,7 +14,7 @@ import ssl
 import pytest
 
 from llorch_serve.http import connection, connection_limit, exchange
-from llorch_serve.terminal.beside import read_tls
+from llorch_serve.terminal.serving_fronts import read_tls
 from support.builders.certificates import make_certificates
 from support.fakes.generator import PATIENCE_S
 from support.harness.http import fake_front, send

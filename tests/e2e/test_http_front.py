@@ -19,7 +19,7 @@ from llorch_serve.errors import EngineStoppedError, PortError
 from llorch_serve.http import connection, exchange
 from llorch_serve.http.server import HttpConfig, HttpFront, read_address
 from llorch_serve.requests import TextPrompt
-from llorch_serve.terminal.beside import read_tls
+from llorch_serve.terminal.serving_fronts import read_tls
 from support.builders.certificates import make_certificates
 from support.fakes.generator import INFO, LOAD, PATIENCE_S, FakeGenerator
 from support.harness.http import fake_front, running_front, send

@@ -13,7 +13,7 @@ import pytest
 from llorch_serve.errors import NonFiniteLogitsError, QueueFullError
 from llorch_serve.requests import GenerationUpdate
 from llorch_serve.terminal import bench_serving
-from llorch_serve.terminal.beside import read_tls
+from llorch_serve.terminal.serving_fronts import read_tls
 from support.builders.certificates import make_certificates
 from support.fakes.generator import FakeGenerator
 from support.harness.http import running_front

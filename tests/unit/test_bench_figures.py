@@ -20,7 +20,7 @@ from llorch_serve.bench.measure import (
     measure,
 )
 from llorch_serve.bench.resources import peak_rss_mib, software
-from llorch_serve.bench.workload import MAX_PROMPT_FILE_BYTES, Workload, read_prompt, sample_text, text_prompt
+from llorch_serve.bench.workload import Workload, sample_text, text_prompt
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, ProviderError, UsageError
 from llorch_serve.requests import (
@@ -197,33 +197,6 @@ def test_a_prompt_of_any_length_is_made_from_the_sample_text() -> None:
     assert len(sample_text()) > 5000
     with pytest.raises(UsageError, match="--prompt-tokens is 0"):
         text_prompt(0, tokenize)
-
-
-def test_a_prompt_file_is_an_array_of_ids(tmp_path: Path) -> None:
-    path = tmp_path / "ids.json"
-    path.write_text("[5, 6, 7]\n")
-    assert read_prompt(path) == (5, 6, 7)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "5", '["5"]', "[1, null]", "[1.5]", "{}", "[true]", "[" * 100_000]
-)
-def test_other_prompt_files_are_refused_by_name(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "ids.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=r"ids\.json") as caught:
-        read_prompt(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_and_huge_prompt_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_prompt(tmp_path / "absent")
-    huge = tmp_path / "huge"
-    with huge.open("wb") as file:
-        file.truncate(MAX_PROMPT_FILE_BYTES + 1)
-    with pytest.raises(UsageError, match=str(MAX_PROMPT_FILE_BYTES)):
-        read_prompt(huge)
 
 
 def test_peak_memory_is_in_mib() -> None:

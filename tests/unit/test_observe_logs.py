@@ -15,7 +15,7 @@ from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
-from llorch_serve.terminal.beside import open_beside
+from llorch_serve.terminal.serving_fronts import open_fronts
 from llorch_serve.worker.local import stream
 from support.fakes.generator import FakeGenerator
 from support.harness.http import running_front, send
@@ -132,9 +132,9 @@ def record(message, **attributes):
 
 
 def test_what_a_line_tells_of_has_been_counted():
-    beside = open_beside("0", None)
-    generator = beside.observe(FakeGenerator())
-    assert generator._observers[-1] is beside.narrator
+    fronts = open_fronts("0", None)
+    generator = fronts.observe(FakeGenerator())
+    assert generator._observers[-1] is fronts.narrator
     generator.close()
 
 

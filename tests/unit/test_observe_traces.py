@@ -16,7 +16,7 @@ from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.observe.traces import Tracer, otlp_provider
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
-from llorch_serve.terminal.beside import open_beside
+from llorch_serve.terminal.serving_fronts import open_fronts
 from llorch_serve.worker.local import stream
 from support.fakes.generator import FakeGenerator
 
@@ -117,4 +117,4 @@ def test_spans_go_to_the_endpoint_that_is_named():
 )
 def test_an_endpoint_that_is_no_url_is_refused_at_start(endpoint):
     with pytest.raises(UsageError, match=r"--otlp-endpoint is .* expected a URL"):
-        open_beside(None, endpoint)
+        open_fronts(None, endpoint)

@@ -18,7 +18,9 @@ from llorch_serve.bench.serving.work import (
 )
 from llorch_serve.errors import UsageError
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from llorch_serve.terminal.load_flags import LengthFlags, LoadFlags, plan_load
+from llorch_serve.terminal.bench_flags import LengthFlags
+from llorch_serve.terminal.load_flags import LoadFlags
+from llorch_serve.terminal.load_plan import plan_load
 
 IDS = tuple(range(100, 200))
 
@@ -177,7 +179,7 @@ def test_prompts_that_are_drawn_have_a_seed():
     assert plan(LoadFlags(concurrency="1", dataset=Path("p.jsonl")), http=True)[0].seed is None
 
 
-IDS_GIVEN = LengthFlags(prompt_tokens=None, prompt_ids=Path("ids.json"), max_tokens=64)
+IDS_GIVEN = LengthFlags(prompt_tokens=None, prompt_ids="ids.json", max_tokens=64)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,10 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
-
-import msgspec
 
 from llorch_serve.errors import UsageError
-from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-
-MAX_PROMPT_FILE_BYTES = 64 * 2**20
 
 
 @dataclass(slots=True)
@@ -59,22 +53,3 @@ def text_prompt(count: int, tokenize: Callable[[Prompt], tuple[tuple[int, ...], 
         raise UsageError(f"--prompt-tokens is {count}; at least 1 is needed")
     ids, _ = tokenize(TextPrompt(sample_text()))
     return tuple(ids[i % len(ids)] for i in range(count))
-
-
-def read_prompt(path: Path) -> tuple[int, ...]:
-    """Read token ids from a JSON array. Raises UsageError if the file holds something else."""
-    try:
-        if path.stat().st_size > MAX_PROMPT_FILE_BYTES:
-            raise UsageError(
-                f"{path} has over {MAX_PROMPT_FILE_BYTES} bytes; expected a JSON array of token ids"
-            )
-        ids = msgspec.json.decode(path.read_bytes(), type=tuple[int, ...])
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); --prompt-ids names a JSON array of token ids"
-        ) from error
-    except NOT_JSON as error:
-        raise UsageError(f"{path} is not a JSON array of token ids: {error}") from error
-    if not ids:
-        raise UsageError(f"{path} holds an empty array; at least one token id is needed")
-    return ids

@@ -44,7 +44,7 @@ def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bo
 
 
 def _say_more(answer: GenerationUpdate, label: str) -> None:
-    """Say what an answer holds beside its text, and why it ended if that was not its own doing."""
+    """Say what an answer holds besides its text, and why it ended if that was not its own doing."""
     if answer.tool_calls:
         names = ", ".join(call.name for call in answer.tool_calls)
         show_aside(f"({label}calls {names}; --json shows with what)")
@@ -77,13 +77,13 @@ def _document(answer: GenerationUpdate) -> dict[str, object]:
             {"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.tool_calls
         ]
     if answer.logprobs:
-        document["logprobs"] = places(answer.logprobs)
+        document["logprobs"] = logprobs_document(answer.logprobs)
     if answer.prompt_logprobs:
-        document["prompt_logprobs"] = places(answer.prompt_logprobs)
+        document["prompt_logprobs"] = logprobs_document(answer.prompt_logprobs)
     return document
 
 
-def places(logprobs: Iterable[TokenLogprobs]) -> list[dict[str, object]]:
+def logprobs_document(logprobs: Iterable[TokenLogprobs]) -> list[dict[str, object]]:
     """Return log-probabilities for a JSON document."""
     return [{**_token(place.chosen), "top": [_token(token) for token in place.top]} for place in logprobs]
 

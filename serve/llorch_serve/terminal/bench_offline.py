@@ -16,32 +16,29 @@ from llorch_serve.bench.protocol import Settings
 from llorch_serve.bench.resources import look_at_host
 from llorch_serve.bench.rounds import Plan, compare
 from llorch_serve.bench.schema import Entry, OfflineTest, Report
-from llorch_serve.bench.workload import read_prompt
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.reference_file import check_reference, read_reference
 from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.providers.table import find_provider
+from llorch_serve.terminal.bench_flags import EntryFlags, LengthFlags
 from llorch_serve.terminal.console import say, step_progress
-from llorch_serve.terminal.target import find_artifact, find_target, find_tokenizer, resolve_artifact
+from llorch_serve.terminal.target import ModelFlags, find_artifact, find_tokenizer, resolve_artifact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The flags, as they came. providers, options, library, allow_cpu_nodes: see
-    :func:`llorch_serve.bench.entries.find_entries`.
+class OfflineRun:
+    """What is measured in this process's children.
+
+    prompt: its token ids, which the sample text stands for otherwise. depths: tokens in each stream's context
+    before. session: of each entry, but for its provider. reference: a file to compare with, or None.
     """
 
-    model_dir: str | None
-    model: str | None
-    providers: Sequence[str]
-    options: Sequence[str]
-    library: Path | None
-    allow_cpu_nodes: bool
-    works: str
-    prompt_tokens: int
-    prompt_ids: Path | None
-    max_tokens: int
+    model: ModelFlags
+    entries: EntryFlags
+    tests: str
+    prompt: tuple[int, ...] | None
+    lengths: LengthFlags
     depths: Sequence[int]
     streams: Sequence[int]
     repeat: int
@@ -49,40 +46,42 @@ class Asked:
     reference: Path | None
 
 
-def measure_here(asked: Asked) -> Report:
+def measure_here(run: OfflineRun) -> Report:
     """Measure every entry. Raises what makes the whole command impossible; what one entry lacks is in its
     ``problem``.
     """
-    prompt = None if asked.prompt_ids is None else read_prompt(asked.prompt_ids)
     tests = plan_tests(
-        _works(asked.works),
-        prompt_tokens=asked.prompt_tokens if prompt is None else len(prompt),
-        generated_tokens=asked.max_tokens,
-        depths=asked.depths,
-        streams=asked.streams,
+        _read_tests(run.tests),
+        prompt_tokens=run.lengths.tokens if run.prompt is None else len(run.prompt),
+        generated_tokens=run.lengths.max_tokens,
+        depths=run.depths,
+        streams=run.streams,
     )
+    entries = run.entries
     wanted = find_entries(
-        asked.providers, _folder(asked), asked.options, asked.library, cpu_nodes=asked.allow_cpu_nodes
+        entries.provider or (),
+        _folder(run),
+        entries.provider_option or (),
+        entries.ep_library,
+        cpu_nodes=entries.allow_cpu_nodes,
     )
     for one in wanted:
-        _check_folder(one, asked.reference)
+        _check_folder(one, run.reference)
     tokenizer = find_tokenizer()
     plan = Plan(
         tests=tests,
         longest=longest(tests),
-        repeat=asked.repeat,
-        prompt_ids=prompt,
+        repeat=run.repeat,
+        prompt_ids=run.prompt,
         tokenizer=None if tokenizer is None else str(tokenizer),
-        reference=None if asked.reference is None else str(asked.reference.resolve()),
-        settings=lambda one: Settings.of(
-            replace(asked.session, slots=max(asked.streams), provider=one.choice)
-        ),
+        reference=None if run.reference is None else str(run.reference.resolve()),
+        settings=lambda one: Settings.of(replace(run.session, provider=one.choice)),
     )
     return Report(
         version=importlib.metadata.version("llorch"),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         host=look_at_host(),
-        repeat=asked.repeat,
+        repeat=run.repeat,
         entries=_compare(wanted, plan, tests),
     )
 
@@ -97,7 +96,7 @@ def _compare(wanted: Sequence[Wanted], plan: Plan, tests: Sequence[OfflineTest])
         return compare(wanted, plan, start, advance)
 
 
-def _works(value: str) -> list[Work]:
+def _read_tests(value: str) -> list[Work]:
     named = value.split(",")
     found = [work for work in WORKS if work in named]
     if odd := [name for name in named if name not in WORKS]:
@@ -105,17 +104,14 @@ def _works(value: str) -> list[Work]:
     return found
 
 
-def _folder(asked: Asked) -> Path | None:
+def _folder(run: OfflineRun) -> Path | None:
     """Return the folder of entries that name none; None if all name theirs and none is given."""
-    named = [spec for spec in asked.providers if "=" in spec]
-    if asked.providers and len(named) == len(asked.providers):
-        if asked.model_dir or asked.model:
-            raise UsageError(
-                f"DIR is {asked.model_dir or asked.model} and every --provider names a folder of its own; "
-                f"leave DIR out"
-            )
+    providers = run.entries.provider or ()
+    if providers and all("=" in spec for spec in providers):
+        if named := run.model.model_dir or run.model.model:
+            raise UsageError(f"DIR is {named} and every --provider names a folder of its own; leave DIR out")
         return None
-    return resolve_artifact(find_target(asked.model_dir, asked.model))
+    return resolve_artifact(run.model.target())
 
 
 def _check_folder(one: Wanted, reference: Path | None) -> None:

@@ -5,61 +5,46 @@ stderr.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 from llorch_serve.bench.schema import Problem, Report
-from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.errors import ResourceError
 from llorch_serve.files.durable import write_whole
+from llorch_serve.terminal.bench_flags import ReportFlags
 from llorch_serve.terminal.console import fail, write, write_json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """What was asked for. csv, markdown, html: files, or None."""
+def show_report(report: Report, asked: ReportFlags) -> None:
+    """Write everything; exit with the code of the first failure, if there was any. With nothing measured,
+    only say why.
+    """
+    if any(entry.rows for entry in report.entries):
+        _write(report, asked)
+    problems = list(_problems(report))
+    for message, problem in problems:
+        fail(message, problem.exit_code)
+    if problems:
+        raise SystemExit(problems[0][1].exit_code)
 
-    as_json: bool
-    csv: Path | None
-    markdown: Path | None
-    html: Path | None
 
-    def check(self) -> None:
-        """Raise UsageError for a file that cannot be written, before minutes are spent on measuring."""
-        for flag, path in (("--csv", self.csv), ("--markdown", self.markdown), ("--html", self.html)):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise UsageError(f"{flag} is {path}; expected a file in a folder that exists")
+def _write(report: Report, asked: ReportFlags) -> None:
+    from llorch_serve.bench import page, tables
 
-    def show(self, report: Report) -> None:
-        """Write everything; exit with the code of the first failure, if there was any. With nothing measured,
-        only say why.
-        """
-        if any(entry.rows for entry in report.entries):
-            self._write(report)
-        problems = list(_problems(report))
-        for message, problem in problems:
-            fail(message, problem.exit_code)
-        if problems:
-            raise SystemExit(problems[0][1].exit_code)
-
-    def _write(self, report: Report) -> None:
-        from llorch_serve.bench import page, tables
-
-        for path, render in (
-            (self.csv, tables.comma_separated),
-            (self.markdown, tables.markdown),
-            (self.html, page.html),
-        ):
-            if path is not None:
-                try:
-                    write_whole(path, render(report).encode())
-                except OSError as error:
-                    raise ResourceError(
-                        f"{path} cannot be written ({error.strerror}); name another file"
-                    ) from error
-        if self.as_json:
-            write_json(report)
-        else:
-            write(tables.terminal(report))
+    for path, render in (
+        (asked.csv, tables.comma_separated),
+        (asked.markdown, tables.markdown),
+        (asked.html, page.html),
+    ):
+        if path is not None:
+            try:
+                write_whole(path, render(report).encode())
+            except OSError as error:
+                raise ResourceError(
+                    f"{path} cannot be written ({error.strerror}); name another file"
+                ) from error
+    if asked.as_json:
+        write_json(report)
+    else:
+        write(tables.terminal(report))
 
 
 def _problems(report: Report) -> Iterator[tuple[str, Problem]]:

@@ -19,17 +19,19 @@ from llorch_serve.bench.serving.measure import measure
 from llorch_serve.bench.serving.over_grpc import GrpcCall
 from llorch_serve.bench.serving.work import Job, Lengths, drawn_jobs, listed_jobs, read_dataset
 from llorch_serve.bench.worker_report import report_on_worker
-from llorch_serve.bench.workload import read_prompt, text_prompt
+from llorch_serve.bench.workload import text_prompt
 from llorch_serve.client.asynchronous import AsyncWorkerClient
-from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.client.channel import Access
 from llorch_serve.errors import UsageError
 from llorch_serve.requests import ModelInfo
+from llorch_serve.terminal.access import connected
+from llorch_serve.terminal.bench_flags import LengthFlags
+from llorch_serve.terminal.bench_streams import check_context
 from llorch_serve.terminal.console import say, step_progress
-from llorch_serve.terminal.load_flags import LengthFlags, LoadFlags, plan_load
+from llorch_serve.terminal.load_flags import LoadFlags
+from llorch_serve.terminal.load_plan import plan_load
 from llorch_serve.terminal.requirements import required
 
-DEFAULT_PROMPT_TOKENS: Final = 512
 _LATE_SHARE: Final = 0.05  # of the median time to the first token
 
 
@@ -43,10 +45,8 @@ def measure_worker(
     """
     http = "://" in address
     dataset = None if flags.dataset is None else read_dataset(flags.dataset)
-    given = None if lengths.prompt_ids is None else read_prompt(lengths.prompt_ids)
-    tokens = DEFAULT_PROMPT_TOKENS if lengths.prompt_tokens is None else lengths.prompt_tokens
-    if given is not None:
-        tokens = len(given)
+    given = lengths.read()
+    tokens = lengths.tokens if given is None else len(given)
     tests = plan_load(
         flags,
         lengths,
@@ -62,7 +62,7 @@ def measure_worker(
     if dataset is not None:
         jobs = listed_jobs(dataset, lengths.max_tokens)
     else:
-        _check_context(worker.info, prompts, answers)
+        check_context(prompts.high, answers.high, worker.info.context_length)
         ids = worker.prompt(prompts.high, seed) if given is None else given
         jobs = drawn_jobs(prompts, answers, ids, worker.info.vocab_size, seed)
     with step_progress("measuring", len(tests) * (repeat + 1)) as advance:
@@ -84,13 +84,11 @@ class _Worker:
 
 
 def _over_grpc(address: str, access: Access, wait: float | None) -> _Worker:
-    with WorkerClient(address, access) as client:
-        if wait:
-            client.wait_until_ready(wait)
+    with connected(address, access, wait) as client:
         info = client.model_info()
 
     def prompt(count: int, _seed: int) -> tuple[int, ...]:
-        with WorkerClient(address, access) as client:
+        with connected(address, access, None) as client:
             return text_prompt(count, client.tokenize)
 
     @asynccontextmanager
@@ -141,15 +139,6 @@ def _check_slots(info: ModelInfo, tests: Sequence[ServingTest]) -> None:
     if most > info.slots:
         say(
             f"note: the worker has {info.slots} slots; of {most} clients' requests the others wait their turn"
-        )
-
-
-def _check_context(info: ModelInfo, prompts: Lengths, answers: Lengths) -> None:
-    needed = prompts.high + answers.high
-    if needed > info.context_length:
-        raise UsageError(
-            f"{prompts.high} prompt tokens and {answers.high} generated ones need a context of {needed}; "
-            f"this one has {info.context_length}. Choose fewer tokens."
         )
 
 

@@ -26,8 +26,9 @@ _NOT_SHOWN: Final = frozenset({"logprobs"})
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages without the system's, which is kept apart. The last one is the user's only while an answer is
-    due.
+    """Messages without the system's, which is a field of its own.
+
+    The last one is the user's only while an answer is due.
     """
 
     system: str | None = None
@@ -41,8 +42,8 @@ class Conversation:
 
     def everything(self) -> list[ChatMessage]:
         """Return all messages, the system's first if there is one."""
-        told = [] if self.system is None else [ChatMessage("system", self.system)]
-        return told + self.messages
+        system = [] if self.system is None else [ChatMessage("system", self.system)]
+        return system + self.messages
 
     def ask(self, text: str) -> None:
         """Add a question."""
@@ -65,7 +66,7 @@ class Conversation:
         return None
 
     def reset(self) -> None:
-        """Forget what was said; what the model is told stays."""
+        """Forget what was said; the system's message is kept."""
         self.messages.clear()
 
     def set(self, name: str, value: str, *, vocab_size: int) -> None:

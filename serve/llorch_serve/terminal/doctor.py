@@ -10,27 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llorch_serve.terminal.console import fail, write, write_json
-from llorch_serve.terminal.flags import (
-    AllowCpuNodes,
-    EpLibrary,
-    Provider,
-    ProviderOption,
-    provider_choice,
-)
+from llorch_serve.terminal.groups import composed, only
+from llorch_serve.terminal.session_flags import ProviderFlags
 
 if TYPE_CHECKING:
     from llorch_serve.doctor.examine import Examination
 
 
+@composed
 def command(
     artifact: Annotated[
         Path | None,
         typer.Argument(metavar="DIR", help="An artifact to load and run once.", show_default=False),
     ] = None,
-    provider: Provider = None,
-    provider_option: ProviderOption = None,
-    ep_library: EpLibrary = None,
-    allow_cpu_nodes: AllowCpuNodes = False,
+    *,
+    provider: Annotated[ProviderFlags, only("provider", "provider_option", "ep_library", "allow_cpu_nodes")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Examine this machine: CPU, memory, runtimes, providers; test the operators that decoders rely upon
@@ -49,8 +43,7 @@ def command(
     """
     from llorch_serve.doctor.examine import examine
 
-    choice = provider_choice(provider, provider_option, ep_library, allow_cpu_nodes=allow_cpu_nodes)
-    found = examine(choice, artifact)
+    found = examine(provider.choice(), artifact)
     if as_json:
         write_json(found)
     else:

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llorch_serve.calls.interfaces import ClosableGenerator, Front, FrontFactory
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import UsageError
-from llorch_serve.lifecycle.serving import ClosableGenerator
 from llorch_serve.observe.logs import writes_json
 from llorch_serve.observe.narration import Narrator
-from llorch_serve.observe.tap import Answered, ObservedGenerator, Observer
+from llorch_serve.observe.observer import Answered, Observer
+from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.rpc.security import OPEN, Security
-from llorch_serve.rpc.ways import Front, FrontMaker
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.requirements import required
-from llorch_serve.terminal.serving_flags import judge_exposure
+from llorch_serve.terminal.security_flags import judge_exposure
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ServingFronts:
     life.
     """
 
-    fronts: tuple[FrontMaker, ...]
+    fronts: tuple[FrontFactory, ...]
     observe: Callable[[ClosableGenerator], ClosableGenerator]
     narrator: Narrator
 
@@ -67,7 +67,7 @@ def open_fronts(
     """Prepare what the flags ask for. Raises ProviderError, PortError or UsageError."""
     narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
     makers: list[Callable[[ClosableGenerator], Observer]] = []
-    fronts: list[FrontMaker] = []
+    fronts: list[FrontFactory] = []
     if http is not None:
         front, maker = _http_front(
             http, security, tls, narrator, require_auth=require_auth, stream_interval=stream_interval
@@ -116,7 +116,7 @@ def _http_front(
     *,
     require_auth: bool,
     stream_interval: int | None,
-) -> tuple[FrontMaker, Callable[[ClosableGenerator], Observer]]:
+) -> tuple[FrontFactory, Callable[[ClosableGenerator], Observer]]:
     """Return what makes the front, and what makes the observer behind its /metrics."""
     with required("http"):
         from llorch_serve.http.app import route_of

@@ -9,11 +9,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+import typer
 
 from llorch_serve.artifact.folder import is_artifact
 from llorch_serve.errors import ArtifactError, UsageError
@@ -21,21 +21,42 @@ from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.python_child import child_environment, module_command
 from llorch_serve.terminal.console import say
+from llorch_serve.terminal.groups import FlagGroup
 
 # ORG/NAME; what it may contain is for the hub to say.
 _HUB_ID: Final = re.compile(r"[^/\\\s]+/[^/\\\s]+")
 
 
-def find_target(argument: str | None, option: str | None) -> str:
-    """Return what DIR, --model or MODEL_PATH name, in this order. Raises UsageError for none or two different
-    ones.
-    """
-    if argument is not None and option is not None and argument != option:
-        raise UsageError(f"DIR is {argument} and --model is {option}; give one of them")
-    target = argument or option or os.environ.get("MODEL_PATH")
-    if not target:
-        raise UsageError("no model given; name an artifact folder or a source, or set MODEL_PATH")
-    return target
+class ModelFlags(FlagGroup, frozen=True):
+    """A model to load in this process."""
+
+    model_dir: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DIR",
+            help="Artifact folder, one made by onnxruntime-genai or Optimum, or a source (GGUF file, Hugging "
+            "Face folder, hub id) that is exported once into a cache.",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[str | None, typer.Option("--model", help="The same as DIR.", show_default=False)] = None
+
+    def given(self) -> list[str]:
+        """Return what was named, as it is typed."""
+        return [{"--model-dir": "DIR"}.get(flag, flag) for flag in super().given()]
+
+    def target(self) -> str:
+        """Return what DIR, --model or MODEL_PATH name, in this order.
+
+        Raises UsageError for none or two different ones.
+        """
+        argument, option = self.model_dir, self.model
+        if argument is not None and option is not None and argument != option:
+            raise UsageError(f"DIR is {argument} and --model is {option}; give one of them")
+        target = argument or option or os.environ.get("MODEL_PATH")
+        if not target:
+            raise UsageError("no model given; name an artifact folder or a source, or set MODEL_PATH")
+        return target
 
 
 def find_tokenizer() -> Path | None:
@@ -135,16 +156,3 @@ def _cache_name(target: str) -> str:
     identity = str(path.resolve()) if path.exists() else target
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem if path.is_file() else path.name) or "model"
     return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-
-
-def refuse_local_flags(address: str, flags: Mapping[str, object]) -> None:
-    """Raise UsageError for any flag that is set and means nothing to a worker that runs elsewhere."""
-    for name, value in flags.items():
-        if value is not None and value is not False:
-            raise UsageError(f"{name} has no effect on the worker at {address}; leave it out")
-
-
-def refuse_wait(wait: float | None) -> None:
-    """Raise UsageError if ``--wait`` is given where there is no worker to wait for."""
-    if wait is not None:
-        raise UsageError("--wait has no effect without --connect; leave it out")

@@ -1,0 +1,97 @@
+"""A model that answers, in this process or behind a running worker: what commands open, and use alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from llorch_serve.config import EngineConfig
+from llorch_serve.requests import (
+    ContinuationScore,
+    GenerationRequest,
+    GenerationUpdate,
+    ModelInfo,
+    ScoreRequest,
+)
+from llorch_serve.terminal.access import WorkerFlags, connected, refuse_local_flags
+from llorch_serve.terminal.target import ModelFlags, find_tokenizer, resolve_artifact
+
+if TYPE_CHECKING:
+    from llorch_serve.client.blocking import WorkerClient
+    from llorch_serve.worker.worker import Worker
+
+
+class Generator(Protocol):
+    """A model that answers. Its methods raise what the worker's own raise."""
+
+    def model_info(self) -> ModelInfo:
+        """Return what the model says of itself."""
+
+    def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+        """Return the updates of a request; closing the iterator early ends the request."""
+
+    def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
+        """Return the scores of a request in the order of its continuations."""
+
+
+@contextlib.contextmanager
+def open_generator(
+    model: ModelFlags, worker: WorkerFlags, local: Sequence[str], config: Callable[[], EngineConfig]
+) -> Iterator[Generator]:
+    """Open what the flags name: the worker of ``--connect``, or the model, which is loaded here.
+
+    local: flags that were set and mean something to a model in this process alone; a worker refuses them.
+    config: makes the settings of a model in this process.
+    Raises UsageError for flags that do not go together, and what opening either raises.
+    """
+    if worker.connect is not None:
+        refuse_local_flags(worker.connect, [*model.given(), *local])
+        with connected(worker.connect, worker.access(), worker.wait) as client:
+            yield _RemoteGenerator(client)
+        return
+    worker.refuse()
+    from llorch_serve.terminal.opening import open_worker
+
+    settings = config()
+    loaded = open_worker(resolve_artifact(model.target()), settings, tokenizer=find_tokenizer())
+    try:
+        yield _LocalGenerator(loaded)
+    finally:
+        loaded.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalGenerator:
+    worker: Worker
+
+    def model_info(self) -> ModelInfo:
+        return self.worker.model_info()
+
+    def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+        from llorch_serve.worker.local import stream
+
+        return stream(self.worker, request)
+
+    def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
+        from llorch_serve.worker.local import score
+
+        return score(self.worker, request)
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteGenerator:
+    client: WorkerClient
+
+    def model_info(self) -> ModelInfo:
+        return self.client.model_info()
+
+    def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+        # Which answers are the best shows when all have ended, so that nothing streams.
+        if request.sampling.best_of is not None:
+            return iter(self.client.complete(request))
+        return self.client.generate(request)
+
+    def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
+        return self.client.score(request)

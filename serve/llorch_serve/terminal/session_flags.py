@@ -1,0 +1,224 @@
+"""Flags that say how a model runs in this process, and the configuration that they make."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from llorch_serve.artifact.manifest import KvDtype
+from llorch_serve.chat.parsing.registry import AUTO
+from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.errors import UsageError
+from llorch_serve.providers import ProviderChoice
+from llorch_serve.terminal.groups import FlagGroup
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_UNITS: Final = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+
+EpLibrary = Annotated[
+    Path | None,
+    typer.Option("--ep-library", metavar="PATH", help="A provider's plugin library.", show_default=False),
+]
+AllowCpuNodes = Annotated[
+    bool,
+    typer.Option(
+        "--allow-cpu-nodes/--no-allow-cpu-nodes",
+        help="Nodes that the provider does not take may run on the CPU; else refuse.",
+    ),
+]
+HugePages = Annotated[
+    bool | None,
+    typer.Option(
+        "--huge-pages/--no-huge-pages",
+        help="Move the loaded weights into huge pages: faster, after a load that takes longer. Default: "
+        "where the system can (Linux 6.1).",
+        show_default=False,
+    ),
+]
+
+
+class ProviderFlags(FlagGroup, frozen=True):
+    """What runs the graph, and with how many threads."""
+
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Default: all CPUs allowed.", show_default=False)
+    ] = None
+    provider: Annotated[
+        str | None,
+        typer.Option(
+            "--provider",
+            metavar="NAME",
+            help="What runs the graph: cpu, cuda, coreml, directml, openvino, webgpu, tensorrt, mlx. "
+            "Default: cpu.",
+            show_default=False,
+        ),
+    ] = None
+    provider_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--provider-option",
+            metavar="KEY=VALUE",
+            help="An option of the provider; may be repeated.",
+            show_default=False,
+        ),
+    ] = None
+    ep_library: EpLibrary = None
+    allow_cpu_nodes: AllowCpuNodes = False
+
+    def choice(self) -> ProviderChoice:
+        """Return what the flags ask for together."""
+        options = tuple(self.provider_option or ())
+        return ProviderChoice(self.provider, options, self.ep_library, self.allow_cpu_nodes)
+
+
+class SessionFlags(FlagGroup, frozen=True):
+    """The KV cache and the graphs that are loaded."""
+
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens per sequence. Default: the model's, or less if memory is short.",
+            show_default=False,
+        ),
+    ] = None
+    kv_cache_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for the KV cache, like 2GiB or 500MiB. Default: most of what is free.",
+            show_default=False,
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        KvDtype | None,
+        typer.Option(
+            "--kv-dtype",
+            help="What the KV cache holds; int8 takes a quarter of float32's memory. Default: int8 if the "
+            "artifact has a graph for it.",
+            show_default=False,
+        ),
+    ] = None
+    single_graph: Annotated[
+        bool,
+        typer.Option(
+            "--single-graph/--no-single-graph",
+            help="Run prompts on the graph that decodes too: slower, without the memory of a second one.",
+        ),
+    ] = False
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant/--no-batch-invariant",
+            help="Run 4-bit weights on even numbers of rows, so that an answer is the same bits whatever "
+            "else is running.",
+        ),
+    ] = False
+
+    def config(
+        self, provider: ProviderFlags, *, slots: int, huge_pages: bool | None = False
+    ) -> SessionConfig:
+        """Return the settings of a session with ``slots`` sequences. Raises UsageError for a size that is
+        none.
+        """
+        return SessionConfig(
+            threads=provider.threads,
+            slots=slots,
+            max_context=self.max_context,
+            kv_cache_bytes=read_size("--kv-cache-memory", self.kv_cache_memory),
+            kv_dtype=self.kv_dtype,
+            single_graph=self.single_graph,
+            batch_invariant=self.batch_invariant,
+            huge_pages=huge_pages,
+            provider=provider.choice(),
+        )
+
+
+class EngineFlags(FlagGroup, frozen=True):
+    """What the engine reuses and guesses, and what it reads out of answers."""
+
+    no_kv_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-kv-cache", help="Recompute everything for every token (slow; to check the cache)."
+        ),
+    ] = False
+    no_prefix_cache: Annotated[
+        bool,
+        typer.Option("--no-prefix-cache/--prefix-cache", help="Compute every prompt from its first token."),
+    ] = False
+    strict_reuse: Annotated[
+        bool,
+        typer.Option(
+            "--strict-reuse/--no-strict-reuse",
+            help="Of earlier requests, reuse only what was prefilled: the same bits as without reuse, but "
+            "for what a cache in int8 rounds.",
+        ),
+    ] = False
+    lookup: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Most tokens guessed at a time from the text so far, and checked in one step; 0: none.",
+        ),
+    ] = 0
+    tool_format: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How calls of tools are read out of answers to chats: mistral, granite, llama3, hermes, "
+            "none, or auto (by the chat template).",
+        ),
+    ] = AUTO
+    reasoning_format: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The same for what a model thinks before it answers: granite, think, none, or auto.",
+        ),
+    ] = AUTO
+
+    def config(self, session: SessionConfig) -> EngineConfig:
+        """Return the settings of an engine. Raises UsageError for flags that do not go together."""
+        if session.batch_invariant and self.lookup:
+            raise UsageError(
+                "--batch-invariant does not go with --lookup, whose checks depend on how many sequences are "
+                "running; leave one of them out"
+            )
+        if self.strict_reuse and self.no_prefix_cache:
+            raise UsageError("--strict-reuse has no effect with --no-prefix-cache; leave one of them out")
+        if self.no_kv_cache and self.lookup:
+            raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
+        return EngineConfig(
+            session=session,
+            kv_cache=not self.no_kv_cache,
+            prefix_cache=not self.no_prefix_cache,
+            strict_reuse=self.strict_reuse,
+            lookup=self.lookup,
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
+        )
+
+
+def read_size(flag: str, value: str | None) -> int | None:
+    """Return the bytes that a size like ``2GiB``, ``500MB`` or ``1048576`` stands for. Raises UsageError."""
+    if value is None:
+        return None
+    match = _SIZE.fullmatch(value.strip())
+    size = 0 if match is None else int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    if size < 1:
+        raise UsageError(f"{flag} is {value!r}; expected a number of bytes, like 2GiB, 500MiB or 1000000000")
+    return size
