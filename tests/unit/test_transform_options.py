@@ -12,7 +12,7 @@ import pytest
 from llorch_export.inspect.contents import contents as artifact_contents
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
-from llorch_export.terminal.export import _transforms
+from llorch_export.terminal.export_flags import TransformFlags
 from llorch_export.terminal.inspect import describe
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import ArtifactError, UsageError
@@ -64,9 +64,9 @@ def test_source_blocks_are_not_transformed() -> None:
 )
 def test_names_are_checked(value: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        _transforms(value)
-    assert _transforms("rotate, smooth") == ("rotate", "smooth")
-    assert _transforms(None) == ()
+        TransformFlags(transform=value).transforms()
+    assert TransformFlags(transform="rotate, smooth").transforms() == ("rotate", "smooth")
+    assert TransformFlags(transform=None).transforms() == ()
 
 
 def test_manifest_and_inspect_say_what_was_done(tmp_path: Path) -> None:

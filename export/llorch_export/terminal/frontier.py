@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say, step_progress, write, write_json
 from llorch_serve.terminal.requirements import required
+
+if TYPE_CHECKING:
+    from llorch_export.frontier.measure import Point
 
 _MAX_TEXT_BYTES = 2**22
 
@@ -72,15 +76,7 @@ def command(
         llorch frontier ./small-llama --text heldout.txt --recipe int4 --recipe int4-mixed --recipe mine.toml
 
     """
-    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
-    with required("export"):
-        import llorch_export.source.open  # noqa: F401 - fails here, with the line to install it
-    with required("reference"):
-        import torch  # noqa: F401 - as above
-        import transformers  # noqa: F401 - as above
-    if png is not None:
-        with required("report"):
-            import matplotlib  # noqa: F401 - as above
+    _require_libraries(draws=png is not None)
     from llorch_export.frontier.measure import candidates, frontier, recipe_candidates
 
     peers = compare or []
@@ -89,17 +85,34 @@ def command(
     chosen = recipe_candidates(source, recipe, calibration) if recipe else candidates(source)
     with step_progress("measuring recipes", len(chosen) + len(peers)) as step:
         points = frontier(source, chosen, peers, _read(text), step)
+    _show(points, as_json=as_json)
+    if png is not None:
+        from llorch_export.frontier.picture import draw
+
+        draw(points, png)
+        say(f"{png} is drawn")
+
+
+def _show(points: Sequence[Point], *, as_json: bool) -> None:
     if as_json:
         write_json({"points": points})
     else:
         write("| | bits per weight | KL, nats | top-1 |\n|---|---|---|---|\n")
         for point in points:
             write(f"| {point.label} | {point.bits_per_weight:.3f} | {point.kl:.3g} | {point.top1:.2%} |\n")
-    if png is not None:
-        from llorch_export.frontier.picture import draw
 
-        draw(points, png)
-        say(f"{png} is drawn")
+
+def _require_libraries(*, draws: bool) -> None:
+    """Raise ProviderError, with the line that installs it, for a library that is missing."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' own progress bars; read when tqdm is imported
+    with required("export"):
+        import llorch_export.source.open  # noqa: F401 - fails here, with the line to install it
+    with required("reference"):
+        import torch  # noqa: F401 - as above
+        import transformers  # noqa: F401 - as above
+    if draws:
+        with required("report"):
+            import matplotlib  # noqa: F401 - as above
 
 
 def _read(text: Path | None) -> str | None:

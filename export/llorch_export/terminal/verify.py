@@ -11,6 +11,7 @@ import typer
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
+from llorch_serve.terminal.groups import FlagGroup, composed
 from llorch_serve.terminal.requirements import required
 
 if TYPE_CHECKING:
@@ -18,29 +19,30 @@ if TYPE_CHECKING:
     from llorch_serve.fidelity.reference_file import Fidelity
 
 
-def command(
-    artifact: Annotated[Path, typer.Argument(help="Artifact folder.", show_default=False)],
+class ProofFlags(FlagGroup, frozen=True):
+    """What an artifact is compared with, and how closely."""
+
     against: Annotated[
         str | None,
         typer.Option(metavar="SOURCE", help="The checkpoint it was exported from.", show_default=False),
-    ] = None,
+    ] = None
     lora: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The PEFT folder that was merged into it.", show_default=False),
-    ] = None,
+    ] = None
     layers: Annotated[
         bool,
         typer.Option(
             "--layers", help="Compare every stage of a forward pass, and name the first that departs."
         ),
-    ] = False,
+    ] = False
     llama_cpp: Annotated[
         bool,
         typer.Option(
             "--llama-cpp",
             help="With --layers and a GGUF file: compare logits with llama.cpp's too (llama-cpp-python).",
         ),
-    ] = False,
+    ] = False
     write_reference: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +51,7 @@ def command(
             "vocabulary).",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     reference: Annotated[
         Path | None,
         typer.Option(
@@ -57,7 +59,28 @@ def command(
             help="Compare with a kept reference instead of SOURCE; needs neither torch nor transformers.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
+
+    def check(self) -> None:
+        """Raise UsageError for flags that do not go together."""
+        if (self.against is None) == (self.reference is None):
+            given = "neither" if self.against is None else "both"
+            raise UsageError(f"{given} of --against SOURCE and --reference FILE given; expected one of them")
+        for flag in self.given():
+            if self.reference is not None and flag in ("--lora", "--layers", "--write-reference"):
+                raise UsageError(
+                    f"{flag} needs --against SOURCE; a reference file holds log-probabilities alone"
+                )
+        if self.llama_cpp and not self.layers:
+            raise UsageError("--llama-cpp has no effect without --layers; give both")
+        if self.layers and self.write_reference is not None:
+            raise UsageError("--write-reference has no effect with --layers; give them in two calls")
+
+
+@composed
+def command(
+    artifact: Annotated[Path, typer.Argument(help="Artifact folder.", show_default=False)],
+    proof: ProofFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Compare an artifact's logits with the source's own, computed by transformers in fp32.
@@ -79,49 +102,24 @@ def command(
         llorch verify artifacts/smollm2 --reference smollm2.reference
 
     """
-    _check_flags(
-        against,
-        lora=lora,
-        layers=layers,
-        llama_cpp=llama_cpp,
-        write_reference=write_reference,
-        reference=reference,
-    )
-    if reference is not None:
-        passed = _against_file(artifact, reference, as_json=as_json)
-    else:
-        assert against is not None, "checked with the flags"
-        _require_libraries()
-        if layers:
-            from llorch_export.terminal.layers import show_layers
-
-            passed = show_layers(artifact, against, lora=lora, llama_cpp=llama_cpp, as_json=as_json)
-        else:
-            passed = _against_source(artifact, against, lora, write_reference, as_json=as_json)
-    if not passed:
+    proof.check()
+    if not _passes(artifact, proof, as_json=as_json):
         raise typer.Exit(1)
 
 
-def _check_flags(
-    against: str | None,
-    *,
-    lora: Path | None,
-    layers: bool,
-    llama_cpp: bool,
-    write_reference: Path | None,
-    reference: Path | None,
-) -> None:
-    if (against is None) == (reference is None):
-        given = "neither" if against is None else "both"
-        raise UsageError(f"{given} of --against SOURCE and --reference FILE given; expected one of them")
-    flags = {"--lora": lora is not None, "--layers": layers, "--write-reference": write_reference is not None}
-    for flag, is_set in flags.items():
-        if reference is not None and is_set:
-            raise UsageError(f"{flag} needs --against SOURCE; a reference file holds log-probabilities alone")
-    if llama_cpp and not layers:
-        raise UsageError("--llama-cpp has no effect without --layers; give both")
-    if layers and write_reference is not None:
-        raise UsageError("--write-reference has no effect with --layers; give them in two calls")
+def _passes(artifact: Path, proof: ProofFlags, *, as_json: bool) -> bool:
+    """Compare the artifact with what the flags name, print it and return whether it is within limits."""
+    if proof.reference is not None:
+        return _against_file(artifact, proof.reference, as_json=as_json)
+    assert proof.against is not None, "checked with the flags"
+    _require_libraries()
+    if proof.layers:
+        from llorch_export.terminal.layers import show_layers
+
+        return show_layers(
+            artifact, proof.against, lora=proof.lora, llama_cpp=proof.llama_cpp, as_json=as_json
+        )
+    return _against_source(artifact, proof.against, proof.lora, proof.write_reference, as_json=as_json)
 
 
 def _require_libraries() -> None:
