@@ -52,9 +52,7 @@ def command(
 
     """
     answers.check(as_json=as_json)
-    params = replace(
-        sampling.params(max_tokens), logprobs=answers.logprobs, structured=form.structured()
-    )
+    params = replace(sampling.params(max_tokens), logprobs=answers.logprobs, structured=form.structured())
     options = answers.options()
     request = GenerationRequest(str(uuid.uuid4()), prompt.read(), params, answers=options)
 

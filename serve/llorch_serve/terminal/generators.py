@@ -89,7 +89,7 @@ class _RemoteGenerator:
 
     def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
         # Which answers are the best shows when all have ended, so that nothing streams.
-        if request.sampling.best_of is not None:
+        if request.answers.best_of is not None:
             return iter(self.client.complete(request))
         return self.client.generate(request)
 

@@ -96,8 +96,7 @@ def train(ids: np.ndarray, seed: int) -> LlamaForCausalLM:
         schedule.step()
         if step % 50 == 0 or step == STEPS - 1:
             took = time.perf_counter() - started
-            print(f"step {step}: loss {loss.item():.3f}, {took:.0f} "
-                f"s", flush=True)  # noqa: T201 - takes minutes
+            print(f"step {step}: loss {loss.item():.3f}, {took:.0f} s", flush=True)  # noqa: T201 - takes minutes
     return model
 
 
