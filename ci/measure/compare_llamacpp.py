@@ -34,8 +34,9 @@ from llorch_export.frontier.measure import (
     token_windows,
 )
 from llorch_export.frontier.picture import draw
-from llorch_export.options import KL_LIMIT, ExportOptions
+from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
+from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.divergence import Verification, verify
 from llorch_export.verify.reference import Reference

@@ -16,6 +16,7 @@ from llorch_export.formats.module import ModuleFormat
 from llorch_export.formats.precisions import BITS
 from llorch_export.graph.blocks import quantised
 from llorch_export.options import ExportOptions
+from llorch_export.recipes.base import base_recipe
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Precision, Recipe
 from llorch_serve.fidelity.divergence import DivergenceSum
@@ -126,7 +127,7 @@ def test_level_0_equals_the_model_on_dequantised_weights(tmp_path: Path, name: s
     source = write_hf_folder(tmp_path / "model", overrides)
     options = RECIPES[recipe] | {"accuracy_level": 0}
     artifact = export_tiny(source, tmp_path / "artifact", **options)
-    assert artifact.manifest.recipe == ExportOptions(source="", output=Path(), **options).recipe()
+    assert artifact.manifest.recipe == base_recipe(ExportOptions(source="", output=Path(), **options))
     weights = quantised_weights(overrides, artifact.manifest.recipe)
     expected = numpy_llama.forward(tiny_config(**overrides), weights, IDS)
     np.testing.assert_allclose(all_logits(artifact, IDS), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)

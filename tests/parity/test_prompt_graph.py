@@ -139,7 +139,7 @@ def test_what_cannot_be_is_refused(source: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
-SPIKY = Rule(("*.mlp.down_proj",), activations="block", spikiest="1", label="the rule")
+SPIKY = Rule(("*.mlp.down_proj",), activations="block", outliers="1", label="the rule")
 
 
 def test_a_choice_for_prompts_takes_a_text_and_is_a_use_of_it(source: Path, tmp_path: Path) -> None:

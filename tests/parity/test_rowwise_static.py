@@ -143,17 +143,17 @@ def test_rules_choose_by_what_a_text_shows(tmp_path: Path, text: Path) -> None:
     source = write_hf_folder(tmp_path / "model", edit=edit)
     rules = (
         Rule(("*.down_proj",), activations="static"),
-        Rule(("*.down_proj",), activations="block", spikiest="1/2", label="the rule"),
+        Rule(("*.down_proj",), activations="block", outliers="1/2", label="the rule"),
     )
     artifact = export_tiny(source, tmp_path / "a", precision="int8", rules=rules, calibration=text)
     found = forms(artifact)
     assert found["model.layers.0.mlp.down_proj"] == "static_codes"
     assert found["model.layers.1.mlp.down_proj"] == "block"
-    other = (rules[0], dataclasses.replace(rules[1], spikiest="1"))  # of two layers, the same in other words
+    other = (rules[0], dataclasses.replace(rules[1], outliers="1"))  # of two layers, the same in other words
     again = export_tiny(source, tmp_path / "b", precision="int8", rules=other, calibration=text)
     assert again.manifest.recipe == artifact.manifest.recipe
     assert again.manifest.fingerprint == artifact.manifest.fingerprint
-    both = (rules[0], dataclasses.replace(rules[1], spikiest="2"))
+    both = (rules[0], dataclasses.replace(rules[1], outliers="2"))
     more = export_tiny(source, tmp_path / "more", precision="int8", rules=both, calibration=text)
     assert more.manifest.fingerprint != artifact.manifest.fingerprint
     # Before anything is measured both stand for the first layer's, but this one chooses from it alone.
@@ -184,7 +184,7 @@ def test_a_head_s_static_scale_is_what_a_text_gives_it(tmp_path: Path, text: Pat
 
 
 def test_a_text_for_a_choice_alone_has_a_use(source: Path, tmp_path: Path, text: Path) -> None:
-    rule = Rule(("*.down_proj",), precision="fp32", spikiest="1")
+    rule = Rule(("*.down_proj",), precision="fp32", outliers="1")
     options: dict[str, Any] = {"precision": "int8", "calibration": text, "kv_dtype": "float32"}
     assert export_tiny(source, tmp_path / "a", rules=(rule,), **options).manifest.recipe.rules
     with pytest.raises(UsageError, match="has no effect on this export"):

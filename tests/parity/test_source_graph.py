@@ -14,8 +14,9 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from llorch_export.options import KL_LIMIT, ExportOptions
+from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
+from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.errors import ArtifactError, UsageError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llorch_export.options import KL_LIMIT
+from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_export.verify.divergence import verify
 from llorch_serve.bench.workload import sample_text
 from support.builders import gguf_from_folder, trained_llama

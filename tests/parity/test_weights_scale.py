@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llorch_export.options import KL_LIMIT
+from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_serve.fidelity.divergence import DivergenceSum
 from support.builders.checkpoints import Weights, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids

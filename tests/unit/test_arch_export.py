@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import resolve_context
 from llorch_export.preview import preview
+from llorch_export.resolved import resolve_context
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError, UsageError
 from support.builders.arch_rows import HF, LONG, SHORT

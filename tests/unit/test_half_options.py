@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from llorch_export.options import KL_LIMIT, ExportOptions
+from llorch_export.options import ExportOptions
+from llorch_export.recipes.base import base_recipe
+from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
 
 
 def recipe(**options: Any) -> Recipe:
-    return ExportOptions(source="model", output=Path("artifact"), **options).recipe()
+    return base_recipe(ExportOptions(source="model", output=Path("artifact"), **options))
 
 
 @pytest.mark.parametrize(("precision", "kind"), [("fp16", "float16"), ("bf16", "bfloat16")])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from llorch_export.options import ExportOptions
+from llorch_export.recipes.base import base_recipe
 from llorch_export.verify.layers.graph import AttentionNode, GraphRun, layer_of
 from llorch_export.verify.layers.matching import counterpart, pairs, rotate, unmatched
 from llorch_export.verify.layers.reference import AttentionTrace, ReferenceRun
@@ -18,7 +19,7 @@ from llorch_serve.artifact.manifest import Recipe
 
 
 def recipe(precision: str) -> Recipe:
-    return ExportOptions(source="", output=None, precision=precision).recipe()  # type: ignore[arg-type]
+    return base_recipe(ExportOptions(source="", output=None, precision=precision))  # type: ignore[arg-type]
 
 
 def array(*shape: int, seed: int = 0) -> np.ndarray:

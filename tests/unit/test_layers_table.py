@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 
 from llorch_export.options import ExportOptions
+from llorch_export.recipes.base import base_recipe
 from llorch_export.terminal.layers import table
 from llorch_export.verify.layers.stages import Kind, Measure, Stage
 from llorch_export.verify.layers.verify import LayerReport
 
-RECIPE = ExportOptions(source="", output=None).recipe()  # type: ignore[arg-type]  # a recipe needs no output
+RECIPE = base_recipe(ExportOptions(source="", output=None))  # type: ignore[arg-type]  # a recipe needs no output
 
 
 def stage(name: str, kind: Kind, distance: float, *, passed: bool = True, source: str = "observed") -> Stage:

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from llorch_export.options import BLOCK_SIZES, INT4_HEAD_KL_LIMIT, KL_LIMIT, ExportOptions
+from llorch_export.options import ExportOptions
+from llorch_export.recipes.base import base_recipe
+from llorch_export.recipes.kl_limits import INT4_HEAD_KL_LIMIT, KL_LIMIT
+from llorch_export.recipes.storage_defaults import BLOCK_SIZES
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
 
 
 def recipe(**options: Any) -> Recipe:
-    return ExportOptions(source="model", output=Path("artifact"), **options).recipe()
+    return base_recipe(ExportOptions(source="model", output=Path("artifact"), **options))
 
 
 def test_int8_in_blocks_of_32_is_the_default() -> None:

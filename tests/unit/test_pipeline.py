@@ -20,6 +20,7 @@ from llorch_export import pipeline
 from llorch_export.checkpoint import safetensors as safetensors_reader
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import ExportResult, export
+from llorch_export.recipes.base import base_recipe
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError, LlorchError, NewerSchemaError, UsageError
@@ -126,7 +127,7 @@ def test_text_side_lands_in_the_manifest(tmp_path: Path) -> None:
     assert artifact.chat_templates() == {"default": CHAT_TEMPLATE}
     assert manifest.context_length == 64
     assert manifest.model.max_position_embeddings == 128
-    assert manifest.recipe == ExportOptions(source="", output=Path()).recipe()
+    assert manifest.recipe == base_recipe(ExportOptions(source="", output=Path()))
     assert set(manifest.versions) == {"llorch", "onnx-ir", "numpy"}
 
 

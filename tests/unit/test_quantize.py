@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 import llorch_export.quantize.nearest as nearest_module
-from llorch_export.options import BLOCK_SIZES
 from llorch_export.quantize.layout import Blocks, block_count
 from llorch_export.quantize.nearest import quantize_nearest
+from llorch_export.recipes.storage_defaults import BLOCK_SIZES
 from support.oracles.quantised_numpy import dequantise as dequantise_blocks
 from support.oracles.quantised_numpy import unpack
 

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from llorch_export.formats.targets import IR_VERSION, OPSET
-from llorch_export.options import BLOCK_SIZES
 from llorch_export.quantize.layout import Blocks, block_count
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
+from llorch_export.recipes.storage_defaults import BLOCK_SIZES
 from support.oracles.quantised_numpy import dequantise
 from tolerances import GATHERED_ROWS, MATMUL_RELATIVE_LEVEL_0, MATMUL_STEP_LEVEL_4
 

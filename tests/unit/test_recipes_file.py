@@ -10,14 +10,15 @@ import pytest
 from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.recipes.default import default_recipe, with_quantizer
+from llorch_export.recipes.base import base_recipe
+from llorch_export.recipes.default import default_recipe, quantizer_open, with_quantizer
 from llorch_export.recipes.file import (
     load_recipe,
     parse_recipe,
     shipped_recipes,
     with_prefill,
 )
-from llorch_export.recipes.resolve import with_rules
+from llorch_export.recipes.rules import with_rules
 from llorch_serve.artifact.manifest import LlamaConfig, Quantizer
 from llorch_serve.errors import UsageError
 from support.builders.checkpoints import tiny_config
@@ -81,7 +82,7 @@ def test_a_head_in_another_precision_than_a_recipe_s_rule_has_is_refused() -> No
         UsageError,
         match="recipe cpu, rule 1: activations row is for int8, and lm_head has precision fp32; leave",
     ):
-        with_rules(options.recipe(), options.rules, of_layers(2))
+        with_rules(base_recipe(options), options.rules, of_layers(2))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_shipped_recipes_are_described_and_resolve(name: str) -> None:
     else:
         calibration = Path("text") if name == "int4-gptq" else None
         options = found.options(ExportOptions(source="m", output=Path(), calibration=calibration))
-    options.recipe()
+    base_recipe(options)
 
 
 def test_a_recipe_brings_transforms_and_a_graph_for_prompts() -> None:
@@ -163,8 +164,8 @@ def test_a_recipe_brings_transforms_and_a_graph_for_prompts() -> None:
     assert options.calibration.read_text(encoding="utf-8")
     assert options.prompts is not None
     assert options.prompts.transforms == options.transforms
-    assert {rule.spikiest for rule in options.prompts.rules} == {None, "2/5"}
-    assert options.recipe().kl_limit == 0.01
+    assert {rule.outliers for rule in options.prompts.rules} == {None, "2/5"}
+    assert base_recipe(options).kl_limit == 0.01
     own = ExportOptions(source="m", output=Path(), transforms=("rotate",), calibration=Path("mine"))
     given = load_recipe("cpu-calibrated").options(own)
     assert (given.transforms, given.calibration) == (("rotate",), Path("mine"))
@@ -202,8 +203,8 @@ def test_four_bit_weights_of_small_models_get_error_feedback_unless_told_otherwi
     options: ExportOptions, quantizer: str | None
 ) -> None:
     found = with_quantizer(options, of_layers(2))
-    assert found.recipe().quantizer == quantizer
-    assert found.calibration == (BUNDLED_TEXT if options.quantizer_open else None)
+    assert base_recipe(found).quantizer == quantizer
+    assert found.calibration == (BUNDLED_TEXT if quantizer_open(options) else None)
     assert with_quantizer(options, of_layers(40)) == options
 
 
@@ -223,5 +224,5 @@ def test_rules_for_four_bits_get_error_feedback_too(stated: Quantizer | None) ->
 @pytest.mark.parametrize("name", ["int4", "int8"])
 def test_recipes_named_as_a_precision_are_its_default(name: str) -> None:
     options = load_recipe(name).options(BASE)
-    assert options.recipe() == ExportOptions(source="", output=Path(), precision=name).recipe()  # type: ignore[arg-type]
+    assert base_recipe(options) == base_recipe(ExportOptions(source="", output=Path(), precision=name))  # type: ignore[arg-type]
     assert options.rules == ()

@@ -20,6 +20,7 @@ from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.options import ExportOptions
 from llorch_export.quantize.channels import quantize_channels
+from llorch_export.recipes.base import base_recipe
 from llorch_serve.artifact.manifest import Activations, Recipe
 from llorch_serve.errors import ArtifactError
 from llorch_serve.providers import byte_settings
@@ -31,7 +32,7 @@ WIDTHS = [(64, 96), (70, 9), (577, 33), (3, 1), (1, 5)]
 
 @functools.cache
 def recipe(activations: Activations = "row") -> Recipe:
-    return ExportOptions(source="", output=Path(), activations=activations).recipe()
+    return base_recipe(ExportOptions(source="", output=Path(), activations=activations))
 
 
 def build(

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from llorch_export.formats.targets import TARGETS
-from llorch_export.options import BYTES_KL_LIMIT, INT4_HEAD_KL_LIMIT, ExportOptions, Rule
+from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
+from llorch_export.recipes.base import base_recipe
+from llorch_export.recipes.kl_limits import INT4_HEAD_KL_LIMIT, PER_TOKEN_KL_LIMIT
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
 from support.builders.tiny_exports import silent
 
 
 def recipe(**options: Any) -> Recipe:
-    return ExportOptions(source="model", output=Path("artifact"), **options).recipe()
+    return base_recipe(ExportOptions(source="model", output=Path("artifact"), **options))
 
 
 def test_rows_leave_blocks_to_the_head() -> None:
@@ -27,7 +29,7 @@ def test_rows_leave_blocks_to_the_head() -> None:
         head_precision="int8",
         block_size=32,
         accuracy_level=4,
-        kl_limit=BYTES_KL_LIMIT,
+        kl_limit=PER_TOKEN_KL_LIMIT,
         int8_cache=True,
         activations="row",
     )
@@ -44,7 +46,7 @@ def test_without_a_block_nothing_is_said_of_blocks() -> None:
         head_precision="fp32",
         block_size=None,
         accuracy_level=None,
-        kl_limit=BYTES_KL_LIMIT,
+        kl_limit=PER_TOKEN_KL_LIMIT,
         int8_cache=True,
         activations="row",
     )
@@ -87,7 +89,7 @@ def test_no_other_target_has_an_operator_of_layers_in_bytes() -> None:
     assert [
         target for target, row in TARGETS.items() if "com.microsoft:MatMulIntegerToFloat" in row.operators
     ] == ["cpu"]
-    assert [target for target, row in TARGETS.items() if row.byte_layers] == ["cpu"]
+    assert [target for target, row in TARGETS.items() if row.per_channel_int8] == ["cpu"]
 
 
 @pytest.mark.parametrize("activations", ["row", "static"])

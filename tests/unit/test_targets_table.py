@@ -20,6 +20,7 @@ from llorch_export.graph import check
 from llorch_export.graph.check import check_operators
 from llorch_export.inspect.modules import StoredModule, stored_modules
 from llorch_export.options import ExportOptions, Rule
+from llorch_export.recipes.base import base_recipe
 from llorch_serve.artifact.manifest import Interop, Precision, Target
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.providers import CPU, check_target
@@ -58,7 +59,7 @@ def recipes(target: Target) -> list[dict[str, Any]]:
     plain = target_precisions(row, ())
     found: list[dict[str, Any]] = (
         [{"precision": "int8", "activations": form} for form in ("row", "quarters")]
-        if row.byte_layers
+        if row.per_channel_int8
         else []
     )
     for precision in target_precisions(row, row.linear_bits):
@@ -214,7 +215,7 @@ def test_what_a_target_cannot_have_is_refused_with_what_it_can(
     target: Target, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        ExportOptions(source="model", output=Path(), target=target, **options).recipe()
+        base_recipe(ExportOptions(source="model", output=Path(), target=target, **options))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -259,7 +260,7 @@ def test_inspect_says_how_matrices_in_dequantised_form_are_stored(tmp_path: Path
 
 def test_defaults_follow_the_target() -> None:
     def recipe(target: Target, **options: Any) -> Any:
-        return ExportOptions(source="model", output=Path(), target=target, **options).recipe()
+        return base_recipe(ExportOptions(source="model", output=Path(), target=target, **options))
 
     assert recipe("cuda").compute_type == "float16"
     assert recipe("portable").compute_type == "float32"

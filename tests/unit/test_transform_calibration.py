@@ -12,6 +12,7 @@ import pytest
 from llorch_export.calibration import measurements as calibration
 from llorch_export.calibration.measurements import read_calibration
 from llorch_export.options import ExportOptions
+from llorch_export.recipes.base import base_recipe
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError, UsageError
 from support.builders.checkpoints import write_hf_folder
@@ -52,4 +53,4 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_text_without_a_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--calibration text has no effect"):
-        ExportOptions(source="", output=tmp_path, calibration=Path("text"), kv_dtype="float32").recipe()
+        base_recipe(ExportOptions(source="", output=tmp_path, calibration=Path("text"), kv_dtype="float32"))

@@ -12,6 +12,7 @@ import pytest
 from llorch_export.inspect.contents import contents as artifact_contents
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
+from llorch_export.recipes.base import base_recipe
 from llorch_export.terminal.export_flags import TransformFlags
 from llorch_export.terminal.inspect import describe
 from llorch_serve.artifact.manifest import Recipe
@@ -23,7 +24,7 @@ TEXT = "The quick brown fox jumps over the lazy dog."
 
 
 def recipe(**options: Any) -> Recipe:
-    return ExportOptions(source="", output=Path(), **options).recipe()
+    return base_recipe(ExportOptions(source="", output=Path(), **options))
 
 
 def test_the_order_of_the_names_does_not_matter() -> None:

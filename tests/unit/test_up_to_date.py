@@ -206,7 +206,7 @@ def rule(*modules: str, **options: Any) -> Rule:
 
 
 FIRST, DOWN = "model.layers.0.mlp.down_proj", "*.down_proj"
-PEAKED = rule(DOWN, precision="fp32", spikiest="1")
+PEAKED = rule(DOWN, precision="fp32", outliers="1")
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ PEAKED = rule(DOWN, precision="fp32", spikiest="1")
         ((rule(FIRST, block_size=64), PEAKED), (rule(FIRST, block_size=16), PEAKED)),
         ((rule(FIRST, block_size=64), PEAKED), (PEAKED,)),
         ((rule(FIRST, precision="int4"), PEAKED), (rule(FIRST, precision="fp32"), PEAKED)),
-        ((PEAKED,), (rule(DOWN, precision="fp32", spikiest="1", layers=("first 1",)),)),
+        ((PEAKED,), (rule(DOWN, precision="fp32", outliers="1", layers=("first 1",)),)),
         (
-            (rule(DOWN, block_size=64, spikiest="1"), PEAKED),
-            (rule(DOWN, block_size=16, spikiest="1"), PEAKED),
+            (rule(DOWN, block_size=64, outliers="1"), PEAKED),
+            (rule(DOWN, block_size=16, outliers="1"), PEAKED),
         ),
         (
-            (PEAKED, rule("*.up_proj", precision="fp32", spikiest="1")),
-            (PEAKED, rule("*.up_proj", block_size=64, spikiest="1")),
+            (PEAKED, rule("*.up_proj", precision="fp32", outliers="1")),
+            (PEAKED, rule("*.up_proj", block_size=64, outliers="1")),
         ),
     ],
 )
@@ -236,7 +236,7 @@ def test_rules_that_may_come_to_something_else_are_told_apart(
     text = tmp_path / "text"
     text.write_text(TEXT)
     options: dict[str, Any] = {}
-    if any(found.spikiest for found in (*one, *other)):
+    if any(found.outliers for found in (*one, *other)):
         options["calibration"] = text
     for rules in (one, other):
         assert changed(model, tmp_path / "out", rules=rules, **options)
@@ -267,12 +267,12 @@ def test_rules_of_prompts_that_may_come_to_something_else_are_told_apart(tmp_pat
             (
                 rule("*.mlp.*", block_size=64),
                 rule(DOWN, block_size=16),
-                rule("*.up_proj", spikiest="1", precision="fp32"),
+                rule("*.up_proj", outliers="1", precision="fp32"),
             ),
             (
                 rule("*.{up,gate}_proj", block_size=64),
                 rule(DOWN, block_size=16),
-                rule("*.up_proj", spikiest="1", precision="fp32"),
+                rule("*.up_proj", outliers="1", precision="fp32"),
             ),
         ),
     ],
@@ -282,6 +282,6 @@ def test_rules_that_come_to_the_same_are_the_same(
 ) -> None:
     text = tmp_path / "text"
     text.write_text(TEXT)
-    options: dict[str, Any] = {"calibration": text} if any(found.spikiest for found in one) else {}
+    options: dict[str, Any] = {"calibration": text} if any(found.outliers for found in one) else {}
     assert changed(model, tmp_path / "out", rules=one, **options)
     assert not changed(model, tmp_path / "out", rules=other, **options)

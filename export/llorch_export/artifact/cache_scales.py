@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from llorch_export.calibration.measurements import BUNDLED_TEXT
-from llorch_export.checkpoint.names import parameters
 from llorch_serve.artifact.folder import Artifact
-from llorch_serve.artifact.manifest import KvDtype, LlamaConfig, Recipe
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.cache.kv_cache import KvCache
 from llorch_serve.config import SessionConfig
 from llorch_serve.runtime.opening import open_session
@@ -35,28 +33,6 @@ _WINDOW: Final = 1024
 _RANDOM_TOKENS: Final = 512
 _CHUNK: Final = 256
 _SMALLEST: Final = 1e-6  # of a scale: a channel that was never used
-
-
-MOST_PARAMETERS: Final = 4 * 10**9
-"""Of a model that is run to be measured without being asked: that takes the memory of its quantised
-weights.
-"""
-
-
-def with_cache(recipe: Recipe, asked: KvDtype | None, config: LlamaConfig) -> Recipe:
-    """Return the recipe without an int8 cache if nobody asked for one and the model is large."""
-    if recipe.int8_cache and asked is None and parameters(config) > MOST_PARAMETERS:
-        return msgspec.structs.replace(recipe, int8_cache=False)
-    return recipe
-
-
-def left_out(config: LlamaConfig) -> str:
-    """Say that :func:`with_cache` has left the cache out."""
-    return (
-        f"no graph for a KV cache in int8 was added, since measuring a model of "
-        f"{parameters(config) / 1e9:.1f} billion parameters "
-        "takes the memory of all its weights; ask for it with --kv-dtype int8"
-    )
 
 
 def calibration_texts(artifact: Artifact, ids: Sequence[int] | None) -> list[list[int]]:

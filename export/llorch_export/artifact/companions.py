@@ -1,11 +1,12 @@
 """Graphs beside an artifact's first one: over a KV cache in int8, and with weights of their own for prompts.
 
-:func:`prompt_recipe` says what the graph for prompts is. Once the pipeline has written the first graph with
-its weights and made a manifest, the others add files and return the manifest that lists them.
+Once the pipeline has written the first graph with its weights and made a manifest, these functions add files
+and return the manifest that lists them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,15 +17,12 @@ from llorch_export.artifact.description import Progress, listed
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats.precisions import refuse_beyond
 from llorch_export.formats.targets import MIN_ONNXRUNTIME_INT8_CACHE
 from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
-from llorch_export.graph.static_scales import check_static
 from llorch_export.graph.weights import WeightJob, WeightPlan
-from llorch_export.options import ExportOptions
-from llorch_export.recipes.resolve import Peaks, with_rules
+from llorch_export.resolved import ResolvedExport
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
 from llorch_serve.artifact.manifest import (
     Int8Cache,
@@ -32,36 +30,12 @@ from llorch_serve.artifact.manifest import (
     Manifest,
     PromptGraph,
     Recipe,
-    Target,
     encode_manifest,
 )
-from llorch_serve.errors import UsageError
 
 DECODE_FILE: Final = "decode.onnx"
 PROMPTS_FILE: Final = "prompts.onnx"
 PROMPTS_DATA: Final = "prompts.onnx.data"
-
-
-def prompt_recipe(
-    options: ExportOptions, recipe: Recipe, config: LlamaConfig, peaks: Peaks | None = None
-) -> Recipe | None:
-    """Return the recipe of the graph for prompts, whose transforms and type are the first graph's; None if
-    there is none.
-
-    peaks: see :func:`with_rules`; None: not measured yet.
-    Raises UsageError if the recipe cannot be.
-    """
-    if options.prompts is None:
-        return None
-    found = with_rules(options.prompts.recipe(), options.prompts.rules, config, peaks)
-    refuse_beyond(options.target, found)
-    check_static(found, options.calibration)
-    if found.compute_type != recipe.compute_type:
-        raise UsageError(
-            f"--prefill-recipe computes in {found.compute_type} and the other graph in "
-            f"{recipe.compute_type}; they share a cache"
-        )
-    return msgspec.structs.replace(found, calibration=recipe.calibration)
 
 
 def with_prompt_graph(
@@ -80,21 +54,25 @@ def with_prompt_graph(
 
 
 def planned(
-    config: LlamaConfig,
-    tensors: Mapping[str, LazyTensor],
-    recipe: Recipe,
-    prompts: Recipe | None,
-    context_length: int,
-    target: Target,
+    resolved: ResolvedExport, config: LlamaConfig, tensors: Mapping[str, LazyTensor]
 ) -> tuple[DecoderGraph, int | None]:
     """Return the first graph as it is before anything is measured, and the bytes that a graph for prompts
     adds. Reads no weights.
+
+    config, tensors: as the transforms that measure nothing leave them.
     """
-    graph = build_decoder(config, recipe, tensors, context_length=context_length, target=target)
-    if prompts is None:
+    build = functools.partial(
+        build_decoder,
+        config,
+        tensors=tensors,
+        context_length=resolved.context_length,
+        target=resolved.target,
+    )
+    graph = build(recipe=resolved.recipe)
+    if resolved.prompts is None:
         return graph, None
-    plan = prompt_plan(recipe, prompts, graph)
-    build_decoder(config, prompts, tensors, context_length=context_length, target=target, weights=plan)
+    plan = prompt_plan(resolved.recipe, resolved.prompts, graph)
+    build(recipe=resolved.prompts, weights=plan)
     return graph, plan.total_bytes
 
 

@@ -17,19 +17,17 @@ import msgspec
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
-from llorch_export.recipes.resolve import Choices
+from llorch_export.resolved import ResolvedExport
 from llorch_export.source.open import fingerprint
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, artifact_file
 from llorch_serve.artifact.folder import DEFAULT_TEMPLATE, MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.artifact.manifest import (
     SCHEMA_VERSION,
     FileEntry,
-    Interop,
     KvLayout,
     Manifest,
     Recipe,
     SourceInfo,
-    Target,
     TensorSpec,
 )
 from llorch_serve.errors import ArtifactError, NewerSchemaError
@@ -58,32 +56,28 @@ class Signature(Protocol):
         """Those of the KV cache among them."""
 
 
-def export_fingerprint(
-    source_print: str,
-    recipe: Recipe,
-    context_length: int,
-    terms: Mapping[str, bytes],
-    interop: Interop | None = None,
-    target: Target = "cpu",
-    prompts: Recipe | None = None,
-    prompts_choose: Choices = (),
-    chooses: Choices = (),
-) -> str:
-    """Return the SHA-256 that names this export: same source, licence files, recipe, target and graph
+def export_fingerprint(source_print: str, resolved: ResolvedExport, terms: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 that names this export: same source, licence files, recipes, target and graph
     revision, same value.
 
-    chooses, prompts_choose: what the rules of either recipe may come to, where that is yet to be measured.
+    resolved: before anything is measured; what its rules may come to counts in place of what they do.
     """
-    parts: list[object] = [source_print, recipe, context_length, GRAPH_REVISION, sorted(terms.items())]
+    parts: list[object] = [
+        source_print,
+        resolved.recipe,
+        resolved.context_length,
+        GRAPH_REVISION,
+        sorted(terms.items()),
+    ]
     # Plain exports for the CPU keep the names that they had before there were others.
-    if interop is not None:
-        parts.append(interop)
-    if target != "cpu":
-        parts.append(target)
-    if prompts is not None:
-        parts.append([prompts, *prompts_choose])
-    if chooses:
-        parts.append(["spikiest", *chooses])
+    if resolved.interop is not None:
+        parts.append(resolved.interop)
+    if resolved.target != "cpu":
+        parts.append(resolved.target)
+    if resolved.prompts is not None:
+        parts.append([resolved.prompts, *resolved.prompt_choices])
+    if resolved.choices:
+        parts.append(["spikiest", *resolved.choices])
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 

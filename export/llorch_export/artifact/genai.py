@@ -9,16 +9,16 @@ knows every family that llorch exports by the same name and leaves windows and r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Final
 
 from tokenizers import Tokenizer
 
+from llorch_export.artifact.graphs import ArtifactGraphs
 from llorch_export.checkpoint.base import Checkpoint, TokenizerAssets
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
 from llorch_export.graph.front import Interface
-from llorch_serve.artifact.manifest import GenerationDefaults, Interop, KvLayout
+from llorch_serve.artifact.manifest import GenerationDefaults, KvLayout
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import EXACT_BYTES
 from llorch_serve.text.tokenizer_library import read_tokenizer
@@ -28,36 +28,33 @@ GENAI_CONFIG: Final = "genai_config.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 
 
-def guest_files(
-    interop: Interop | None,
-    checkpoint: Checkpoint,
-    graph: DecoderGraph,
-    context_length: int,
-    build: Callable[[Interface], DecoderGraph],
-    *,
-    in_bytes: bool,
+def interop_files(
+    checkpoint: Checkpoint, graph: DecoderGraph, graphs: ArtifactGraphs, *, per_channel_int8: bool
 ) -> dict[str, bytes]:
     """Return the files for another runtime by name: a graph over ``graph``'s data file, and settings; none
-    for None.
+    where no other runtime is asked for.
 
-    build: makes the same decoder with another front. in_bytes: it has layers in whole bytes.
+    graphs: builds the same decoder with another front. per_channel_int8: it multiplies int8 with int8.
     Raises UsageError if onnxruntime-genai cannot read the tokenizer.
     """
-    if interop is None:
+    if graphs.resolved.interop is None:
         return {}
-    guest = build(Interface.GENAI)
-    assert [job.tensors for job in guest.jobs] == [job.tensors for job in graph.jobs], (
+    other = graphs.first(Interface.GENAI)
+    assert [job.tensors for job in other.jobs] == [job.tensors for job in graph.jobs], (
         "one data file for both"
     )
+    settings = _settings(
+        checkpoint, graph.kv, graphs.resolved.context_length, per_channel_int8=per_channel_int8
+    )
     return {
-        GENAI_CONFIG: _json(_settings(checkpoint, graph.kv, context_length, in_bytes=in_bytes)),
+        GENAI_CONFIG: _json(settings),
         TOKENIZER_CONFIG: _json(_tokenizer_settings(checkpoint)),
-        GENAI_GRAPH: checked_bytes(guest.model, "cpu"),
+        GENAI_GRAPH: checked_bytes(other.model, "cpu"),
     }
 
 
 def _settings(
-    checkpoint: Checkpoint, kv: KvLayout, context_length: int, *, in_bytes: bool
+    checkpoint: Checkpoint, kv: KvLayout, context_length: int, *, per_channel_int8: bool
 ) -> dict[str, object]:
     config, text = checkpoint.config, checkpoint.tokenizer
     tokens: dict[str, object] = {"vocab_size": config.vocab_size}
@@ -77,7 +74,7 @@ def _settings(
         "session_options": {
             "log_id": "onnxruntime-genai",
             "provider_options": [],
-            **(dict([EXACT_BYTES]) if in_bytes else {}),
+            **(dict([EXACT_BYTES]) if per_channel_int8 else {}),
         },
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_attention_heads,

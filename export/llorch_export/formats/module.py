@@ -23,8 +23,11 @@ _FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
 QUARTERS: Final = 4
 """Parts of a row that activations ``quarters`` round by scales of their own."""
 
-Whole = Literal["row", "quarters", "static"]
-"""The forms of :data:`Activations` in which an output has one scale, whatever the number of inputs."""
+PerChannelActivations = Literal["row", "quarters", "static"]
+"""The forms of :data:`Activations` that per-channel int8 weights go with, one scale for each output channel.
+
+row: one scale a token. quarters: one for each quarter of a token's channels. static: one for all tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,14 @@ class ModuleFormat:
     """The format of one matrix.
 
     block_size: None where the precision has no blocks, or the file's own. quantizer: None but for 4 bits.
-    activations: of int8 matrices that have one scale an output in place of blocks, how their input is
-        rounded; None: of all others.
+    activations: of per-channel int8 matrices, how their input is rounded; None: of all others.
     """
 
     precision: Precision
     block_size: int | None
     quantizer: Quantizer | None
     scale_type: ScaleType
-    activations: Whole | None = None
+    activations: PerChannelActivations | None = None
 
 
 def default_format(recipe: Recipe, module: str) -> ModuleFormat:
@@ -62,11 +64,11 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
     return ModuleFormat(precision, fine or recipe.block_size, quantizer, recipe.scale_type)
 
 
-def default_activations(recipe: Recipe, module: str) -> Whole | None:
+def default_activations(recipe: Recipe, module: str) -> PerChannelActivations | None:
     """Return how the input of an int8 layer is rounded, if not by blocks; a static scale is for what norms
     give.
     """
-    form = whole(recipe.activations)
+    form = per_channel(recipe.activations)
     return None if form == "static" and not module.endswith(NORM_READERS) else form
 
 
@@ -75,8 +77,8 @@ def uses_static(recipe: Recipe) -> bool:
     return recipe.activations == "static" or any(rule.activations == "static" for rule in recipe.rules)
 
 
-def whole(activations: Activations | None) -> Whole | None:
-    """Return the forms that whole rows of weights go with; None for blocks."""
+def per_channel(activations: Activations | None) -> PerChannelActivations | None:
+    """Return the form that per-channel int8 weights go with; None for blocks."""
     return None if activations == "block" else activations
 
 
@@ -87,7 +89,11 @@ class Formats:
         self._recipe = recipe
         self._ruled: Mapping[str, ModuleFormat] = {
             module: ModuleFormat(
-                rule.precision, rule.block_size, rule.quantizer, rule.scale_type, whole(rule.activations)
+                rule.precision,
+                rule.block_size,
+                rule.quantizer,
+                rule.scale_type,
+                per_channel(rule.activations),
             )
             for rule in recipe.rules
             for module in rule.modules

@@ -25,18 +25,9 @@ def unquantised(compute_type: ComputeType) -> Precision:
     return next((p for p, kind in HALF_TYPES.items() if kind == compute_type), "fp32")
 
 
-def refuse_beyond(target: Target, recipe: Recipe) -> None:
-    """Raise UsageError if the target cannot have the recipe and its rules; the message lists what it can
-    have.
-    """
+def refuse_rules_beyond(target: Target, recipe: Recipe) -> None:
+    """Raise UsageError if the target cannot have what a rule stores; the message lists what it can have."""
     row = TARGETS[target]
-    for flag, precision, widths in (
-        ("--precision", recipe.precision, row.linear_bits),
-        ("--head-precision", recipe.head_precision, row.table_bits),
-    ):
-        choices = target_precisions(row, widths)
-        if precision not in choices:
-            raise UsageError(f"{flag} is {precision}; --target {target} takes {', '.join(choices)}")
     for rule in recipe.rules:
         for module in rule.modules:
             choices = target_precisions(
@@ -47,11 +38,6 @@ def refuse_beyond(target: Target, recipe: Recipe) -> None:
                     f"a rule stores {module} at {rule.precision}; --target {target} takes "
                     f"{', '.join(choices)} there"
                 )
-    if recipe.compute_type not in row.compute_types:
-        raise UsageError(
-            f"--compute-type is {recipe.compute_type}; --target {target} computes in "
-            f"{' or '.join(row.compute_types)}"
-        )
 
 
 def target_precisions(row: Capabilities, widths: tuple[int, ...]) -> list[Precision]:

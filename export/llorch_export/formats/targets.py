@@ -62,7 +62,8 @@ class Capabilities:
     fused_skip_norm, fused_silu: whether SkipSimplifiedLayerNormalization and QuickGelu have kernels.
     blocks: how weights in blocks are stored; None: not at all.
     linear_bits, table_bits: code widths of linear layers, and of the embedding with the output head.
-    byte_layers: whether linear layers may multiply bytes with bytes, their inputs rounded row by row.
+    per_channel_int8: whether linear layers may multiply int8 with int8: weights with a scale for each output
+        channel, inputs rounded per token.
     carries_blocks: whether a GGUF file's own blocks can be kept.
     compute_types: of activations and KV cache; the first is the default. precision: the default one of the
         weights.
@@ -88,7 +89,7 @@ class Capabilities:
     blocks: BlockForm | None
     linear_bits: tuple[int, ...] = ()
     table_bits: tuple[int, ...] = ()
-    byte_layers: bool = False
+    per_channel_int8: bool = False
     carries_blocks: bool = False
     compute_types: tuple[ComputeType, ...]
     precision: Precision
@@ -115,7 +116,7 @@ _PRIMITIVE_NORM: Final = frozenset({"Div", "ReduceMean", "Sqrt"})
 _GUEST_FRONT: Final = frozenset(
     {"Max", "Min", "ReduceSum"}
 )  # of onnxruntime-genai's graph, for the CPU alone
-_BYTE_LAYERS: Final = _contrib("MatMulIntegerToFloat") | {
+_PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "Abs",
     "Div",
     "Max",
@@ -154,8 +155,8 @@ def _group_query(**changes: object) -> Capabilities:
 
 TARGETS: Final[Mapping[Target, Capabilities]] = {
     "cpu": _group_query(
-        operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT | _BYTE_LAYERS,
-        byte_layers=True,
+        operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT | _PER_CHANNEL_INT8,
+        per_channel_int8=True,
         int8_cache=True,
     ),
     "cuda": _group_query(

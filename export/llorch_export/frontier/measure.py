@@ -25,6 +25,7 @@ from llorch_export.checkpoint.gguf_header import GgufTensor, read_header
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
+from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.file import load_recipe
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.reference import Reference
@@ -98,7 +99,7 @@ def recipe_candidates(
     for name in recipes:
         recipe = load_recipe(name)
         options = recipe.options(replace(base, calibration=calibration if recipe.measures else None))
-        options.recipe()  # so that one that cannot be used is refused before minutes are spent on others
+        base_recipe(options)  # so that one that cannot be used is refused before minutes are spent on others
         found.append((Path(name).name.removesuffix(".toml"), options))
     return found
 
@@ -135,7 +136,7 @@ def _artifact_point(
 ) -> Point:
     with tempfile.TemporaryDirectory(prefix="llorch-frontier-") as folder:
         # Of weights alone: keys and values stay in what the graph computes in.
-        kv_dtype = options.recipe().compute_type
+        kv_dtype = base_recipe(options).compute_type
         wanted = replace(options, output=Path(folder) / "artifact", kv_dtype=kv_dtype)
         artifact = export(wanted, lambda phase, done, total: None).artifact
         session = open_session(

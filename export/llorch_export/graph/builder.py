@@ -14,7 +14,7 @@ from onnx_ir.tape import Tape
 
 from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats.module import Formats, Whole
+from llorch_export.formats.module import Formats, PerChannelActivations
 from llorch_export.formats.targets import CONTRIB as CONTRIB  # the graph modules' one import
 from llorch_export.formats.targets import TARGETS, Capabilities
 from llorch_export.graph.narrow import Narrowing
@@ -93,7 +93,7 @@ class GraphBuilder:
         self.narrowing = Narrowing(recipe.compute_type)
         self.compute = self.narrowing.dtype
         self.tape = Tape()
-        self.activation_codes: dict[tuple[ir.Value, Whole], tuple[ActivationCodes, ...]] = {}
+        self.activation_codes: dict[tuple[ir.Value, PerChannelActivations], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def op(

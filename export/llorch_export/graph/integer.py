@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.formats.module import QUARTERS, Whole
+from llorch_export.formats.module import QUARTERS, PerChannelActivations
 from llorch_export.graph.builder import CONTRIB, FLOAT, ActivationCodes, GraphBuilder
 from llorch_export.graph.static_scales import static_scale
 from llorch_export.graph.weights import Arrays
@@ -38,7 +38,7 @@ def integer_linear(
     b: GraphBuilder,
     x: ir.Value,
     modules: Sequence[str],
-    activations: Whole,
+    activations: PerChannelActivations,
     *,
     name: str,
     lead: Sequence[int | str],
@@ -124,7 +124,11 @@ def _sum_of_parts(
 
 
 def _codes(
-    b: GraphBuilder, x: ir.Value, modules: Sequence[str], activations: Whole, shape: tuple[int | str, ...]
+    b: GraphBuilder,
+    x: ir.Value,
+    modules: Sequence[str],
+    activations: PerChannelActivations,
+    shape: tuple[int | str, ...],
 ) -> tuple[ActivationCodes, ...]:
     if activations == "static":
         return (_static_codes(b, x, modules, shape),)

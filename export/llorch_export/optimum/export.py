@@ -28,7 +28,9 @@ from llorch_export.optimum.graph import TracedGraph, take_graph
 from llorch_export.optimum.interpreter import Optimum, run_optimum
 from llorch_export.optimum.staging import check_exportable, stage
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import ExportResult, resolve_context
+from llorch_export.pipeline import ExportResult
+from llorch_export.recipes.base import base_recipe
+from llorch_export.resolved import resolve_context
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
 from llorch_serve.artifact.manifest import Recipe, encode_manifest
@@ -100,7 +102,7 @@ def _recipe(options: ExportOptions) -> Recipe:
                 f"{flag} {value} has no effect with --via optimum, whose graph is Optimum's; leave one of "
                 f"them out"
             )
-    recipe = options.recipe()
+    recipe = base_recipe(options)
     if recipe.precision != "fp32":
         raise UsageError(
             f"--precision {recipe.precision} cannot be had with --via optimum, which traces the model in "

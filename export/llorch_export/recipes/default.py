@@ -25,6 +25,13 @@ def default_recipe(config: LlamaConfig) -> str:
     return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
 
 
+def quantizer_open(options: ExportOptions) -> bool:
+    """Tell whether there are 4-bit weights by no stated quantizer, so that the model's size decides."""
+    return options.quantizer is None and (
+        "int4" in (options.precision, options.head_precision) or any(map(_is_open, options.rules))
+    )
+
+
 def with_quantizer(options: ExportOptions, config: LlamaConfig) -> ExportOptions:
     """Return ``options`` with error feedback for 4-bit weights whose quantizer nobody chose, if the model is
     small enough.
@@ -32,15 +39,15 @@ def with_quantizer(options: ExportOptions, config: LlamaConfig) -> ExportOptions
     It measures on the text that the options have, or else on the bundled one. Larger models keep the search,
     which needs none.
     """
-    if not options.quantizer_open or parameters(config) > MOST_MEASURED:
+    if not quantizer_open(options) or parameters(config) > MOST_MEASURED:
         return options
     return replace(
         options,
         quantizer="gptq" if "int4" in (options.precision, options.head_precision) else None,
-        rules=tuple(_with_feedback(rule) for rule in options.rules),
+        rules=tuple(replace(rule, quantizer="gptq") if _is_open(rule) else rule for rule in options.rules),
         calibration=options.calibration or BUNDLED_TEXT,
     )
 
 
-def _with_feedback(rule: Rule) -> Rule:
-    return replace(rule, quantizer="gptq") if rule.quantizer_open else rule
+def _is_open(rule: Rule) -> bool:
+    return rule.precision == "int4" and rule.quantizer is None

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from llorch_export.calibration.measurements import BUNDLED_TEXT, measures
-from llorch_export.options import BLOCK_SIZES, ExportOptions, Rule
+from llorch_export.options import ExportOptions, Rule
+from llorch_export.recipes.storage_defaults import BLOCK_SIZES
 from llorch_serve.artifact.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.errors import UsageError
 
@@ -85,7 +86,7 @@ class RecipeFile:
         return (
             "gptq" in (self.defaults.quantizer, *(rule.quantizer for rule in self.rules))
             or "static" in (self.defaults.activations, *(rule.activations for rule in self.rules))
-            or any(rule.spikiest for rule in self.rules)
+            or any(rule.outliers for rule in self.rules)
         )
 
     def options(self, base: ExportOptions) -> ExportOptions:
@@ -212,7 +213,7 @@ def _rule(table: object, label: str) -> Rule:
         found.scale_type,
         label=label,
         activations=found.activations,
-        spikiest=found.spikiest,
+        outliers=found.spikiest,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.options import KL_LIMIT
+from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_export.verify.layers.stages import Kind, Measure, Stage, Tolerance, compare, judged
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError

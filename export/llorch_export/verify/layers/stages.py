@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.options import KL_LIMIT
+from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_serve.artifact.manifest import Recipe
 
 Array = npt.NDArray[np.float32]

@@ -11,7 +11,8 @@ import pytest
 
 from llorch_export.formats.module import Formats
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.recipes.resolve import with_rules
+from llorch_export.recipes.base import base_recipe
+from llorch_export.recipes.rules import with_rules
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.errors import UsageError
 from support.builders.checkpoints import tiny_llama_config
@@ -24,7 +25,7 @@ def resolved(
 ) -> Recipe:
     config = tiny_llama_config(**({"num_hidden_layers": LAYERS} | (overrides or {})))
     options.setdefault("precision", "int4")
-    recipe = base or ExportOptions(source="", output=Path(), rules=rules, **options).recipe()
+    recipe = base or base_recipe(ExportOptions(source="", output=Path(), rules=rules, **options))
     return with_rules(recipe, rules, config)
 
 
@@ -37,7 +38,7 @@ def modules(recipe: Recipe) -> set[str]:
 
 
 def test_no_rules_leave_the_recipe_alone() -> None:
-    assert resolved() == ExportOptions(source="", output=Path(), precision="int4").recipe()
+    assert resolved() == base_recipe(ExportOptions(source="", output=Path(), precision="int4"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_rules_over_fp32_have_their_own_defaults() -> None:
     found = resolved(int8("*.o_proj"), Rule(("*.up_proj",), precision="int4"), precision="fp32")
     form = Formats(found).of
     assert found.accuracy_level == 4
-    assert found.kl_limit == ExportOptions(source="", output=Path(), precision="int4").recipe().kl_limit
+    assert found.kl_limit == base_recipe(ExportOptions(source="", output=Path(), precision="int4")).kl_limit
     assert found.precisions == {"fp32", "int8", "int4"}
     assert (
         form("model.layers.0.self_attn.o_proj").block_size,
@@ -134,7 +135,7 @@ def test_a_tied_table_has_one_format() -> None:
     with pytest.raises(UsageError, match="rule A and rule B differ on the table"):
         resolved(*rules, overrides={"tie_word_embeddings": True})
     assert {r.precision for r in resolved(*rules).rules} == {"int4", "fp32"}
-    rotated = ExportOptions(source="", output=Path(), precision="int4", transforms=("rotate",)).recipe()
+    rotated = base_recipe(ExportOptions(source="", output=Path(), precision="int4", transforms=("rotate",)))
     found = resolved(
         *rules, overrides={"tie_word_embeddings": True}, base=rotated
     )  # rotation makes two tables
@@ -194,11 +195,11 @@ def test_an_old_manifest_without_rules_is_read() -> None:
     assert msgspec.convert(old, Recipe) == recipe
 
 
-def test_the_spikiest_are_those_with_the_largest_peaks() -> None:
-    rule = Rule(("*.mlp.down_proj",), precision="fp32", spikiest="1/2", label="the rule")
+def test_outliers_are_modules_with_the_largest_peaks() -> None:
+    rule = Rule(("*.mlp.down_proj",), precision="fp32", outliers="1/2", label="the rule")
     peaks = {"model.layers.1.mlp.down_proj": 9.0, "model.layers.0.mlp.down_proj": 3.0}
     config = tiny_llama_config(num_hidden_layers=2)
-    recipe = ExportOptions(source="", output=Path(), precision="int8").recipe()
+    recipe = base_recipe(ExportOptions(source="", output=Path(), precision="int8"))
     found = with_rules(recipe, (rule,), config, peaks)
     assert [one.modules for one in found.rules] == [("model.layers.1.mlp.down_proj",)]
     unknown = with_rules(recipe, (rule,), config)  # not measured yet: the first stands for it
@@ -212,9 +213,9 @@ def test_the_spikiest_are_those_with_the_largest_peaks() -> None:
     for found_peaks in (None, peaks):
         with pytest.raises(UsageError, match="the rule has no effect: later rules settle every module"):
             with_rules(recipe, (rule, after), config, found_peaks)
-        wide = Rule(("*",), activations="row", spikiest="1", label="the wide one")
+        wide = Rule(("*",), activations="row", outliers="1", label="the wide one")
         with pytest.raises(UsageError, match=r"the wide one: .* model.embed_tokens is looked up"):
             with_rules(recipe, (wide,), config, found_peaks)
     for wrong in ("0", "1/0", "half", "-1"):
         with pytest.raises(UsageError, match="expected a number like '6' or a share"):
-            with_rules(recipe, (replace(rule, spikiest=wrong),), config, peaks)
+            with_rules(recipe, (replace(rule, outliers=wrong),), config, peaks)

@@ -1,0 +1,88 @@
+"""The graphs of one artifact, which read the same prepared weights and differ in inputs or recipe.
+
+Takes what the transforms have left and the resolved export; ``pipeline.py`` writes what comes out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llorch_export.artifact.companions import prompt_plan
+from llorch_export.artifact.description import Progress
+from llorch_export.calibration.measurements import CalibrationIds, measured_moments
+from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.front import Interface
+from llorch_export.graph.weights import WeightPlan
+from llorch_export.quantize.feedback import ErrorFactors, error_factor
+from llorch_export.resolved import ResolvedExport
+from llorch_export.transform.moments import second_moments
+from llorch_export.transform.prepare import Prepared
+from llorch_serve.artifact.manifest import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactGraphs:
+    """Builds the graphs of one artifact.
+
+    factors: of the weights' inputs, which error feedback asks for while weights are written; None where no
+        recipe does.
+    """
+
+    resolved: ResolvedExport
+    prepared: Prepared
+    factors: ErrorFactors | None
+
+    def first(self, interface: Interface = Interface.LLORCH) -> DecoderGraph:
+        """Build the graph that every artifact has; all interfaces read one data file."""
+        return self._build(self.resolved.recipe, interface)
+
+    def over_int8_cache(self) -> DecoderGraph:
+        """Build the graph over a KV cache in int8, which reads the first graph's data file."""
+        return self._build(self.resolved.recipe, int8_cache=True)
+
+    def for_prompts(self, first: DecoderGraph) -> DecoderGraph | None:
+        """Build the graph for prompts, whose own data file has the weights that ``first`` has not."""
+        resolved = self.resolved
+        if resolved.prompts is None:
+            return None
+        return self._build(resolved.prompts, weights=prompt_plan(resolved.recipe, resolved.prompts, first))
+
+    def _build(
+        self,
+        recipe: Recipe,
+        interface: Interface = Interface.LLORCH,
+        *,
+        int8_cache: bool = False,
+        weights: WeightPlan | None = None,
+    ) -> DecoderGraph:
+        return build_decoder(
+            self.prepared.config,
+            recipe,
+            self.prepared.tensors,
+            context_length=self.resolved.context_length,
+            calibration=self.prepared.calibration,
+            error_factors=self.factors,
+            interface=interface,
+            target=self.resolved.target,
+            int8_cache=int8_cache,
+            weights=weights,
+        )
+
+
+@contextlib.contextmanager
+def error_factors(
+    prepared: Prepared, recipe: Recipe, text: CalibrationIds | None, progress: Progress
+) -> Iterator[ErrorFactors | None]:
+    """Give what measures how inputs move together while weights are written; None where the recipe asks for
+    none.
+
+    Requires: a text, where the recipe measures.
+    """
+    if not measured_moments(recipe):
+        yield None
+        return
+    assert text is not None, "options that measure come with a text"
+    with second_moments(prepared.config, prepared.tensors, text.ids, progress, error_factor) as moments:
+        yield moments.of
