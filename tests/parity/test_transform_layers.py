@@ -11,8 +11,8 @@ import pytest
 
 from llorch_export.terminal.layers import table
 from llorch_export.verify.divergence import verify
+from llorch_export.verify.layers.original_basis import RESTORED
 from llorch_export.verify.layers.stages import Kind
-from llorch_export.verify.layers.turned import TURNED
 from llorch_export.verify.layers.verify import LayerReport, verify_layers
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import write_hf_folder
@@ -46,7 +46,7 @@ def test_turned_stages_are_compared_in_the_checkpoints_basis(tmp_path: Path, nam
     assert found.passed, found.first_departing
     assert {stage.kind for stage in found.stages} == set(Kind) - {Kind.LLAMA_CPP}
     assert not found.rescaled
-    turned = {stage.name for stage in found.stages if stage.source == TURNED}
+    turned = {stage.name for stage in found.stages if stage.source == RESTORED}
     last = "model.layers.1"
     assert {"embedding", "model.norm", f"{last}.input_layernorm/residual", "present.0.value"} <= turned
     assert f"{last}.mlp.silu" not in turned
@@ -68,7 +68,7 @@ def test_rescaled_stages_are_named_and_what_they_end_in_is_compared(tmp_path: Pa
 def test_a_plain_artifact_has_nothing_turned_or_rescaled(tmp_path: Path) -> None:
     found = prove(tmp_path, {}, ())
     assert not found.rescaled
-    assert not [stage for stage in found.stages if stage.source == TURNED]
+    assert not [stage for stage in found.stages if stage.source == RESTORED]
 
 
 def test_damage_to_a_transformed_artifact_is_found(tmp_path: Path) -> None:

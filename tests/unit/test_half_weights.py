@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from llorch_export.graph.narrow import Narrowing
+from llorch_export.graph.half_precision import WeightCast
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_export.preview import preview
@@ -32,13 +32,13 @@ EDGES = np.array(
 )
 def test_rounding_is_to_nearest_and_ties_to_even(kind, oracle) -> None:
     values = np.concatenate([EDGES, np.random.default_rng(0).normal(0, 3, 5000).astype(np.float32)])
-    assert Narrowing(kind).narrowed("w", values).tobytes() == oracle(values)
+    assert WeightCast(kind).cast("w", values).tobytes() == oracle(values)
 
 
 def test_float32_is_handed_on_as_it_is() -> None:
-    narrowing = Narrowing("float32")
-    assert narrowing.narrowed("w", EDGES) is EDGES
-    assert narrowing.notice() is None
+    cast = WeightCast("float32")
+    assert cast.cast("w", EDGES) is EDGES
+    assert cast.underflow_notice() is None
 
 
 @pytest.mark.parametrize(

@@ -45,25 +45,16 @@ def config_from_gguf(
     fields = Fields({k: v for k, v in metadata.items() if k.startswith(f"{name}.")}, origin=origin)
     fields.require(f"{name}.expert_count", 0, f"mixtures of experts are not supported; {SUPPORTED_GGUF}")
     fields.require(f"{name}.attention.causal", True, "attention must be causal")
-    embedding = shapes.get("token_embd.weight")
-    if embedding is None or len(embedding) != 2:
-        raise ArtifactError(
-            f"{origin} lacks a two-dimensional tensor token_embd.weight; it holds no complete model"
-        )
+    vocab_size = _vocab_size(shapes, origin)
     hidden = fields.integer(f"{name}.embedding_length", high=MAX_WIDTH)
     heads = fields.integer(f"{name}.attention.head_count", high=MAX_HEADS)
     layers = fields.integer(f"{name}.block_count", high=MAX_LAYERS)
     max_positions = fields.integer(f"{name}.context_length", high=MAX_POSITIONS)
-    key = f"{name}.attention.key_length"
-    if key not in fields and not family.partial_rotary:
-        # Old conversions state the head's size only by how much of it is rotated, which is all of it.
-        key = f"{name}.rope.dimension_count"
-    head_dim = head_size(fields, key, hidden, heads, origin=origin)
-    fields.require(f"{name}.attention.value_length", head_dim, "keys and values must be of one length")
+    head_dim = _head_dim(fields, family, hidden, heads, origin)
     embedding_scale, residual_scale, logit_scale, attention_scale = _multipliers(fields, family)
     config = LlamaConfig(
         architecture=family.architecture,
-        vocab_size=embedding[0],
+        vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=fields.integer(f"{name}.feed_forward_length", high=MAX_WIDTH),
         num_hidden_layers=layers,
@@ -76,11 +67,9 @@ def config_from_gguf(
             fields, rope_tensors or GgufRopeTensors(), RopeContext(family, head_dim, max_positions, origin)
         ),
         tie_word_embeddings="output.weight" not in shapes,
-        # One bias of a kind calls for all of them; those that are absent are then reported as missing.
         attention_bias="attention_bias" in family.biases
-        and any(f"blk.0.attn_{part}.bias" in shapes for part in ("q", "k", "v", "output")),
-        mlp_bias="mlp_bias" in family.biases
-        and any(f"blk.0.ffn_{part}.bias" in shapes for part in ("gate", "up", "down")),
+        and _has_bias(shapes, "attn_q", "attn_k", "attn_v", "attn_output"),
+        mlp_bias="mlp_bias" in family.biases and _has_bias(shapes, "ffn_gate", "ffn_up", "ffn_down"),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         # llama.cpp knows the pattern by the architecture alone.
@@ -108,6 +97,33 @@ def _family(metadata: Mapping[str, object], origin: str) -> Family:
             f"{origin}: general.type is {kind!r}, expected 'model'; adapters must be merged first"
         )
     return family
+
+
+def _vocab_size(shapes: Mapping[str, tuple[int, ...]], origin: str) -> int:
+    embedding = shapes.get("token_embd.weight")
+    if embedding is None or len(embedding) != 2:
+        raise ArtifactError(
+            f"{origin} lacks a two-dimensional tensor token_embd.weight; it holds no complete model"
+        )
+    return embedding[0]
+
+
+def _head_dim(fields: Fields, family: Family, hidden: int, heads: int, origin: str) -> int:
+    name = family.architecture
+    key = f"{name}.attention.key_length"
+    if key not in fields and not family.partial_rotary:
+        # Old conversions state the head's size only by how much of it is rotated, which is all of it.
+        key = f"{name}.rope.dimension_count"
+    head_dim = head_size(fields, key, hidden, heads, origin=origin)
+    fields.require(f"{name}.attention.value_length", head_dim, "keys and values must be of one length")
+    return head_dim
+
+
+def _has_bias(shapes: Mapping[str, tuple[int, ...]], *modules: str) -> bool:
+    """Tell whether one of the modules has a bias. It calls for all of them: absent ones are then reported as
+    missing.
+    """
+    return any(f"blk.0.{module}.bias" in shapes for module in modules)
 
 
 def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, float]:

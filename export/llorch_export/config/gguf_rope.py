@@ -34,15 +34,59 @@ class GgufRopeTensors:
     long: Sequence[float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """The settings that all kinds of rotary scaling share.
+
+    key: what the names of the settings begin with. factor: 1 where positions are not stretched.
+    original: the context length before extension. rotary_dim: None where all of a head is rotated.
+    """
+
+    key: str
+    kind: str
+    theta: float
+    factor: float
+    original: int
+    attention_factor: float
+    rotary_dim: int | None
+
+
 def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContext) -> RopeConfig:
     """Read ``ARCHITECTURE.rope.*`` and the tensors of rotary divisors.
 
     Raises ArtifactError for types that are not supported, contradictions and settings that are not
     understood.
     """
+    scaling = _scaling(fields, context)
+    if scaling.kind == "longrope" or tensors.short is not None or tensors.long is not None:
+        return _longrope(scaling, tensors, context)
+    if scaling.kind == "yarn":
+        return _yarn(fields, scaling, tensors, context)
+    theta, factor, attention_factor = scaling.theta, scaling.factor, scaling.attention_factor
+    if tensors.plain is not None:
+        divisors = _divisors(tensors.plain, "rope_freqs.weight", scaling, context)
+        return RopeConfig(
+            theta=theta,
+            kind="factors",
+            frequency_factors=tuple(divisor * factor for divisor in divisors),
+            attention_factor=attention_factor,
+            rotary_dim=scaling.rotary_dim,
+        )
+    if factor == 1.0:
+        return RopeConfig(theta=theta, attention_factor=attention_factor, rotary_dim=scaling.rotary_dim)
+    return RopeConfig(
+        theta=theta,
+        kind="linear",
+        factor=factor,
+        attention_factor=attention_factor,
+        rotary_dim=scaling.rotary_dim,
+    )
+
+
+def _scaling(fields: Fields, context: RopeContext) -> _Scaling:
     key = f"{context.family.architecture}.rope"
     kind = fields.get(f"{key}.scaling.type") or "linear"
-    if kind not in ("none", "linear", "yarn", "longrope"):
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise ArtifactError(
             f"{context.origin}: {key}.scaling.type is {kind!r}; supported are none, linear, yarn and longrope"
         )
@@ -53,7 +97,6 @@ def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContex
         for name in (f"{key}.scaling.factor", f"{key}.scale_linear")
         if name in fields
     ]
-    factor = factors[0] if factors and kind != "none" else 1.0
     original = fields.integer(
         f"{key}.scaling.original_context_length", context.max_positions, high=MAX_POSITIONS
     )
@@ -63,58 +106,57 @@ def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContex
     )
     if rotary_dim is not None and not context.family.partial_rotary:
         fields.require(f"{key}.dimension_count", context.head_dim, "all of a head is rotated")
-    pairs = (rotary_dim or context.head_dim) // 2
-    if kind == "longrope" or tensors.short is not None or tensors.long is not None:
-        if factor != 1 or tensors.plain is not None:
-            raise ArtifactError(
-                f"{context.origin} combines longrope with another rotary scaling; convert the model again"
-            )
-        return RopeConfig(
-            theta=theta,
-            kind="longrope",
-            short_factor=_divisors(tensors.short, "rope_factors_short.weight", pairs, context),
-            long_factor=_divisors(tensors.long, "rope_factors_long.weight", pairs, context),
-            original_max_position_embeddings=original,
-            attention_factor=attention_factor,
-            rotary_dim=rotary_dim,
+    return _Scaling(
+        key=key,
+        kind=kind,
+        theta=theta,
+        factor=factors[0] if factors and kind != "none" else 1.0,
+        original=original,
+        attention_factor=attention_factor,
+        rotary_dim=rotary_dim,
+    )
+
+
+def _longrope(scaling: _Scaling, tensors: GgufRopeTensors, context: RopeContext) -> RopeConfig:
+    if scaling.factor != 1 or tensors.plain is not None:
+        raise ArtifactError(
+            f"{context.origin} combines longrope with another rotary scaling; convert the model again"
         )
-    if kind == "yarn":
-        if tensors.plain is not None:
-            raise ArtifactError(
-                f"{context.origin} combines yarn with rope_freqs.weight; convert the model again"
-            )
-        fields.require(f"{key}.scaling.yarn_ext_factor", 1, "the whole ramp is applied")
-        fields.require(f"{key}.scaling.yarn_attn_factor", 1, "attn_factor is the one that is read")
-        fields.require(f"{key}.scaling.yarn_log_multiplier", 0, "attention is scaled by the factor alone")
-        return RopeConfig(
-            theta=yarn_theta(theta, fields),
-            kind="yarn",
-            factor=factor,
-            original_max_position_embeddings=original,
-            attention_factor=attention_factor * yarn_scale(factor, 1),
-            beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=0, high=MAX_FACTOR),
-            beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=0, high=MAX_FACTOR),
-            rotary_dim=rotary_dim,
-        )
-    if tensors.plain is not None:
-        divisors = _divisors(tensors.plain, "rope_freqs.weight", pairs, context)
-        return RopeConfig(
-            theta=theta,
-            kind="factors",
-            frequency_factors=tuple(divisor * factor for divisor in divisors),
-            attention_factor=attention_factor,
-            rotary_dim=rotary_dim,
-        )
-    if factor == 1.0:
-        return RopeConfig(theta=theta, attention_factor=attention_factor, rotary_dim=rotary_dim)
     return RopeConfig(
-        theta=theta, kind="linear", factor=factor, attention_factor=attention_factor, rotary_dim=rotary_dim
+        theta=scaling.theta,
+        kind="longrope",
+        short_factor=_divisors(tensors.short, "rope_factors_short.weight", scaling, context),
+        long_factor=_divisors(tensors.long, "rope_factors_long.weight", scaling, context),
+        original_max_position_embeddings=scaling.original,
+        attention_factor=scaling.attention_factor,
+        rotary_dim=scaling.rotary_dim,
+    )
+
+
+def _yarn(fields: Fields, scaling: _Scaling, tensors: GgufRopeTensors, context: RopeContext) -> RopeConfig:
+    key = scaling.key
+    if tensors.plain is not None:
+        raise ArtifactError(f"{context.origin} combines yarn with rope_freqs.weight; convert the model again")
+    fields.require(f"{key}.scaling.yarn_ext_factor", 1, "the whole ramp is applied")
+    fields.require(f"{key}.scaling.yarn_attn_factor", 1, "attn_factor is the one that is read")
+    fields.require(f"{key}.scaling.yarn_log_multiplier", 0, "attention is scaled by the factor alone")
+    return RopeConfig(
+        theta=yarn_theta(scaling.theta, fields),
+        kind="yarn",
+        factor=scaling.factor,
+        original_max_position_embeddings=scaling.original,
+        attention_factor=scaling.attention_factor * yarn_scale(scaling.factor, 1),
+        beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=0, high=MAX_FACTOR),
+        beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=0, high=MAX_FACTOR),
+        rotary_dim=scaling.rotary_dim,
     )
 
 
 def _divisors(
-    values: Sequence[float] | None, name: str, pairs: int, context: RopeContext
+    values: Sequence[float] | None, name: str, scaling: _Scaling, context: RopeContext
 ) -> tuple[float, ...]:
+    """Return the divisors of a tensor, one a rotary pair. Raises ArtifactError if they are not that."""
+    pairs = (scaling.rotary_dim or context.head_dim) // 2
     if values is None or len(values) != pairs or not all(0 < f <= MAX_FACTOR for f in values):
         raise ArtifactError(
             f"{context.origin}: {name} must hold {pairs} positive numbers, one a rotary pair; convert the "

@@ -33,66 +33,63 @@ class RopeContext:
 
 
 def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
-    """Read ``rope_theta``, ``rope_scaling`` or ``rope_parameters``, and what stands beside them.
+    """Read ``rope_theta``, ``rope_scaling`` or ``rope_parameters``, and the settings next to them.
 
     Raises ArtifactError for types that are not supported, contradictions and settings that are not
     understood.
     """
-    origin = context.origin
-    # transformers 4 has rope_theta beside rope_scaling; transformers 5 has both inside rope_parameters.
-    scaling, parameters = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
-    if scaling and parameters and dict(scaling) != dict(parameters):
-        raise ArtifactError(
-            f"{origin}: rope_scaling and rope_parameters contradict each other; remove the wrong one"
-        )
-    place = "rope_parameters" if parameters else "rope_scaling"
-    rope = Fields(parameters or scaling, origin=f"{origin}: {place}")
+    rope, place = _rope_fields(fields, context)
     kind = _kind(rope, context)
-    for key in ("rope_theta", "partial_rotary_factor", _ORIGINAL):
-        if key in fields and key in rope and fields.get(key) != rope.get(key):
-            raise ArtifactError(f"{origin}: {key} differs from the one inside {place}; remove the wrong one")
+    _refuse_differences(fields, rope, place, context.origin)
     outer = fields.number(
         "rope_theta", float(context.family.defaults.get("rope_theta", 10000.0)), above=0, high=MAX_THETA
     )
     theta = rope.number("rope_theta", outer, above=0, high=MAX_THETA)
     rotary_dim = _rotary_dim(rope if "partial_rotary_factor" in rope else fields, context)
     original = _original_context(fields, rope, context)
-    if kind == "default":
-        # Some files say "default" with a factor of 1; any other factor would be a contradiction.
-        rope.require("factor", 1, "the rope type is default")
-        result = RopeConfig(theta=theta, rotary_dim=rotary_dim)
-    elif kind == "linear":
-        result = RopeConfig(theta=theta, kind="linear", factor=_factor(rope), rotary_dim=rotary_dim)
-    elif kind == "dynamic":
-        rope.require(_ORIGINAL, context.max_positions, "transformers scales from max_position_embeddings on")
-        result = RopeConfig(
-            theta=theta,
-            kind="dynamic",
-            factor=_factor(rope),
-            original_max_position_embeddings=context.max_positions,
-            rotary_dim=rotary_dim,
-        )
-    elif kind == "llama3":
-        low = rope.number("low_freq_factor", above=0, high=MAX_FACTOR)
-        if original is None:
-            rope.integer(_ORIGINAL, high=MAX_POSITIONS)  # says that it is missing
-        result = RopeConfig(
-            theta=theta,
-            kind="llama3",
-            factor=_factor(rope),
-            low_freq_factor=low,
-            high_freq_factor=rope.number("high_freq_factor", above=low, high=MAX_FACTOR),
-            original_max_position_embeddings=original,
-            rotary_dim=rotary_dim,
-        )
-    elif kind == "yarn":
-        result = _yarn_from_hf(rope, theta, original or context.max_positions, rotary_dim)
-    elif kind == "longrope":
-        result = _longrope_from_hf(rope, theta, original or context.max_positions, rotary_dim, context)
-    else:
-        raise ArtifactError(f"{origin}: rope type {kind!r} is not supported; supported are {_KINDS}")
-    refuse_unknown([f"{key} (rope)" for key in rope.unasked()], origin)
+    match kind:
+        case "default":
+            # Some files say "default" with a factor of 1; any other factor would be a contradiction.
+            rope.require("factor", 1, "the rope type is default")
+            result = RopeConfig(theta=theta, rotary_dim=rotary_dim)
+        case "linear":
+            result = RopeConfig(theta=theta, kind="linear", factor=_factor(rope), rotary_dim=rotary_dim)
+        case "dynamic":
+            result = _dynamic_from_hf(rope, theta, rotary_dim, context)
+        case "llama3":
+            result = _llama3_from_hf(rope, theta, original, rotary_dim)
+        case "yarn":
+            result = _yarn_from_hf(rope, theta, original or context.max_positions, rotary_dim)
+        case "longrope":
+            result = _longrope_from_hf(rope, theta, original or context.max_positions, rotary_dim, context)
+        case _:
+            raise ArtifactError(
+                f"{context.origin}: rope type {kind!r} is not supported; supported are {_KINDS}"
+            )
+    refuse_unknown([f"{key} (rope)" for key in rope.unasked()], context.origin)
     return result
+
+
+def _rope_fields(fields: Fields, context: RopeContext) -> tuple[Fields, str]:
+    """Return the rotary settings and the key that holds them.
+
+    Raises ArtifactError if a file has two that contradict each other.
+    """
+    # transformers 4 has rope_theta next to rope_scaling; transformers 5 has both inside rope_parameters.
+    scaling, parameters = fields.mapping("rope_scaling"), fields.mapping("rope_parameters")
+    if scaling and parameters and dict(scaling) != dict(parameters):
+        raise ArtifactError(
+            f"{context.origin}: rope_scaling and rope_parameters contradict each other; remove the wrong one"
+        )
+    place = "rope_parameters" if parameters else "rope_scaling"
+    return Fields(parameters or scaling, origin=f"{context.origin}: {place}"), place
+
+
+def _refuse_differences(fields: Fields, rope: Fields, place: str, origin: str) -> None:
+    """Raise ArtifactError if a setting stands inside and outside of the rotary settings with two values."""
+    for key in ("rope_theta", "partial_rotary_factor", _ORIGINAL):
+        if key in fields and key in rope and fields.get(key) != rope.get(key):
+            raise ArtifactError(f"{origin}: {key} differs from the one inside {place}; remove the wrong one")
 
 
 def _kind(rope: Fields, context: RopeContext) -> object:
@@ -107,7 +104,7 @@ def _kind(rope: Fields, context: RopeContext) -> object:
 
 
 def _original_context(fields: Fields, rope: Fields, context: RopeContext) -> int | None:
-    """Return the context length before extension: beside the rope settings first, as transformers has it."""
+    """Return the context length before extension: next to the rope settings first, as transformers has it."""
     outer, inner = (
         source.integer(_ORIGINAL, high=MAX_POSITIONS) if _ORIGINAL in source else None
         for source in (fields, rope)
@@ -137,6 +134,32 @@ def checked_rotary_dim(rotary_dim: int, context: RopeContext) -> int | None:
 
 def _factor(rope: Fields) -> float:
     return rope.number("factor", above=0, high=MAX_FACTOR)
+
+
+def _dynamic_from_hf(rope: Fields, theta: float, rotary_dim: int | None, context: RopeContext) -> RopeConfig:
+    rope.require(_ORIGINAL, context.max_positions, "transformers scales from max_position_embeddings on")
+    return RopeConfig(
+        theta=theta,
+        kind="dynamic",
+        factor=_factor(rope),
+        original_max_position_embeddings=context.max_positions,
+        rotary_dim=rotary_dim,
+    )
+
+
+def _llama3_from_hf(rope: Fields, theta: float, original: int | None, rotary_dim: int | None) -> RopeConfig:
+    low = rope.number("low_freq_factor", above=0, high=MAX_FACTOR)
+    if original is None:
+        rope.integer(_ORIGINAL, high=MAX_POSITIONS)  # says that it is missing
+    return RopeConfig(
+        theta=theta,
+        kind="llama3",
+        factor=_factor(rope),
+        low_freq_factor=low,
+        high_freq_factor=rope.number("high_freq_factor", above=low, high=MAX_FACTOR),
+        original_max_position_embeddings=original,
+        rotary_dim=rotary_dim,
+    )
 
 
 def _yarn_from_hf(rope: Fields, theta: float, original: int, rotary_dim: int | None) -> RopeConfig:

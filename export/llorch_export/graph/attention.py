@@ -17,7 +17,7 @@ from llorch_export.graph.attention_primitive import Primitive
 from llorch_export.graph.attention_standard import Standard
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.front import Front
-from llorch_export.graph.heads import (
+from llorch_export.graph.qkv import (
     LayerCache,
     Projected,
     RotaryInputs,

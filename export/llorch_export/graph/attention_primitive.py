@@ -17,7 +17,7 @@ import onnx_ir as ir
 from llorch_export.graph.attention_standard import by_head, side_by_side
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.front import Front
-from llorch_export.graph.heads import (
+from llorch_export.graph.qkv import (
     RotaryInputs,
     attention_prefix,
     cache_values,

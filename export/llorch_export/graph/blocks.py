@@ -80,7 +80,7 @@ def _quantised_chunks(
     """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
     factor = input_error_factor(b, weights, form)
     for chunk in b.row_chunks(weights)():
-        b.narrowing.check_range(f"{name}.weight", chunk)
+        b.weight_cast.check_range(f"{name}.weight", chunk)
         yield quantised(chunk, form, factor).arrays
 
 

@@ -17,7 +17,7 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.module import Formats, PerChannelActivations
 from llorch_export.formats.targets import CONTRIB as CONTRIB  # the graph modules' one import
 from llorch_export.formats.targets import TARGETS, Capabilities
-from llorch_export.graph.narrow import Narrowing
+from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
@@ -62,7 +62,7 @@ class GraphBuilder:
     tensors: the checkpoint's, by Hugging Face name.
     calibration: what was measured on these tensors, where the recipe calls for it.
     error_factors: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
-    narrowing: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless
+    weight_cast: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless
         said otherwise.
     target: what the runtime can do. weights: the plan to add to; None: a new one.
     activation_codes: of values that have been rounded to bytes in some form, in one part or several, so that
@@ -90,8 +90,8 @@ class GraphBuilder:
         self.calibration = calibration
         self.error_factors = error_factors
         self.weights = WeightPlan() if weights is None else weights
-        self.narrowing = Narrowing(recipe.compute_type)
-        self.compute = self.narrowing.dtype
+        self.weight_cast = WeightCast(recipe.compute_type)
+        self.compute = self.weight_cast.dtype
         self.tape = Tape()
         self.activation_codes: dict[tuple[ir.Value, PerChannelActivations], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
@@ -158,7 +158,7 @@ class GraphBuilder:
         tensor = self.tensors[name]
         return self.weights.stream(
             [(name, self.compute, tensor.shape)],
-            lambda: ((self.narrowing.narrowed(name, chunk),) for chunk in tensor.row_chunks()),
+            lambda: ((self.weight_cast.cast(name, chunk),) for chunk in tensor.row_chunks()),
         )[0]
 
     def factor(self, name: str, value: float) -> ir.Value:

@@ -22,9 +22,9 @@ from llorch_export.graph.attention import AttentionPlan, attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
 from llorch_export.graph.embedding import embed, head
 from llorch_export.graph.front import Interface, genai_logits, make_front
+from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
-from llorch_export.graph.narrow import Narrowing
 from llorch_export.graph.norm import add_rms_norm, rms_norm
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
@@ -40,7 +40,7 @@ class DecoderGraph:
     """A graph whose weights are planned but not yet read.
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
-    narrowing: what rounding to half precision has cost, once the jobs have run.
+    weight_cast: what rounding to half precision has cost, once the jobs have run.
     prefill: where shapes are fixed, the graph that takes ``prefill_tokens`` tokens over the same data file;
         inputs and outputs are those of ``model``, which takes one.
     """
@@ -51,7 +51,7 @@ class DecoderGraph:
     kv: KvLayout
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    narrowing: Narrowing
+    weight_cast: WeightCast
     prefill: ir.Model | None = None
     prefill_tokens: int | None = None
 
@@ -147,7 +147,7 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
         kv=kv,
         inputs=tuple(_spec(value) for value in inputs),
         outputs=tuple(_spec(value) for value in outputs),
-        narrowing=b.narrowing,
+        weight_cast=b.weight_cast,
     )
 
 

@@ -93,7 +93,7 @@ def dequantized_rows(
 
     def produce() -> Iterator[Arrays]:
         for chunk in chunks():
-            b.narrowing.check_range(weight, chunk)
+            b.weight_cast.check_range(weight, chunk)
             found = quantised(chunk, form)
             codes = found.packed.reshape(len(chunk), -1)[:, :columns]
             yield _signed(codes), found.scales
@@ -161,7 +161,7 @@ def _bands(
         zeros: Bytes | None = None
         column = 0
         for chunk in chunks():
-            b.narrowing.check_range(f"{name}.weight", chunk)
+            b.weight_cast.check_range(f"{name}.weight", chunk)
             columns = slice(column, column := column + len(chunk))
             band = _quantised_band(chunk, form, factor, start, stop)
             codes[:, columns], scales[:, columns] = band[0].T, band[1].T

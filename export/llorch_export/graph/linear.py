@@ -37,7 +37,7 @@ def linear(
         bias_chunks = b.row_chunks(biases)
         bias_value = b.weights.stream(
             [(f"{name}.bias", b.compute, (out_features,))],
-            lambda: ((b.narrowing.narrowed(f"{name}.bias", chunk),) for chunk in bias_chunks()),
+            lambda: ((b.weight_cast.cast(f"{name}.bias", chunk),) for chunk in bias_chunks()),
         )[0]
     shape = (*lead, out_features)
     form = b.formats.of(modules[0])
@@ -52,7 +52,7 @@ def linear(
         transposed = b.weights.stream(
             [(f"{name}.weight", b.compute, (in_features, out_features))],
             lambda: (
-                (b.narrowing.narrowed(f"{name}.weight", band),)
+                (b.weight_cast.cast(f"{name}.weight", band),)
                 for band in _transposed(chunks, in_features, out_features)
             ),
         )[0]

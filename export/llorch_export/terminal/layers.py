@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from llorch_export.verify.layers.original_basis import RESTORED
 from llorch_export.verify.layers.stages import Kind, Measure, Stage
-from llorch_export.verify.layers.turned import TURNED
 from llorch_export.verify.layers.verify import LayerReport, verify_layers
 from llorch_serve.terminal.console import byte_progress, fail, say, write, write_json
 
@@ -55,7 +55,7 @@ def table(report: LayerReport) -> str:
         f"observed ({kinds}); "
         f"showing inner values moves the logits by {report.observer_effect:.2g}"
     )
-    if turned := sum(stage.source == TURNED for stage in report.stages):
+    if turned := sum(stage.source == RESTORED for stage in report.stages):
         lines.append(
             f"{turned} of them were turned back into the checkpoint's basis, from that of the recipe's "
             f"transforms"

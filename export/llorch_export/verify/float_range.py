@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import psutil
 
-from llorch_export.graph.narrow import OTHER_TYPES
+from llorch_export.graph.half_precision import OTHER_TYPES
 from llorch_export.verify.layers.graph import run_observed
 from llorch_export.verify.sample_tokens import token_ids
 from llorch_serve.artifact.folder import Artifact
@@ -51,7 +51,7 @@ def probe_activations(artifact: Artifact) -> str | None:
     largest, where = 0.0, ""
     scores = {node.scores for node in run.attention}  # those of pairs that the mask hides are arbitrary
     for name, value in run.values.items():
-        if name in scores or name not in run.narrow:
+        if name in scores or name not in run.half_precision:
             continue
         finite = np.isfinite(value)
         if not finite.all():

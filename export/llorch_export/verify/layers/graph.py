@@ -52,13 +52,13 @@ class AttentionNode:
 class GraphRun:
     """Values by name in the order of the nodes, the attention nodes that made some of them, and their tables.
 
-    narrow: the values that the graph itself has in half precision.
+    half_precision: the values that the graph itself has in half precision.
     """
 
     values: Mapping[str, Array]
     attention: Sequence[AttentionNode]
     tables: Mapping[str, Array]
-    narrow: frozenset[str] = frozenset()
+    half_precision: frozenset[str] = frozenset()
 
 
 def read_graph(artifact: Artifact) -> onnx.ModelProto:
@@ -119,7 +119,9 @@ def run_observed(
     tables = {name for node in nodes for name in node.tables or ()}
     return GraphRun(
         values={name: by_name[name] for name in order},
-        narrow=frozenset(name for name, array in zip(names, found, strict=True) if array.dtype.itemsize == 2),
+        half_precision=frozenset(
+            name for name, array in zip(names, found, strict=True) if array.dtype.itemsize == 2
+        ),
         attention=nodes,
         tables={name: _initializer(model, artifact.folder, name) for name in sorted(tables)},
     )

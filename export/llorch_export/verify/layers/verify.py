@@ -17,18 +17,17 @@ from llorch_export.verify.divergence import open_source
 from llorch_export.verify.layers.graph import GraphRun, run_observed
 from llorch_export.verify.layers.llama_cpp import check_llama_cpp, compare_llama_cpp
 from llorch_export.verify.layers.matching import pairs, unmatched
+from llorch_export.verify.layers.original_basis import RESTORED, in_original_basis, rescaled
 from llorch_export.verify.layers.reference import observe
 from llorch_export.verify.layers.stages import EXACT, Kind, Stage, compare, judged, tolerance
-from llorch_export.verify.layers.turned import TURNED, rescaled, turned_back
 from llorch_export.verify.reference import Reference
 from llorch_export.verify.sample_tokens import token_ids
-from llorch_serve.artifact.folder import load_artifact
+from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity.divergence import DivergenceSum, log_softmax
 from llorch_serve.providers import usable_cpus
 from llorch_serve.runtime.opening import open_session
-from llorch_serve.runtime.session import DecoderSession
 
 PROMPT_TOKENS: Final = 64
 GREEDY_TOKENS: Final = 32
@@ -80,14 +79,9 @@ def verify_layers(
     checkpoint = open_source(artifact, source, lora)
     if llama_cpp:
         check_llama_cpp(checkpoint)
-    recipe, context = artifact.manifest.recipe, artifact.manifest.context_length
+    recipe = artifact.manifest.recipe
     ids, kind = token_ids(artifact)
-    ids = ids[: min(PROMPT_TOKENS, context - context // 3)]
-    steps = min(GREEDY_TOKENS, context - len(ids))
-    session = open_session(
-        artifact, SessionConfig(slots=1, max_context=len(ids) + steps), lambda report: None
-    )
-    logits, answer = _answer(session, ids, steps)
+    ids, logits, answer = _answer(artifact, ids)
     progress("proving layers", 1, 4)
     graph = run_observed(artifact, ids, threads=usable_cpus())
     progress("proving layers", 1, 4)
@@ -95,13 +89,13 @@ def verify_layers(
     expected = reference.logits([*ids, *answer])
     progress("proving layers", 1, 4)
     inside = observe(reference.model, ids)
-    turned, left_out = (
-        turned_back(graph, recipe, checkpoint),
-        rescaled(graph, recipe, checkpoint.config),
-    )
+    left_out = rescaled(graph, recipe, checkpoint.config)
+    restored = in_original_basis(graph, recipe, checkpoint)
     found = [
-        compare(name, stage, layer, _source(name, origin, graph, turned), wanted, value, recipe)
-        for name, stage, layer, origin, wanted, value in pairs(turned, inside, artifact.manifest.kv.head_dim)
+        compare(name, stage, layer, _source(name, origin, graph, restored), wanted, value, recipe)
+        for name, stage, layer, origin, wanted, value in pairs(
+            restored, inside, artifact.manifest.kv.head_dim
+        )
         if name not in left_out
     ]
     agreement, *outcome = _outcome(expected, logits, answer, recipe)
@@ -125,19 +119,26 @@ def verify_layers(
     )
 
 
-def _source(name: str, origin: str, graph: GraphRun, turned: GraphRun) -> str:
-    return TURNED if graph.values.get(name) is not turned.values.get(name) else origin
+def _source(name: str, origin: str, graph: GraphRun, restored: GraphRun) -> str:
+    return RESTORED if graph.values.get(name) is not restored.values.get(name) else origin
 
 
-def _answer(session: DecoderSession, ids: list[int], steps: int) -> tuple[Logits, list[int]]:
-    """Return the prompt's logits and ``steps`` greedy tokens, each from one decode step of the shipped
-    graph.
+def _answer(artifact: Artifact, text: list[int]) -> tuple[list[int], Logits, list[int]]:
+    """Run the shipped graph on the beginning of a text.
+
+    Returns the prompt's tokens, its logits and up to GREEDY_TOKENS greedy tokens, each from one decode step.
     """
+    context = artifact.manifest.context_length
+    ids = text[: min(PROMPT_TOKENS, context - context // 3)]
+    steps = min(GREEDY_TOKENS, context - len(ids))
+    session = open_session(
+        artifact, SessionConfig(slots=1, max_context=len(ids) + steps), lambda report: None
+    )
     logits = session.prefill(0, ids, 0, range(len(ids))).copy()
     answer = [int(logits[-1].argmax())]
     for step in range(1, steps):
         answer.append(int(session.decode([answer[-1]], [len(ids) + step])[0].argmax()))
-    return logits, answer
+    return ids, logits, answer
 
 
 def _outcome(expected: Logits, logits: Logits, answer: list[int], recipe: Recipe) -> list[Stage]:

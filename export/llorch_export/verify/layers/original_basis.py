@@ -1,8 +1,8 @@
 """The inner values of a transformed model, back in the checkpoint's own basis.
 
 Input is what a graph run showed, the recipe's transforms and the checkpoint; output is the same run with the
-residual stream and the values turned back, which the reference can be held against. How much ``equalise`` and
-``smooth`` scaled a channel was measured on a text that is not here, so those values are named and left out.
+residual stream and the values rotated back, as the reference has them. How much ``equalise`` and ``smooth``
+scaled a channel was measured on a text that is not here, so those values are named and left out.
 What they end in, scores and down projections, is compared.
 """
 
@@ -19,16 +19,17 @@ from llorch_export.verify.layers.graph import Array, GraphRun
 from llorch_export.verify.layers.matching import FINAL_NORM
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
-TURNED: Final = "turned back"
+RESTORED: Final = "turned back"
 """Source of a stage that was observed and brought back into the checkpoint's basis."""
 
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm", FINAL_NORM)
 _RESIDUAL: Final = ("/residual", ".o_proj", ".down_proj")
 
 
-def turned_back(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -> GraphRun:
-    """Return the run with what ``rotate`` and ``hadamard`` have turned as it was before; the rest is the same
-    object.
+def in_original_basis(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -> GraphRun:
+    """Return the run with the rotations of ``rotate`` and ``hadamard`` undone.
+
+    Values that these leave alone are the same objects.
     """
     values = dict(graph.values)
     if "rotate" in recipe.transforms:
@@ -42,11 +43,11 @@ def turned_back(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -> Grap
             elif name == "embedding" or name.endswith(_RESIDUAL):
                 values[name] = basis.restored(value).astype(np.float32)
     if "hadamard" in recipe.transforms:
-        _turn_values_back(graph, values, checkpoint.config)
+        _restore_values(graph, values, checkpoint.config)
     return replace(graph, values=values)
 
 
-def _turn_values_back(graph: GraphRun, values: dict[str, Array], config: LlamaConfig) -> None:
+def _restore_values(graph: GraphRun, values: dict[str, Array], config: LlamaConfig) -> None:
     basis, width = plain_basis(config.head_dim), config.num_key_value_heads * config.head_dim
     for node in graph.attention:
         for name in (node.value, node.heads):

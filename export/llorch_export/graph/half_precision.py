@@ -39,7 +39,7 @@ class Flushed:
     total: int = 0
 
 
-class Narrowing:
+class WeightCast:
     """Rounds weights to one type and keeps account of what became zero. Used by one export, from one
     thread.
     """
@@ -49,7 +49,7 @@ class Narrowing:
         self.dtype = COMPUTE_TYPES[compute_type]
         self.flushed: dict[str, Flushed] = {}
 
-    def narrowed(self, name: str, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+    def cast(self, name: str, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
         """Return a chunk of the tensor ``name`` rounded to nearest even. Raises ArtifactError if a value does
         not fit.
         """
@@ -91,7 +91,7 @@ class Narrowing:
         entry.total += weights.size
         entry.count += int(np.count_nonzero(weights)) - int(np.count_nonzero(rounded))
 
-    def notice(self) -> str | None:
+    def underflow_notice(self) -> str | None:
         """Say what became zero, in one line; None if nothing did. To be asked after the weights are
         written.
         """

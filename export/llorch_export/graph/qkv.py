@@ -154,14 +154,14 @@ def _norm_heads(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[int
     """Append an RMS norm over each head of ``x`` [*lead, heads * head_dim]."""
     width, head_dim = x.shape[-1], b.config.head_dim  # type: ignore[index]  # set by _split_heads
     assert isinstance(width, int)
-    apart, together = (
+    split, packed = (
         b.shared_constant(f"heads.{name}", np.array([*[0] * len(lead), *sizes], np.int64))
         for name, sizes in (("apart", (-1, head_dim)), ("together", (-1,)))
     )
     shape = (*lead, width // head_dim, head_dim)
-    heads = b.op("Reshape", [x, apart], name=f"{module}/heads", shape=shape)
+    heads = b.op("Reshape", [x, split], name=f"{module}/heads", shape=shape)
     normed = rms_norm(b, heads, module, shape=shape)
-    return b.op("Reshape", [normed, together], name=f"{module}/packed", shape=(*lead, width))
+    return b.op("Reshape", [normed, packed], name=f"{module}/packed", shape=(*lead, width))
 
 
 def _rotate(
