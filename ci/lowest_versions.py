@@ -29,7 +29,7 @@ def lowest_versions(project: dict[str, Any], extras: list[str]) -> dict[str, str
         if name == project["name"]:
             found |= lowest_versions(project, brackets.split(","))
         elif version is None:
-            raise ValueError(f"{entry}: expected NAME>=VERSION, as ci/test-floors installs that version")
+            raise ValueError(f"{entry}: expected NAME>=VERSION, as ci/test-versions installs that version")
         else:
             found[name] = f"{name}{f'[{brackets}]' if brackets else ''}=={version}"
     return found

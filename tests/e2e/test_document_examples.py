@@ -60,14 +60,12 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(
     tmp_path_factory: pytest.TempPathFactory, export_here: Callable[..., Path]
 ) -> Callable[..., Path]:
-    """Return a function that makes a folder of a source and its default artifact, once."""
+    """Return a function that makes a folder with a source's default artifact, once."""
     made: dict[Path, Path] = {}
 
     def export(source: Path) -> Path:
         if source not in made:
-            made[source] = tmp_path_factory.mktemp("exported")
-            shutil.copy(source, made[source] / GGUF)
-            export_here(source, made[source] / ARTIFACT)
+            made[source] = export_here(source, tmp_path_factory.mktemp("exported") / "artifact")
         return made[source]
 
     return export
@@ -81,12 +79,12 @@ def follow(
     monkeypatch.chdir(tmp_path)
 
     def run(blocks: list[Block], gguf: Path, folder: Path | None, *, compare: bool) -> None:
-        shutil.copytree(exported(gguf), tmp_path, copy_function=os.link, dirs_exist_ok=True)
+        shutil.copy(gguf, tmp_path / GGUF)
         if folder is not None:
             shutil.copytree(folder, tmp_path / FOLDER)
         lines = [line for block in blocks for line in block.lines]
-        if any(re.search(rf"export .*(-o|--output) {ARTIFACT}\b", line) for line in lines):
-            shutil.rmtree(tmp_path / ARTIFACT)
+        if not any(re.search(rf"export .*(-o|--output) {ARTIFACT}\b", line) for line in lines):
+            shutil.copytree(exported(gguf), tmp_path / ARTIFACT, copy_function=os.link)
         Page(shim, compare=compare).follow(blocks)
 
     return run

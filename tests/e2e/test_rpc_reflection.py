@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from llorch_serve.terminal import serve
 from support.fakes.generator import PATIENCE_S
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "calling.md"
 
 
 class Reflected:
@@ -97,8 +97,8 @@ def test_a_refusal_can_be_read_without_stubs(reflected):
 
 
 def documented():
-    """Return every grpcurl command of the README and of the help, as method and JSON text."""
-    text = (README.read_text() + (serve.command.__doc__ or "")).replace("\\\n", " ")
+    """Return every grpcurl command of the documents and of the help, as method and JSON text."""
+    text = (PAGE.read_text() + (serve.command.__doc__ or "")).replace("\\\n", " ")
     commands = [
         shlex.split(line.strip(" $")) for line in re.findall(r"^.*grpcurl -plaintext.*$", text, re.MULTILINE)
     ]

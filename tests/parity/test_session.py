@@ -245,7 +245,10 @@ def test_opening_tells_the_providers_device(artifact: Artifact, monkeypatch: pyt
 
 
 def test_threads_are_told_not_to_outlast_a_call() -> None:
-    """Those of one graph would take the processors from the other; what that costs is in ARCHITECTURE.md."""
+    """Those of one graph would take the processors from the other.
+
+    What that costs is in docs/decisions/spinning-threads.md.
+    """
     options = runtime_options(import_runtime("1.24"), 2)
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
     assert options.intra_op_num_threads == 2
