@@ -178,7 +178,7 @@ def test_what_needs_no_message_waits_for_none(method):
 
 @pytest.mark.parametrize("path", [GENERATE, CHECK])
 def test_a_message_that_dribbles_ends_with_a_status(path, monkeypatch):
-    for name in ("SURE_S", "LIMIT_S", "SMALL_LIMIT_S"):
+    for name in ("GUARANTEED_S", "LIMIT_S", "SMALL_LIMIT_S"):
         monkeypatch.setattr(receiving, name, 0.05)
     with running_server(FakeGenerator()) as running, connected(running.address, SOON_S) as slow:
         slow.sendall(PREFACE + settings() + begun(path, 15 * MIB, sent=bytes(100)))
@@ -188,7 +188,7 @@ def test_a_message_that_dribbles_ends_with_a_status(path, monkeypatch):
 
 def test_honest_callers_are_served_beside_those_that_dribble(monkeypatch):
     monkeypatch.setattr(receiving, "RECEIVING_BYTES", 2 * 16 * MIB)
-    monkeypatch.setattr(receiving, "SURE_S", 0.05)
+    monkeypatch.setattr(receiving, "GUARANTEED_S", 0.05)
     with (
         running_server(FakeGenerator()) as running,
         connected(running.address, SOON_S) as slow,

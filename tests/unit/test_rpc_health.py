@@ -236,7 +236,7 @@ def test_a_loop_that_was_held_up_does_not_blame_the_client() -> None:
 
 @pytest.mark.parametrize("small", [False, True])
 def test_a_message_must_arrive_in_time(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SURE_S", "LIMIT_S", "SMALL_LIMIT_S"):
+    for name in ("GUARANTEED_S", "LIMIT_S", "SMALL_LIMIT_S"):
         monkeypatch.setattr(receiving, name, 0.0)
 
     async def test() -> None:
@@ -281,7 +281,7 @@ def test_messages_being_received_are_bounded_and_the_others_wait_their_turn(
 
 def test_whoever_dribbles_gives_way_as_soon_as_another_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "RECEIVING_BYTES", 10)
-    monkeypatch.setattr(receiving, "SURE_S", 0.0)
+    monkeypatch.setattr(receiving, "GUARANTEED_S", 0.0)
 
     async def test() -> None:
         messages, slow, honest = Receiving(10), Call(None), Call()

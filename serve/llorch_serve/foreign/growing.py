@@ -136,8 +136,7 @@ def plan_growing(
     """Choose the tokens per slot, so that a prompt of that length still fits memory.
 
     cache_bytes: size of one cached number. While a slot grows it is there twice, a whole prompt's logits are
-        in memory
-    twice, and its attention scores are a square for each head.
+        in memory twice, and its attention scores are a square for each head.
     Raises UsageError for values out of range, ResourceError if the choice does not fit ``free_bytes``.
     """
     shape, longest = model.manifest.model, model.manifest.context_length

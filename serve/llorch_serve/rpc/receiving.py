@@ -24,7 +24,7 @@ RECEIVING_BYTES: Final = 256 * 2**20
 
 MAX_EXPECTED: Final = 1024  # calls that wait until others' messages are received
 LIMIT_S: Final = 30.0  # for a message to arrive
-SURE_S: Final = 2.0  # of it while others wait
+GUARANTEED_S: Final = 2.0  # of it while others wait
 MAX_SMALL_MESSAGES: Final = 4  # messages of a few bytes being received at once
 SMALL_LIMIT_S: Final = 5.0
 SMALL_BYTES: Final = 2**18
@@ -38,28 +38,26 @@ class Receiving:
     RECEIVING_BYTES.
 
     Others wait, and connections have turns: one with a thousand calls keeps another waiting for one message,
-    not for a thousand. While any wait, a message that takes longer than SURE_S is given up.
+    not for a thousand. While any wait, a message that takes longer than GUARANTEED_S is given up.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
         self._free = max(1, RECEIVING_BYTES // max_message_bytes)
-        self._turns: dict[
-            str, deque[asyncio.Future[None]]
-        ] = {}  # calls that wait, by connection; whose turn is next, first
+        # Calls that wait, by connection; the connection whose turn is next comes first.
+        self._turns: dict[str, deque[asyncio.Future[None]]] = {}
         self._expected = 0
-        self._slow: deque[asyncio.Future[None]] = (
-            deque()
-        )  # a future each of messages that have taken longer than SURE_S
+        # A future of each message that has taken longer than GUARANTEED_S.
+        self._slow: deque[asyncio.Future[None]] = deque()
 
     async def message(self, context: Context) -> bytes:
         """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
         async with self._place(context.peer()):
-            read = await until(context.read(), limit_s=SURE_S)
+            read = await until(context.read(), limit_s=GUARANTEED_S)
             if not read.done() and not self._expected:
                 evicted = asyncio.get_running_loop().create_future()
                 self._slow.append(evicted)
                 try:
-                    await until(read, evicted=evicted, limit_s=LIMIT_S - SURE_S)
+                    await until(read, evicted=evicted, limit_s=LIMIT_S - GUARANTEED_S)
                 finally:
                     with contextlib.suppress(ValueError):
                         self._slow.remove(evicted)
@@ -67,8 +65,8 @@ class Receiving:
                     raise _late(LIMIT_S)
             if not read.done():
                 raise QueueFullError(
-                    f"the request's message had not arrived after {SURE_S:g} s, and others wait to send "
-                    f"theirs; try again",
+                    f"the request's message had not arrived after {GUARANTEED_S:g} s, and others wait "
+                    "to send theirs; try again",
                     retry_after_s=1.0,
                 )
             return _found(read)

@@ -136,6 +136,5 @@ def _check_inputs(artifact: Artifact) -> None:
     if odd := sorted({spec.name for spec in artifact.manifest.inputs} - _FILLED - cache_names(kv)):
         raise ArtifactError(
             f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; "
-            f"it fills "
-            f"{', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"
+            f"it fills {', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"
         )

@@ -77,8 +77,7 @@ class BoundGraph:
         """Run as many tokens in each of ``len(lengths)`` slots from ``first`` on.
 
         token_ids: slot by slot. lengths: tokens of each slot including these. wanted: indices into
-            ``token_ids`` whose
-        logits are returned, [len(wanted), vocabulary], valid until the next call.
+            ``token_ids`` whose logits are returned, [len(wanted), vocabulary], valid until the next call.
         Raises ProviderError if the runtime fails.
         """
         count = len(lengths)

@@ -97,8 +97,8 @@ def _check_layout(artifact: Artifact) -> None:
     if artifact.manifest.layout != "llorch":
         raise ArtifactError(
             f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; "
-            f"expected one of "
-            "llorch's own. Such a graph goes with llorch generate, serve, bench and verify --against"
+            "expected one of llorch's own. Such a graph goes with llorch generate, serve, bench and verify "
+            "--against"
         )
 
 

@@ -30,8 +30,7 @@ class OperatorCase:
     """One operator, once.
 
     name: for people. model: the graph. feeds: its inputs. expected: its first output. tolerance: of the
-        largest difference,
-    as part of the largest value.
+        largest difference, as part of the largest value.
     """
 
     name: str

@@ -137,8 +137,7 @@ class Tokenizer:
 
         add_special_tokens: let tokenizer.json's post-processor add its tokens (BOS).
         field: names the text in an error. Raises InvalidRequestError for lone surrogates, and
-            LibraryPanicError as all
-        methods do.
+            LibraryPanicError as all methods do.
         most: see :meth:`check_fits`, which comes first; None: it does not.
         """
         check_text(text, field)
@@ -331,8 +330,7 @@ class _ByteRun:
     character may yet be completed.
 
     decode: text of token ids. before: the ids before the run on which its text depends; told: how many
-        characters of
-    theirs are not news. stops: where the text before has left the search.
+        characters of theirs are not news. stops: where the text before has left the search.
     """
 
     def __init__(
