@@ -71,14 +71,13 @@ def command(
 
         llorch export SmolLM2-135M-Instruct.gguf --output artifacts/smollm2-genai --interop genai
 
-        llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python
-        ~/optimum/bin/python
+        llorch export ./SmolLM2-135M --output artifacts/traced --via optimum --optimum-python ~/optimum/bin/python
 
         llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
 
         llorch export ./Llama-3-8B --dry-run
 
-    """
+    """  # noqa: E501 - an example is one line
     with required("export"):
         from llorch_export.options import ExportOptions
         from llorch_export.preview import preview

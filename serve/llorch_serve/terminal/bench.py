@@ -69,8 +69,7 @@ def command(
 
         llorch bench artifacts/smollm2 --reference smollm2.reference --depth 0,2048
 
-        llorch bench --provider cpu=artifacts/cpu --provider openvino@ov/bin/python=artifacts/ov
-        --allow-cpu-nodes --html r.html
+        llorch bench --provider cpu=artifacts/cpu --provider openvino@ov/bin/python=artifacts/ov --allow-cpu-nodes --html r.html
 
         llorch bench --connect 127.0.0.1:50051 --streams 1,8,32 --json
 
@@ -78,7 +77,7 @@ def command(
 
         llorch bench compare before.json after.json --fail-under 0.95
 
-    """
+    """  # noqa: E501 - an example is one line
     from llorch_serve.terminal.bench_output import show_report
 
     counts = read_counts("--streams", "1,8" if streams is None else streams, least=1)

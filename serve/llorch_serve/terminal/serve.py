@@ -77,10 +77,9 @@ def command(
         LLORCH_API_TOKEN=... llorch serve artifacts/smollm2 --host 0.0.0.0 --tls-cert cert.pem --tls-key
         key.pem
 
-        grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051
-        llorch.v1.GenerationService/Generate
+        grpcurl -plaintext -d '{"input": {"text": "Once"}}' 127.0.0.1:50051 llorch.v1.GenerationService/Generate
 
-    """
+    """  # noqa: E501 - an example is one line
     from llorch_serve.rpc.server import ServerConfig
     from llorch_serve.terminal.serving_fronts import open_fronts, read_tls
 
