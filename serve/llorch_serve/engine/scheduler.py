@@ -9,10 +9,10 @@ waiting queue's choice, in which slot and from which cached prefix the slot tabl
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from llorch_serve.engine.chunking import shortened
+from llorch_serve.engine.chunking import chunk_length, shortened
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.plan import (
     DecodeBatch,
@@ -26,12 +26,8 @@ from llorch_serve.engine.plan import (
 )
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.engine.slots import SHORTEST_REUSE, SlotTable
+from llorch_serve.engine.turn import NEW_TURN, Turn
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, WaitingQueue
-
-_ROW_BLOCK: Final = 32
-"""The attention kernel's blocks of query rows are multiples of this; how large depends on head size and
-processor. A row that is left over is computed by another kernel, whose last bits differ.
-"""
 
 MOST_DRAFTING: Final = 4
 """Running sequences beyond which drafts are not checked: each check is a call of its own, while a decode call
@@ -63,32 +59,6 @@ class SchedulerConfig:
     shortest_reuse: int = SHORTEST_REUSE
     most_drafting: int = MOST_DRAFTING
     attention_crossover: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Whose turn it is: prompts and running sequences alternate.
-
-    A turn begins with at most one chunk of a prompt. Then every running sequence gets at least one token:
-    some from the check of their draft, each in a step of its own, or all from one decode batch, which ends
-    the turn.
-
-    prompt_ran: a chunk has been run in this turn.
-    checked: running sequences whose draft was checked in this turn.
-    """
-
-    prompt_ran: bool = False
-    checked: frozenset[Sequence] = frozenset()
-
-    def among(self, decoding: Seq[Sequence]) -> Turn:
-        """Return the same turn without the sequences that have ended; a new one if all others were
-        checked.
-        """
-        checked = self.checked.intersection(decoding)
-        return NEW_TURN if len(checked) == len(decoding) else replace(self, checked=checked)
-
-
-NEW_TURN: Final = Turn()
 
 
 @dataclass(slots=True)
@@ -295,7 +265,10 @@ class Scheduler:
         assert cache.slot is not None
         if sequence.pending == 0:
             return SharedStart(sequence, cache.slot)
-        start, count = cache.computed, self._chunk_length(sequence, wait=wait)
+        most, start = self._config.prefill_chunk, cache.computed
+        if wait and self._config.attention_crossover is not None:
+            most = shortened(most, start, self._config.attention_crossover)
+        count = chunk_length(sequence, most)
         return PrefillChunk(
             sequence=sequence,
             slot=cache.slot,
@@ -304,24 +277,6 @@ class Scheduler:
             samples=count == sequence.pending and sequence.limits.max_new_tokens > 0,
             scored=range(0) if scores is None else scores.wanted(start, count),
         )
-
-    def _chunk_length(self, sequence: Sequence, *, wait: bool) -> int:
-        """Return how many tokens of a prompt go into one step."""
-        # A row's last bits depend on whether it runs alone or with other rows of its sequence. So that a
-        # recomputed answer repeats the first one exactly, its tokens go one by one here too.
-        start = sequence.cache.computed
-        rest = sequence.prompt_length - start
-        most = self._config.prefill_chunk
-        if wait and self._config.attention_crossover is not None:
-            most = shortened(most, start, self._config.attention_crossover)
-        count = min(most, rest) if rest > 0 else 1
-        if sequence.prompt_scores is not None:
-            count = sequence.prompt_scores.limit(start, count)
-        # Neither a chunk's rest nor a chunk may leave a single row for the attention kernel, which takes rows
-        # in blocks of a multiple of _ROW_BLOCK.
-        while count > 2 and (rest - count == 1 or count % _ROW_BLOCK == 1):
-            count -= 1
-        return count
 
 
 def _next_check(drafting: list[Sequence]) -> VerifyChunk | None:

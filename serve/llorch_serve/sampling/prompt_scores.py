@@ -34,7 +34,7 @@ class PromptScores:
 
     tokens: the prompt; where its last token is only to be scored, the sequence does not hold that one.
     first: at least 1, since nothing comes before the first token.
-    top: how many of the likeliest tokens of each place are kept beside it.
+    top: how many of the likeliest tokens of each place are kept with it.
     rows: most positions of one call that have logits; None: any number.
     found: scores so far.
     """

@@ -102,8 +102,8 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
         ):
             rest.append(index)
     if rest:
-        some = logits if len(rest) == len(rows) else logits[rest]
-        for index, token in zip(rest, _choose(some, [rows[i] for i in rest]), strict=True):
+        chosen_from = logits if len(rest) == len(rows) else logits[rest]
+        for index, token in zip(rest, _choose(chosen_from, [rows[i] for i in rest]), strict=True):
             chosen[index] = token
     return chosen
 
