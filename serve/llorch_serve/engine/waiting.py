@@ -15,10 +15,12 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from llorch_serve.engine.sequence import Sequence
 from llorch_serve.errors import QueueFullError
+
+if TYPE_CHECKING:  # at run time it would bring numpy to ``llorch serve --help``
+    from llorch_serve.engine.sequence import Sequence
 
 DEFAULT_MOST_TOKENS: Final = 2**20
 """Some 50 MiB: a token that waits takes 12 to 48 bytes, by whether it came as text or as an id, and whether
