@@ -242,6 +242,12 @@ def test_prompt_ids_are_read_from_a_file(tiny, tiny_worker, tmp_path, remote):
     assert "512" in outcome.error()
 
 
+def test_prompt_ids_may_be_a_list(tiny):
+    flags = ("--max-tokens", "4", "--repeat", "1", "--streams", "1", "--prompt-ids", "5,6,7", "--json")
+    (entry,) = report(llorch_here("bench", tiny, *flags)).entries
+    assert entry.rows[-1].test.prompt_tokens == 3
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -250,6 +256,7 @@ def test_prompt_ids_are_read_from_a_file(tiny, tiny_worker, tmp_path, remote):
         (("--prompt-tokens", "0"), "--prompt-tokens"),
         (("--prompt-tokens", "4", "--prompt-ids", "ids.json"), "--prompt-ids"),
         (("--prompt-ids", "/no/such/file"), "/no/such/file"),
+        (("--prompt-ids", ""), "--prompt-ids"),
         (("--wait", "1"), "--wait"),
         (("--prompt-tokens", "120", "--max-tokens", "9"), "128"),
     ],

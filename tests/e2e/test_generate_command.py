@@ -169,6 +169,12 @@ def test_prompt_ids_are_used_as_they_are(tiny, greedy):
     assert document["prompt_tokens"] == len(ids)
 
 
+def test_prompt_ids_are_read_from_a_file_too(tiny, greedy, tmp_path):
+    ids = Tokenizer.from_file(str(tiny / "tokenizer.json")).encode(PROMPT[1]).ids
+    (path := tmp_path / "ids.json").write_text(json.dumps(ids))
+    assert answer(tiny, "--prompt-ids", path, *GREEDY, "--max-tokens", "24")["token_ids"] == greedy
+
+
 def test_chat_goes_through_the_template(tiny):
     chat = answer(tiny, "--chat", "Hello", *GREEDY)
     plain = answer(tiny, "--prompt", "Hello", *GREEDY)
