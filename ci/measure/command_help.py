@@ -1,6 +1,5 @@
-#!/usr/bin/env python3
 """Write what every command's ``--help`` prints and which parameters it has, so that two states can be
-compared: ``ci/measure/command_help.py before``, change the code, ``ci/measure/command_help.py after``, and
+compared: ``ci/measurement command_help before``, change the code, ``ci/measurement command_help after``, and
 ``diff -r before after``.
 """
 
