@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ def test_the_pages_of_commands_are_those_of_their_help() -> None:
     assert kept == command_pages.pages(), "run ci/generate-commands"
 
 
+@cache
 def parsers() -> dict[str, Any]:
     group = get_command(app)
     context = group.make_context("llorch", ["doctor"], resilient_parsing=True)
@@ -152,7 +154,7 @@ def test_flags_in_examples_exist(document: Path) -> None:
         words = shlex.split(line, comments=True)
         while words and re.match(r"[A-Z_]+=", words[0]):
             words = words[1:]
-        if not words or words[0] != "llorch":
+        if words[:1] != ["llorch"]:
             continue
         name = " ".join(words[1:3]) if " ".join(words[1:3]) in known else words[1]
         assert name in known, f"{place}: llorch {words[1]}"
