@@ -104,7 +104,8 @@ class Page:
         with contextlib.ExitStack() as workers:
             for block in blocks:
                 for command in commands(block):
-                    text = re.sub(r"\b(50051|8080)\b", lambda port: self._ports[port[0]], command.text)
+                    text = command.text.replace("\\\n", " ")
+                    text = re.sub(r"\b(50051|8080)\b", lambda port: self._ports[port[0]], text)
                     if text.endswith("&"):
                         workers.enter_context(self._serving(text.removesuffix("&")))
                     else:
