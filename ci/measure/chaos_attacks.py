@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import psutil
 
+from llorch_serve.python_child import module_command
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
 from measure.chaos_client import request
@@ -45,7 +46,7 @@ Victim = subprocess.Popen[bytes]
 @contextlib.contextmanager
 def victims(ground: Field, count: int, prompt_tokens: int) -> Iterator[list[Victim]]:
     """Client processes that are ready to ask."""
-    command = [sys.executable, "-m", "measure.chaos_client", ground.address]
+    command = module_command(sys.executable, "measure.chaos_client", ground.address)
     arguments = [*command, str(prompt_tokens), str(ground.sizes.endless)]
     started = [
         subprocess.Popen(

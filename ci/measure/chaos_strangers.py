@@ -28,6 +28,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from llorch_serve.python_child import module_command
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc import worker_pb2 as pb
 from measure.chaos_client import request
@@ -132,7 +133,7 @@ def _attacked(what: str, address: str, sizes: Sizes) -> tuple[int, dict[str, int
     """Attack from a process of its own, since health must not wait for the attacker's own work; return its
     rounds and what it was told.
     """
-    arguments = [sys.executable, "-m", "measure.chaos_strangers", what, address, str(sizes.attack_s)]
+    arguments = module_command(sys.executable, "measure.chaos_strangers", what, address, str(sizes.attack_s))
     rounds, statuses = json.loads(
         subprocess.run(arguments, check=True, stdout=subprocess.PIPE, env=with_scripts()).stdout
     )

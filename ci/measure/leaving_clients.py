@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from llorch_serve.python_child import foreign_code_command
 from llorch_serve.requests import Abort, GenerationRequest, UpdateSink
 from llorch_serve.rpc import worker_pb2 as pb
 from support.fakes.generator import PATIENCE_S, FakeGenerator
@@ -271,7 +272,9 @@ def busy(loops: int) -> Iterator[None]:
     """Keep this process on one core, beside so many busy loops."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
-    children = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    children = [
+        subprocess.Popen(foreign_code_command(sys.executable, "while True: pass")) for _ in range(loops)
+    ]
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.measure import LocalBackend, RemoteBackend
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.python_child import module_command
 from llorch_serve.terminal.opening import open_worker
 from measure.soak_clients import CYCLE, Seen, Work
 from measure.watching import SPARE, Footprint, Watched, settled, watching
@@ -156,18 +157,11 @@ def load(
     """
     pid = worker.command.process.pid
     before = Footprint.of(pid)
-    command = [
-        sys.executable,
-        "-m",
-        "measure.soak_clients",
-        worker.address,
-        CLIENTS,
-        requests,
-    ]
-    lengths = (work.vocabulary, work.longest_prompt, work.longest_answer)
+    arguments = (CLIENTS, requests, work.vocabulary, work.longest_prompt, work.longest_answer)
+    command = module_command(sys.executable, "measure.soak_clients", worker.address, *map(str, arguments))
     with (
         subprocess.Popen(
-            [*map(str, (*command, *lengths))],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=with_scripts(),
