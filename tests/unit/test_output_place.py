@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from llorch_export.artifact import place
+from llorch_export.artifact.lock import exclusive
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
@@ -225,7 +226,6 @@ def test_a_link_to_an_artifact_stays_a_link(tmp_path: Path, model: Path) -> None
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from llorch_export.artifact import place
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 
@@ -345,9 +345,9 @@ def test_a_lock_that_was_given_back_while_another_waited_for_it_is_not_taken(
         return real(handle)
 
     monkeypatch.setattr(os, "fstat", fstat)
-    with place.exclusive(output):
+    with exclusive(output):
         assert (tmp_path / ".out.lock").exists()
-        with pytest.raises(UsageError, match="another export"), place.exclusive(output):
+        with pytest.raises(UsageError, match="another export"), exclusive(output):
             pass
     assert not list(tmp_path.iterdir())
 

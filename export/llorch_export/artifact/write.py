@@ -1,6 +1,6 @@
 """Writing an artifact folder so that it is either whole or not there.
 
-Everything goes into a temporary folder beside the destination, which ``place.py`` moves there as the last
+Everything goes into a temporary folder beside the destination, which ``replace.py`` moves there as the last
 step. Weights are streamed, a chunk of rows at a time.
 """
 
@@ -16,17 +16,10 @@ from types import TracebackType
 
 import numpy as np
 
-from llorch_export.artifact.place import (
-    NEW,
-    check_output,
-    clear_leftovers,
-    disk_errors,
-    exclusive,
-    real_place,
-    standing,
-    take_place,
-    temporary,
-)
+from llorch_export.artifact.disk_errors import disk_errors
+from llorch_export.artifact.lock import exclusive
+from llorch_export.artifact.place import check_output, real_place
+from llorch_export.artifact.replace import NEW, clear_leftovers, standing, take_place, temporary
 from llorch_export.graph.weights import WeightJob
 from llorch_serve.artifact.manifest import FileEntry
 from llorch_serve.errors import ResourceError
