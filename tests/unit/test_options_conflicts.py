@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.base import base_recipe
-from llorch_export.recipes.conflicts import CONFLICTS, Conflict, first_conflict
+from llorch_export.recipes.conflict_rows import Conflict
+from llorch_export.recipes.conflicts import CONFLICTS, first_conflict
 from llorch_export.recipes.settled import Storage, settle
 from llorch_serve.artifact.manifest import Activations, ComputeType, KvDtype, Precision, Quantizer, Target
 from llorch_serve.errors import UsageError

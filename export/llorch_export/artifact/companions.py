@@ -1,4 +1,4 @@
-"""Graphs beside an artifact's first one: over a KV cache in int8, and with weights of their own for prompts.
+"""An artifact's further graphs: over a KV cache in int8, and with weights of its own for prompts.
 
 Once the pipeline has written the first graph with its weights and made a manifest, these functions add files
 and return the manifest that lists them.

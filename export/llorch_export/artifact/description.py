@@ -1,4 +1,4 @@
-"""What an artifact says of itself, and the files beside its graph, whoever made the graph.
+"""What an artifact says of itself, and the files next to its graph, whoever made the graph.
 
 Takes a checkpoint and a graph's signature; gives the manifest's common part, the fingerprint of an export,
 whether an artifact is still the one that it would give, and tokenizer, template and licence files.
@@ -178,7 +178,7 @@ def base_manifest(
 ) -> Manifest:
     """Return the manifest of what ``writer`` has written.
 
-    fields: from :func:`checkpoint_fields`. versions: of what made it, beside llorch.
+    fields: from :func:`checkpoint_fields`. versions: of what made it, in addition to llorch.
     """
     return Manifest(
         **fields,

@@ -1,4 +1,4 @@
-"""An artifact that onnxruntime-genai also loads: its settings, and what it needs beside ``tokenizer.json``.
+"""An artifact that onnxruntime-genai also loads: its settings, and what it needs with ``tokenizer.json``.
 
 Input is the checkpoint; its second graph (:mod:`llorch_export.graph.front`) reads the same data file as
 llorch's own.
@@ -123,7 +123,7 @@ def _sampling(recommended: GenerationDefaults) -> dict[str, object]:
 
 
 def _tokenizer_settings(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return the little that onnxruntime-genai reads beside tokenizer.json: the class, and the special
+    """Return the little that onnxruntime-genai reads with tokenizer.json: the class, and the special
     tokens' texts.
     """
     text = checkpoint.tokenizer

@@ -1,6 +1,6 @@
 """Writing an artifact folder so that it is either whole or not there.
 
-Everything goes into a temporary folder beside the destination, which ``replace.py`` moves there as the last
+Everything goes into a temporary folder next to the destination, which ``replace.py`` moves there as the last
 step. Weights are streamed, a chunk of rows at a time.
 """
 
@@ -29,7 +29,7 @@ _PIECE = 2**22  # bytes hashed at once
 
 
 class ArtifactWriter:
-    """Collects files in a temporary folder beside ``output`` and moves them into place at the end.
+    """Collects files in a temporary folder next to ``output`` and moves them into place at the end.
 
     Use as a context manager, which holds the output from its start to its end: leaving it without
     :meth:`commit` removes everything that was written. Raises UsageError if ``output`` is taken (by an

@@ -51,7 +51,7 @@ _ROPE_FACTORS: Final = "rope_freqs.weight"
 _SHORT_FACTORS: Final = "rope_factors_short.weight"
 _LONG_FACTORS: Final = "rope_factors_long.weight"
 _MAX_ROPE_FACTORS: Final = 1024
-# Rotary frequencies that old conversions stored beside each layer; they follow from the metadata.
+# Rotary frequencies that old conversions stored with each layer; they follow from the metadata.
 _IGNORABLE: Final = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
 _QUANTISATION_SUFFIX: Final = re.compile(r"[.-](F32|F16|BF16|I?Q\d\w*)$", re.IGNORECASE)
 

@@ -105,7 +105,7 @@ INERT_GGUF_KEYS: Final = frozenset(
     {
         "vocab_size",
         "tensor_data_layout",
-        "expert_used_count",  # counts only beside expert_count, which is refused
+        "expert_used_count",  # counts only with expert_count, which is refused
         "rope.scaling.finetuned",
     }
 )

@@ -38,7 +38,7 @@ class AttentionPlan(Protocol):
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
-        """The graph's inputs that it needs beside token ids, wanted rows and the past."""
+        """The graph's inputs that it needs in addition to token ids, wanted rows and the past."""
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:

@@ -223,4 +223,4 @@ def _transposed(
             band[:, rows] = codes[:, start:stop].T
             output = rows.stop
         yield band, scales if start == 0 else scales[:0]
-        del band  # else it would live on beside the next one
+        del band  # else it would live on while the next one is made

@@ -89,7 +89,7 @@ def _transposed(
             band[:, column : column + chunk.shape[0]] = chunk[:, start:stop].T
             column += chunk.shape[0]
         yield band
-        del band  # else it would live on beside the next one
+        del band  # else it would live on while the next one is made
 
 
 def matmul_nbits(

@@ -32,7 +32,7 @@ class TracedGraph:
 
 
 def take_graph(traced: Path, target: Path, config: LlamaConfig) -> TracedGraph:
-    """Read the folder ``traced`` and write ``target`` with its data file beside it.
+    """Read the folder ``traced`` and write ``target`` with its data file next to it.
 
     Raises ArtifactError if Optimum wrote something else than a decoder of this config.
     """

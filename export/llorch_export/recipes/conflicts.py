@@ -6,31 +6,13 @@ rules are resolved (``rules.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.formats.precisions import UNQUANTISED, target_precisions
+from llorch_export.formats.precisions import UNQUANTISED
 from llorch_export.formats.targets import TARGETS, BlockForm
+from llorch_export.recipes.conflict_rows import Conflict, beyond_target, no_effect, wrong_block_size
 from llorch_export.recipes.settled import SettledOptions, Storage
-from llorch_export.recipes.storage_defaults import BLOCK_SIZES
 from llorch_serve.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """An option that others leave without effect, or rule out.
-
-    option: the name of its field in :class:`ExportOptions`.
-    others: the fields that rule it out, or of which it needs one; none: its own value is out of range.
-    found: tells whether it is so. Rows above this one have found nothing.
-    message: what is wrong and what to do.
-    """
-
-    option: str
-    others: tuple[str, ...]
-    found: Callable[[SettledOptions], bool]
-    message: Callable[[SettledOptions], str]
 
 
 def first_conflict(settled: SettledOptions) -> Conflict | None:
@@ -43,50 +25,6 @@ def refuse_conflicts(settled: SettledOptions) -> None:
     row = first_conflict(settled)
     if row is not None:
         raise UsageError(row.message(settled))
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
-
-
-def _no_effect(
-    option: str, others: tuple[str, ...], storage: Storage, why: Callable[[SettledOptions], str]
-) -> Conflict:
-    """Return the row of an option that means nothing in a kind of storage."""
-    return Conflict(
-        option,
-        others,
-        lambda s: s.storage is storage and getattr(s.options, option) is not None,
-        lambda s: f"{_flag(option)} {getattr(s.options, option)} has no effect {why(s)}",
-    )
-
-
-def _beyond_target(
-    option: str, others: tuple[str, ...], value: Callable[[SettledOptions], str], *, table: bool
-) -> Conflict:
-    """Return the row of a precision that the target has not. table: of head and embedding."""
-
-    def choices(s: SettledOptions) -> list[str]:
-        return [*target_precisions(s.target, s.target.table_bits if table else s.target.linear_bits)]
-
-    return Conflict(
-        option,
-        others,
-        lambda s: value(s) not in choices(s),
-        lambda s: f"{_flag(option)} is {value(s)}; --target {s.options.target} takes {', '.join(choices(s))}",
-    )
-
-
-def _wrong_block_size(option: str, size: Callable[[SettledOptions], int]) -> Conflict:
-    return Conflict(
-        option,
-        (),
-        lambda s: s.storage is Storage.BLOCKS and size(s) not in BLOCK_SIZES,
-        lambda s: (
-            f"{_flag(option)} is {size(s)}; the runtime's kernels are right for "
-            f"{', '.join(map(str, BLOCK_SIZES))}"
-        ),
-    )
 
 
 def _source_blocks(_settled: SettledOptions) -> str:
@@ -192,7 +130,7 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         lambda s: f"--transform {','.join(s.options.transforms)} {_CHANGED_WEIGHTS}",
     ),
     *(
-        _no_effect(option, ("precision",), Storage.SOURCE, _source_blocks)
+        no_effect(option, ("precision",), Storage.SOURCE, _source_blocks)
         for option in ("block_size", "fine_block_size", "scale_type", "quantizer", "compute_type")
     ),
     Conflict(
@@ -220,7 +158,7 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         ),
     ),
     *(
-        _no_effect(
+        no_effect(
             option,
             ("precision", "target"),
             Storage.UNQUANTISED,
@@ -229,7 +167,7 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         for option in ("block_size", "accuracy_level", "scale_type", "quantizer")
     ),
     *(
-        _no_effect(
+        no_effect(
             option,
             ("activations", "head_precision"),
             Storage.PER_CHANNEL,
@@ -254,7 +192,7 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         ),
     ),
     *(
-        _no_effect(
+        no_effect(
             option,
             ("rules", "precision", "target"),
             Storage.RULES,
@@ -262,8 +200,8 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         )
         for option in ("block_size", "scale_type", "quantizer")
     ),
-    _wrong_block_size("block_size", lambda s: s.block_size),
-    _wrong_block_size("fine_block_size", lambda s: s.fine_block_size),
+    wrong_block_size("block_size", lambda s: s.block_size),
+    wrong_block_size("fine_block_size", lambda s: s.fine_block_size),
     Conflict(
         "quantizer",
         ("precision", "head_precision", "rules"),
@@ -286,8 +224,8 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
             f"{s.compute_type}, which scales are then rounded to; leave it out"
         ),
     ),
-    _beyond_target("precision", ("target",), lambda s: s.precision, table=False),
-    _beyond_target("head_precision", ("target", "precision", "compute_type"), lambda s: s.head, table=True),
+    beyond_target("precision", ("target",), lambda s: s.precision, table=False),
+    beyond_target("head_precision", ("target", "precision", "compute_type"), lambda s: s.head, table=True),
     Conflict(
         "compute_type",
         ("target",),

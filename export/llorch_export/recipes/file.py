@@ -1,4 +1,4 @@
-"""Reading a recipe: a TOML file of the user's, or one of those beside this module by name.
+"""Reading a recipe: a TOML file of the user's, or one of those next to this module by name.
 
 Gives a :class:`RecipeFile`; what its rules mean for a model is found in ``resolve``. A file is hostile until
 checked: its size and the number of its rules and patterns are bounded, and every key and value is checked.

@@ -73,7 +73,7 @@ def fetch_snapshot(repo_id: str, *, is_complete: Callable[[Path], bool], config_
 
 
 def _wanted(files: list[str], repo_id: str, *, config_only: bool) -> list[str]:
-    """Return which files of a repository to fetch: weights of one kind, and the small files beside them."""
+    """Return which files of a repository to fetch: weights of one kind, and the small files with them."""
     top = [name for name in files if "/" not in name]
     small = [name for name in top if name in (_CONFIG, *FOLDER_FILES) or LICENCE_FILE.match(name)]
     small += [name for name in files if _TEMPLATE.fullmatch(name)]

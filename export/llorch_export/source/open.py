@@ -148,7 +148,7 @@ def _is_complete(path: Path, *, config_only: bool) -> bool:
 def _open_gguf(path: Path) -> Checkpoint:
     header = read_header(path)
     config = gguf_config(header)
-    # Licence files beside a GGUF file are its own only where it is the only model in its folder.
+    # Licence files next to a GGUF file are its own only where it is the only model in its folder.
     folder = ModelFolder(path.parent)
     alone = len(folder.files(_is_gguf)) == 1
     return Checkpoint(

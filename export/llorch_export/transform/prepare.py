@@ -45,10 +45,12 @@ def prepare(
     *,
     measure: bool = False,
 ) -> Prepared:
-    """Return the checkpoint's config and tensors as the recipe's transforms leave them. Raises as
-    :func:`calibrate` does.
+    """Return the checkpoint's config and tensors as the recipe's transforms leave them.
 
     measure: also where the recipe itself needs nothing measured on those tensors.
+    Requires: a text where something is measured, and a seed where the recipe rotates.
+    Ensures: the tensors compute the checkpoint's function; a calibration, if any, was measured on them.
+    Raises as :func:`calibrate` does.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     if measured_transforms(recipe):
