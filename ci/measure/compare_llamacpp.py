@@ -41,6 +41,7 @@ from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.divergence import Verification, verify
 from llorch_export.verify.reference import Reference
 from llorch_serve.fidelity.divergence import DivergenceSum
+from llorch_serve.python_child import foreign_code_command
 from support.builders import gguf_from_folder, trained_llama
 
 KINDS = ("Q4_0", "Q4_K_S", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K", "Q8_0")
@@ -83,7 +84,7 @@ class LlamaCpp:
 
     def version(self) -> str:
         """Return the version of llama-cpp-python."""
-        command = [self.python, "-c", "import llama_cpp; print(llama_cpp.__version__)"]
+        command = foreign_code_command(self.python, "import llama_cpp; print(llama_cpp.__version__)")
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

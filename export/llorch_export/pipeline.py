@@ -24,8 +24,6 @@ from llorch_export.artifact.description import (
     licences,
     up_to_date,
 )
-from llorch_export.artifact.genai import interop_files
-from llorch_export.artifact.graphs import ArtifactGraphs, error_factors
 from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
@@ -35,6 +33,8 @@ from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
 from llorch_export.graph.weights import DATA_FILE
+from llorch_export.graphs import ArtifactGraphs, error_factors
+from llorch_export.interop.genai import interop_files
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import ResolvedExport, check_source, resolve

@@ -12,13 +12,13 @@ import msgspec
 import onnx
 import pytest
 
-from llorch_export.artifact.genai import GENAI_GRAPH
 from llorch_export.formats import targets
 from llorch_export.formats.precisions import target_precisions
 from llorch_export.formats.targets import TARGETS, AttentionForm, BlockForm
 from llorch_export.graph import check
 from llorch_export.graph.check import check_operators
 from llorch_export.inspect.modules import StoredModule, stored_modules
+from llorch_export.interop.genai import GENAI_GRAPH
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.base import base_recipe
 from llorch_serve.artifact.manifest import Interop, Precision, Target

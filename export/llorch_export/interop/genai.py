@@ -13,11 +13,11 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from llorch_export.artifact.graphs import ArtifactGraphs
 from llorch_export.checkpoint.base import Checkpoint, TokenizerAssets
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
 from llorch_export.graph.front import Interface
+from llorch_export.graphs import ArtifactGraphs
 from llorch_serve.artifact.manifest import GenerationDefaults, KvLayout
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import EXACT_BYTES

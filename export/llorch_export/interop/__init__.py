@@ -1,0 +1,1 @@
+"""Files by which other runtimes load an artifact."""
