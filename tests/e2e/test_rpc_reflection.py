@@ -98,7 +98,9 @@ def test_a_refusal_can_be_read_without_stubs(reflected):
 
 def documented():
     """Return every grpcurl command of the documents and of the help, as method and JSON text."""
-    text = (PAGE.read_text() + (serve.command.__doc__ or "")).replace("\\\n", " ")
+    # The lines of a paragraph of the help are one line to whoever reads it.
+    help_text = re.sub(r"(?<=\S)\n +(?=\S)", " ", serve.command.__doc__ or "")
+    text = PAGE.read_text().replace("\\\n", " ") + help_text
     commands = [
         shlex.split(line.strip(" $")) for line in re.findall(r"^.*grpcurl -plaintext.*$", text, re.MULTILINE)
     ]
