@@ -82,6 +82,7 @@ def export_zeros(
     return scratch / "out", figures
 
 
+@pytest.mark.slow
 def test_an_embedding_beyond_the_protobuf_limit(scratch: Path) -> None:
     artifact, figures = export_zeros(scratch, LARGE_EMBEDDING, needed=2 * 10**9)
     assert (scratch / "model" / "model.safetensors").stat().st_size > 2.2e9
@@ -97,6 +98,7 @@ def test_a_model_of_the_shape_of_llama_3_2_1b(scratch: Path) -> None:
     assert figures["cpu_seconds"] < EXPORT_1B_SECONDS
 
 
+@pytest.mark.slow
 def test_measuring_the_cache_of_llama_3_2_1b_takes_its_weights(scratch: Path) -> None:
     _, figures = export_zeros(scratch, LLAMA_1B, needed=2 * 10**9, kv_dtype="int8")
     assert figures["growth"] < EXPORT_LARGE_BYTES + WEIGHTS_MEASURED * 1.4e9

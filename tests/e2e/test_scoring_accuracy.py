@@ -16,7 +16,7 @@ from conftest import REPOSITORY
 from support.harness.processes import WorkerProcess
 from tolerances import LOGPROBS
 
-pytestmark = [pytest.mark.real_model, pytest.mark.reference]
+pytestmark = [pytest.mark.real_model, pytest.mark.reference, pytest.mark.slow]
 
 
 def questions() -> list[dict[str, object]]:
