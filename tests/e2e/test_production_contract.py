@@ -222,7 +222,7 @@ def test_an_abort_ends_all_answers_of_a_call(tmp_path):
             form.sampling.choice.options.append("yes")
             calls = [stub.Generate.future(message, timeout=PATIENCE_S) for message in (several, form)]
             assert reached.wait(PATIENCE_S)
-            while len(worker._requests._by_id) < 2:
+            while len(worker._requests._live) < 2:
                 pass
             ids = ["several", "form"]
             assert stub.Abort(pb.AbortRequest(request_ids=ids), timeout=PATIENCE_S).request_ids == ids

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.config.families import SUPPORTED_HF
 from llorch_export.config.hf import config_from_hf
 from llorch_export.source.open import open_config
 from llorch_serve.artifact.manifest import RopeConfig
@@ -148,10 +149,7 @@ def test_other_rope_types_are_refused_by_name(kind: str, name_key: str, place: s
 def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
     model_type: str, architecture: str
 ) -> None:
-    wanted = (
-        f"model_type is '{model_type}'; supported model types are llama, mistral, qwen2, qwen3, smollm3, "
-        f"granite, phi3$"
-    )
+    wanted = f"model_type is '{model_type}'; {SUPPORTED_HF}$"
     with pytest.raises(ArtifactError, match=wanted):
         config_from_hf(tiny_config(model_type=model_type, architectures=[architecture]))
 
@@ -159,9 +157,7 @@ def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
 @pytest.mark.parametrize(
     ("overrides", "found"),
     [
-        ({"model_type": "gemma"}, r"model_type is 'gemma'; supported model types are llama, mistral, qwen2, "
-            r"qwen3, smollm3, "
-            r"granite, phi3"),
+        ({"model_type": "gemma"}, f"model_type is 'gemma'; {SUPPORTED_HF}"),
         ({"model_type": None}, r"model_type is None"),
         ({"architectures": ["LlamaForSequenceClassification"]}, r"LlamaForSequenceClassification.*expected "
             r"\['LlamaForCausalLM'\]"),

@@ -124,7 +124,7 @@ def test_only_its_owner_cancels_a_call() -> None:
         await happened(generator, lambda g: g.live_ids)
         assert desk.cancel(("a", "none"), "another") == ()
         assert desk.cancel(("a", "none", "a"), "owner") == ("a",)
-        await happened(generator, lambda g: g.aborted == ["a"])
+        await happened(generator, lambda g: "a" in g.aborted)  # once or, if it came early, twice
         answer.cancel()
 
     run(story)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import LlamaConfig
 
@@ -77,22 +78,11 @@ def tiny_config(**overrides: object) -> dict[str, object]:
     return {key: value for key, value in config.items() if value is not None}
 
 
-CAUSAL_LM = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-}
-
-
 def of_family(model_type: str, **overrides: object) -> dict[str, object]:
     """Return overrides for :func:`tiny_config` that make it a config of another family."""
     return {
         "model_type": model_type,
-        "architectures": [CAUSAL_LM[model_type]],
+        "architectures": [FAMILIES[model_type].causal_lm],
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
