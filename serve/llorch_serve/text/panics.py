@@ -12,16 +12,19 @@ from types import TracebackType
 from llorch_serve.errors import LibraryPanicError
 
 
-def panics_as_errors(library: str) -> AbstractContextManager[None]:
+def panics_as_errors(library: str) -> PanicGuard:
     """Raise LibraryPanicError where ``library`` panics; all else passes, and so does what ends the process.
 
     Not for coroutines, whose cancellation is a BaseException too.
     """
-    return _Guard(library)
+    return PanicGuard(library)
 
 
-class _Guard(AbstractContextManager[None]):
-    """A class rather than a generator, as it stands around calls that are made for every token."""
+class PanicGuard(AbstractContextManager[None]):
+    """A class rather than a generator, since it is used around calls that are made for every token.
+
+    Where entering it costs too much, :meth:`check` takes what a call of the library has raised.
+    """
 
     __slots__ = ("_library",)
 
@@ -31,7 +34,12 @@ class _Guard(AbstractContextManager[None]):
     def __exit__(
         self, _kind: type[BaseException] | None, found: BaseException | None, _where: TracebackType | None
     ) -> None:
-        if found is None or isinstance(found, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)):
+        if found is not None:
+            self.check(found)
+
+    def check(self, found: BaseException) -> None:
+        """Raise LibraryPanicError if ``found`` is a panic."""
+        if isinstance(found, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)):
             return
         # The panic's own words may quote what was worked on, which no log may hold.
         raise LibraryPanicError(

@@ -67,6 +67,8 @@ class Tokenizer:
         self.byte_values = _byte_values(rules, vocabulary)
         # One more than the largest id.
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        # Ids below it that stand for no token.
+        self.unused_ids = _unused_ids(inner, vocabulary, self.vocab_size)
         # Most characters that one token can stand for.
         self.longest_token = max(map(len, vocabulary), default=1)
 
@@ -123,11 +125,6 @@ class Tokenizer:
     def special_tokens(self) -> Mapping[int, str]:
         """The tokens that control the model instead of standing for text, by id."""
         return self._special
-
-    def has_text(self, token_id: int) -> bool:
-        """Whether an id stands for a token; a model's vocabulary may be padded beyond the tokenizer's."""
-        with rust_call:
-            return self._inner.id_to_token(token_id) is not None
 
     def encode(
         self, text: str, add_special_tokens: bool, *, field: str = "input.text", most: int | None = None
@@ -190,10 +187,13 @@ class Tokenizer:
         if outside:
             found = f"found {outside[0]}, expected ids of the vocabulary, 0 to {self.vocab_size - 1}"
             raise InvalidRequestError([FieldViolation("token_ids", found)])
-        with rust_call:
+        try:  # not ``with rust_call``, which would be one more call for every generated token
             if len(ids) < MANY_IDS:
                 return self._inner.decode(ids, skip_special_tokens=not keep_special_tokens)
             return self._inner.decode_batch([ids], skip_special_tokens=not keep_special_tokens)[0]
+        except BaseException as error:
+            rust_call.check(error)
+            raise
 
     def token_text(self, token_id: int) -> str | None:
         """Return a token as it is written: a special token's text, else what it decodes to; None if
@@ -201,7 +201,7 @@ class Tokenizer:
         """
         if token_id in self._special:
             return self._special[token_id]
-        if not 0 <= token_id < self.vocab_size or not self.has_text(token_id):
+        if not 0 <= token_id < self.vocab_size or token_id in self.unused_ids:
             return None
         return self.decode([token_id], keep_special_tokens=True)
 
@@ -228,6 +228,14 @@ def check_text(text: str, field: str) -> None:
     except UnicodeEncodeError as error:
         found = f"found a lone surrogate at character {error.start}, expected text that is valid Unicode"
         raise InvalidRequestError([FieldViolation(field, found)]) from error
+
+
+def _unused_ids(
+    inner: tokenizers.Tokenizer, vocabulary: Mapping[str, int], vocab_size: int
+) -> frozenset[int]:
+    gaps = set(range(vocab_size)).difference(vocabulary.values())
+    with rust_call:  # a vocabulary by text lacks ids of texts that it lists twice
+        return frozenset(id_ for id_ in gaps if inner.id_to_token(id_) is None)
 
 
 def _byte_values(rules: Sequence[Mapping[str, object]], vocabulary: Mapping[str, int]) -> dict[int, int]:
@@ -270,20 +278,29 @@ class TextStream:
 
         After a match nothing more may be pushed.
         """
-        if token_id in self._hidden or not self._tokenizer.has_text(token_id):
+        tokenizer = self._tokenizer
+        # A model's vocabulary may be padded beyond the tokenizer's.
+        if token_id in self._hidden or token_id in tokenizer.unused_ids or token_id >= tokenizer.vocab_size:
             return "", None
-        byte = self._tokenizer.byte_values.get(token_id)
+        byte = tokenizer.byte_values.get(token_id)
         if byte is not None:
             return self._push_byte(token_id, byte)
         self._run = None
         self._window.append(token_id)
-        text = self._decode(self._window)
+        text = tokenizer.decode(self._window, keep_special_tokens=True)  # the hidden ones are not among them
         # A last replacement character may be the beginning of a real one; those before it are final.
-        final = len(text) - text.endswith(REPLACEMENT)
+        unfinished = text.endswith(REPLACEMENT)
+        final = len(text) - unfinished
         news = text[self._told : final]
         self._told = max(self._told, final)
-        self._shrink(text)
-        return self._stops.push(news)
+        # An unfinished character has at most three bytes, hence tokens; one more is context. What a cut
+        # leaves of an older character decodes to replacement characters of its own. Those have been told
+        # already and do not change.
+        keep = 4 if unfinished else 1
+        if len(self._window) > keep:
+            self._window = self._window[-keep:]
+            self._told = len(tokenizer.decode(self._window, keep_special_tokens=True)) - unfinished
+        return self._stops.push(news) if self._stops.stop_strings else (news, None)
 
     def finish(self) -> str:
         """Return all that is held back. Call it when the answer ended without a stop string."""
@@ -307,19 +324,8 @@ class TextStream:
         self._window.append(token_id)
         return "", None
 
-    def _shrink(self, text: str) -> None:
-        # An unfinished character has at most three bytes, hence tokens; one more is context. What a cut
-        # leaves of an older character decodes to replacement characters of its own, which are told already
-        # and stay as
-        # they are.
-        unfinished = text.endswith(REPLACEMENT)
-        keep = 4 if unfinished else 1
-        if len(self._window) > keep:
-            self._window = self._window[-keep:]
-            self._told = len(self._decode(self._window)) - unfinished
-
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, keep_special_tokens=True)  # what is hidden is not among them
+        return self._tokenizer.decode(ids, keep_special_tokens=True)
 
 
 class _ByteRun:
