@@ -308,11 +308,9 @@ class GenerationUpdate:
 class JoinedUpdates:
     """Successive updates of one answer, which become one. Each is looked at once, so that joining an answer
     at its end is quick.
-
-    last: the update that was added last.
     """
 
-    __slots__ = ("_calls", "_ids", "_logprobs", "_prompt_logprobs", "_texts", "_thoughts", "last")
+    __slots__ = ("_calls", "_ids", "_last", "_logprobs", "_prompt_logprobs", "_texts", "_thoughts")
 
     def __init__(self, first: GenerationUpdate) -> None:
         self._texts = [first.text]
@@ -321,7 +319,7 @@ class JoinedUpdates:
         self._calls = list(first.tool_calls)
         self._logprobs = list(first.logprobs)
         self._prompt_logprobs = list(first.prompt_logprobs)
-        self.last = first
+        self._last = first
 
     @property
     def token_count(self) -> int:
@@ -336,14 +334,14 @@ class JoinedUpdates:
         self._calls += update.tool_calls
         self._logprobs += update.logprobs
         self._prompt_logprobs += update.prompt_logprobs
-        self.last = update
+        self._last = update
 
     def joined(self) -> GenerationUpdate:
         """Return all of them as one."""
         if len(self._texts) == 1:
-            return self.last
+            return self._last
         return replace(
-            self.last,
+            self._last,
             text="".join(self._texts),
             token_ids=tuple(self._ids),
             logprobs=tuple(self._logprobs),

@@ -102,40 +102,30 @@ class LiveCalls:
             raise
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
-        """Take the updates of one engine step. The engine's thread."""
+        """Take the updates of one engine step, and hop to the loop if it is time. The engine's thread."""
         with self._lock:
             self._kept += updates
-        now = self._loop.time()
-        if now - self._hopped_at >= self._spacing(updates):
-            self._hopped_at = now
-            self._loop.call_soon_threadsafe(self._distribute)
-
-    def _spacing(self, updates: list[GenerationUpdate]) -> float:
-        """Return the seconds since the last hop before which these updates need none; at most
-        LONGEST_WAIT_S.
-        """
-        if self._interval is not None:
-            return 0.0
-        streams, urgent = set(), False
+        urgent = self._interval is not None
+        streams: set[str] = set()
         for update in updates:
             call = self._calls.get(update.request_id)
             if call is None:
                 continue
-            if update.is_last:
-                urgent = True
+            if update.completion is not None or update.error is not None:
+                urgent = urgent or not call.whole or update.is_last
             elif not call.whole:
-                begins = not update.is_empty and update.index not in call.delivered
-                if begins:
-                    call.delivered.add(update.index)
-                urgent = urgent or begins or update.completion is not None
                 streams.add(update.request_id)
-        if urgent:
-            return 0.0
-        if not streams:
-            return LONGEST_WAIT_S
-        return min(len(streams) / MESSAGES_PER_S, LONGEST_WAIT_S)
+                if update.index not in call.delivered and not update.is_empty:
+                    call.delivered.add(update.index)
+                    urgent = True
+        spacing = min(len(streams) / MESSAGES_PER_S, LONGEST_WAIT_S) if streams else LONGEST_WAIT_S
+        now = self._loop.time()
+        if urgent or now - self._hopped_at >= spacing:
+            self._hopped_at = now
+            self._loop.call_soon_threadsafe(self._distribute)
 
     def _distribute(self) -> None:
+        """Give each call what has been kept for it. On the loop."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -145,12 +135,9 @@ class LiveCalls:
             call = self._calls.get(update.request_id)
             if call is None:
                 continue
-            if update.is_last:
+            call.add(update)
+            if call.ended:
                 del self._calls[update.request_id]
-            if call.abandoned:
-                call.ended = call.ended or update.is_last
-            else:
-                call.add(update)
         if self._interval is None and updates and self._calls:
             # The next step may take long; what the engine keeps back meanwhile is fetched.
             self._timer = self._loop.call_later(LONGEST_WAIT_S, self._distribute)

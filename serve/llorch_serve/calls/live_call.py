@@ -27,10 +27,10 @@ class LiveCall:
     __slots__ = (
         "_abort",
         "_begun",
+        "_due",
         "_interval",
         "_news",
         "_unwanted",
-        "_waiter",
         "abandoned",
         "delivered",
         "ended",
@@ -50,8 +50,9 @@ class LiveCall:
         self.abandoned = False
         self.ended = False
         self.error: Exception | None = None
-        self._news: dict[int, JoinedUpdates] = {}  # by the answer's index
-        self._waiter: asyncio.Future[None] | None = None
+        # By the answer's index; several updates of one answer are joined as they come.
+        self._news: dict[int, GenerationUpdate | JoinedUpdates] = {}
+        self._due = asyncio.Event()  # the handler is to look
         self._abort: Abort | None = None  # what the generator returned; it owes a last update then
         self._unwanted = False
 
@@ -61,33 +62,47 @@ class LiveCall:
 
         Raises the error that ended the request.
         """
-        while not self._due():
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        await self._due.wait()
         if self.error is not None:
             raise self.error
         news, self._news = self._news, {}
         self._begun.update(news)
-        return sorted(
-            (updates.joined() for updates in news.values()), key=lambda update: (update.is_last, update.index)
-        )
+        updates = [
+            each.joined() if isinstance(each, JoinedUpdates) else each for _, each in sorted(news.items())
+        ]
+        if self.ended:
+            updates.sort(key=lambda update: update.is_last)
+        else:
+            self._due.clear()
+        return updates
 
     def add(self, update: GenerationUpdate) -> None:
-        """Take one update and wake the handler if it waits for it."""
-        if not update.is_empty:
-            if (news := self._news.get(update.index)) is None:
-                self._news[update.index] = JoinedUpdates(update)
+        """Take one update, and wake the handler if it waits for it. Once the handler has left, only the end
+        counts.
+        """
+        if update.completion is not None or update.error is not None:
+            self.error = self.error or update.error
+            self.ended = update.is_last
+        if self.abandoned:
+            return
+        if update.token_ids or not update.is_empty:
+            news = self._news.get(update.index)
+            if news is None:
+                self._news[update.index] = update
             else:
+                if isinstance(news, GenerationUpdate):
+                    news = self._news[update.index] = JoinedUpdates(news)
                 news.add(update)
-        self.error = self.error or update.error
-        self.ended = update.is_last
-        self._wake()
+            if not self.whole and (self._interval == 1 or self._suffices(update)):
+                self._due.set()
+        if self.ended or self.error is not None:
+            self._due.set()
 
     def fail(self, error: Exception) -> None:
         """End the call with an error, unless it has ended already."""
         if not self.ended:
             self.error = error
-            self._wake()
+            self._due.set()
 
     def accepted(self, abort: Abort) -> None:
         """Take what ends the request, which the generator has accepted. The thread that submits."""
@@ -111,20 +126,13 @@ class LiveCall:
         self.abandoned = True
         self.cancel()
 
-    def _due(self) -> bool:
-        if self.ended or self.error is not None:
+    def _suffices(self, update: GenerationUpdate) -> bool:
+        """Whether an answer has enough news for a message, now that this update has been added."""
+        if update.index not in self._begun or update.completion is not None:
             return True
-        if self.whole or not self._news:
-            return False
-        return self._interval == 1 or any(self._suffices(*news) for news in self._news.items())
-
-    def _suffices(self, index: int, news: JoinedUpdates) -> bool:
-        ended = news.last.completion is not None
-        return index not in self._begun or ended or news.token_count >= self._interval
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done() and self._due():
-            self._waiter.set_result(None)
+        news = self._news[update.index]
+        count = news.token_count if isinstance(news, JoinedUpdates) else len(news.token_ids)
+        return count >= self._interval
 
 
 def check_completed(update: GenerationUpdate) -> None:

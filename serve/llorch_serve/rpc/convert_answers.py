@@ -29,13 +29,16 @@ def write_update(update: GenerationUpdate, *, first: bool) -> pb.GenerateStreamR
         text=update.text,
         token_ids=update.token_ids,
         index=update.index,
-        logprobs=write_logprobs(update.logprobs),
-        prompt_logprobs=write_logprobs(update.prompt_logprobs),
         reasoning_text=update.reasoning,
-        tool_calls=_write_calls(update.tool_calls),
     )
     if first:
         message.request_id = update.request_id
+    if update.logprobs:
+        message.logprobs.extend(write_logprobs(update.logprobs))
+    if update.prompt_logprobs:
+        message.prompt_logprobs.extend(write_logprobs(update.prompt_logprobs))
+    if update.tool_calls:
+        message.tool_calls.extend(_write_calls(update.tool_calls))
     if update.completion is not None:
         message.completion.CopyFrom(_write_completion(update.completion))
     return message
