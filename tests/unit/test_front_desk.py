@@ -48,13 +48,15 @@ def reading(generator: FakeGenerator, *names: str) -> Callable[[MessageCalls], l
     return read
 
 
-async def texts(calls: list[LiveCall]) -> list[str]:
-    return ["".join(update.text for update in await call.take()) for call in calls]
+async def answer(desk: FrontDesk, size: int, read: Callable[[MessageCalls], list[LiveCall]]) -> list[str]:
+    """Return the texts of a message's calls."""
+    async with desk.admit(size, "owner", read) as calls:
+        return ["".join(update.text for update in await call.take()) for call in calls]
 
 
 def answering(desk: FrontDesk, generator: FakeGenerator, *names: str) -> asyncio.Task[list[str]]:
     """Begin to answer a message of a known caller with one call for each name."""
-    return asyncio.ensure_future(desk.answer(1, "owner", reading(generator, *names), texts))
+    return asyncio.ensure_future(answer(desk, 1, reading(generator, *names)))
 
 
 async def happened(generator: FakeGenerator, condition: Callable[[FakeGenerator], object]) -> None:
@@ -113,7 +115,7 @@ def test_a_message_whose_caller_left_is_not_read() -> None:
 def test_messages_that_wait_are_bounded_by_their_bytes() -> None:
     async def story(desk: FrontDesk, generator: FakeGenerator) -> None:
         with pytest.raises(QueueFullError, match="the most is 10"):
-            await desk.answer(11, "", reading(generator, "a"), texts)
+            await answer(desk, 11, reading(generator, "a"))
 
     run(story)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Final, TypeVar
 
 from llorch_serve.calls.admission import Activity, ReadingThreads
@@ -25,7 +25,6 @@ _CUT: Final = "the worker shut down before the answer was complete; send the req
 FAREWELL_S: Final = 1.0  # for the last bytes of ended calls to leave the process
 
 M = TypeVar("M")
-A = TypeVar("A")
 
 
 class MessageCalls:
@@ -130,17 +129,13 @@ class FrontDesk:
         """
         return await self._threads.admit(size, work).result()
 
-    async def answer(
-        self,
-        size: int,
-        owner: str,
-        read: Callable[[MessageCalls], M],
-        consume: Callable[[M], Awaitable[A]],
-    ) -> A:
-        """Have a message of ``size`` bytes read, and its answer written; abort its calls if that ends first.
+    @asynccontextmanager
+    async def admit(self, size: int, owner: str, read: Callable[[MessageCalls], M]) -> AsyncIterator[M]:
+        """Have a message of ``size`` bytes read, and give what ``read`` returns to whoever writes the answer,
+        inside ``async with``. Calls of the message that still run at its end are aborted.
 
-        read: parses, checks and submits, on a reading thread. consume: writes what the calls give.
-        Raises QueueFullError, and what both raise.
+        read: parses, checks and submits, on a reading thread.
+        Raises QueueFullError, and what ``read`` raises.
         """
         calls = MessageCalls(self._calls, owner)
         admission = self._threads.admit(size, functools.partial(calls.read, read))
@@ -148,7 +143,7 @@ class FrontDesk:
         try:
             message = await admission.result()
             calls.admitted()
-            return await consume(message)
+            yield message
         finally:
             calls.abandon()
             admission.afterwards(calls.abort)

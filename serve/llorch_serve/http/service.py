@@ -101,16 +101,12 @@ class HttpService:
     async def _generate(self, raw: bytes, exchange: Exchange, dialect: Dialect) -> None:
         traceparent = exchange.header("traceparent") or ""
         caller = Caller(exchange.owner, exchange.client, exchange.correlation_id, traceparent)
-
-        async def write(admitted: _Admitted) -> None:
-            plan, calls = admitted
+        read = functools.partial(self._submit, raw, caller, dialect)
+        async with self._desk.admit(len(raw), caller.owner, read) as (plan, calls):
             try:
                 await dialect.answer(plan, calls, exchange)
             except InvalidRequestError as error:  # some show after admission, as a grammar's faults do
                 raise _renamed(error, plan) from error
-
-        read = functools.partial(self._submit, raw, caller, dialect)
-        await self._desk.answer(len(raw), caller.owner, read, write)
 
     def _submit(self, raw: bytes, caller: Caller, dialect: Dialect, calls: MessageCalls) -> _Admitted:
         """Read a body and submit what it asks for. A pool thread."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
@@ -38,7 +39,6 @@ _WORK: Final = frozenset(
     {"Generate", "GenerateStream", "Score", "Tokenize", "Detokenize"}
 )  # what keeps a worker from being idle
 
-R = TypeVar("R")
 Body = Callable[[Context], Awaitable[Any]]
 _Reader = Callable[[bytes, Caller, MessageCalls], LiveCall]
 """Reads a message of a caller and submits what it asks for. A pool thread."""
@@ -111,49 +111,41 @@ class GenerationServicer:
         def read(raw: bytes, caller: Caller, calls: MessageCalls) -> LiveCall:
             return submit_generation(self._desk, parse(pb.GenerateRequest, raw), caller, calls, whole=True)
 
-        async def collect(call: LiveCall) -> pb.GenerateResponse:
+        # No local holds the message, which would be kept for as long as the answer takes.
+        async with self._admit(await self._messages.message(context), context, read) as call:
             answers = await call.take()
             for answer in answers:
                 check_completed(answer)
             return convert_answers.write_answers(call.request_id, answers)
 
-        return await self._answer(context, read, collect)
-
     async def _generate_stream(self, context: Context) -> None:
         def read(raw: bytes, caller: Caller, calls: MessageCalls) -> LiveCall:
             return submit_generation(self._desk, parse_stream_request(raw), caller, calls, whole=False)
 
-        async def forward(call: LiveCall) -> None:
+        # No local holds the message, as above.
+        async with self._admit(await self._messages.message(context), context, read) as call:
             first, ended = True, False
             while not ended:
                 for update in await call.take():
-                    check_completed(update)
+                    if update.completion is not None:
+                        check_completed(update)
+                        ended = update.is_last
                     await context.write(convert_answers.write_update(update, first=first))
-                    first, ended = False, update.is_last
-
-        await self._answer(context, read, forward)
+                    first = False
 
     async def _score(self, context: Context) -> pb.ScoreResponse:
-        async def collect(call: LiveCall) -> pb.ScoreResponse:
+        read = functools.partial(submit_score, self._desk)
+        # No local holds the message, as above.
+        async with self._admit(await self._messages.message(context), context, read) as call:
             scores = await call.take()
             for score in scores:
                 check_completed(score)
             return write_scores(call.request_id, scores)
 
-        return await self._answer(context, functools.partial(submit_score, self._desk), collect)
-
-    async def _answer(
-        self, context: Context, read: _Reader, consume: Callable[[LiveCall], Awaitable[R]]
-    ) -> R:
-        """Receive a message, have it read, and let ``consume`` write what its call gives."""
-        # No local holds the message, which would be kept for as long as the answer takes.
-        return await self._admit(await self._messages.message(context), context, read, consume)
-
-    def _admit(
-        self, raw: bytes, context: Context, read: _Reader, consume: Callable[[LiveCall], Awaitable[R]]
-    ) -> Awaitable[R]:
+    def _admit(self, raw: bytes, context: Context, read: _Reader) -> AbstractAsyncContextManager[LiveCall]:
+        """Have a received message read; give its call, which is aborted if it has not ended by then."""
         caller = caller_of(context, by_token=self._by_token)
-        return self._desk.answer(len(raw), caller.owner, functools.partial(read, raw, caller), consume)
+        return self._desk.admit(len(raw), caller.owner, functools.partial(read, raw, caller))
 
     async def _abort_requests(self, context: Context) -> pb.AbortResponse:
         raw = await self._small_messages.message(context)
