@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llorch_serve.errors import ArtifactError, LibraryPanicError
-from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from llorch_serve.text.tokenizer_library import (
     MAX_PIECE_CHARS,
     MAX_STEPS,
@@ -59,6 +59,21 @@ def test_a_panic_of_the_decoder_fails_one_call_of_the_tokenizer() -> None:
         tokenizer.decode([1], keep_special_tokens=True)
     with pytest.raises(LibraryPanicError):
         tokenizer.token_text(1)
+
+
+def test_an_id_between_others_that_no_token_has_stands_for_no_text() -> None:
+    tokenizer = read(file({"type": "WordLevel", "unk_token": "a", "vocab": {"a": 1, "b": 4}}))
+    assert tokenizer.unused_ids == {0, 2, 3}
+    assert [tokenizer.token_text(id_) for id_ in range(6)] == [None, "a", None, None, "b", None]
+    stream = TextStream(tokenizer)
+    assert [stream.push(id_)[0] for id_ in range(6)] == ["", "a", "", "", " b", ""]
+
+
+def test_both_ids_of_a_text_that_a_vocabulary_lists_twice_stand_for_it() -> None:
+    twice = [["<unk>", 0.0], ["a", -1.0], ["a", -2.0], ["b", -3.0]]
+    tokenizer = read(file({"type": "Unigram", "unk_id": 0, "vocab": twice}))
+    assert tokenizer.unused_ids == set()
+    assert [tokenizer.token_text(id_) for id_ in (1, 2)] == ["a", "a"]
 
 
 def test_a_panic_of_a_pattern_fails_one_call_of_the_tokenizer() -> None:

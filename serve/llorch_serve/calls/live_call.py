@@ -52,7 +52,7 @@ class LiveCall:
         self.error: Exception | None = None
         # By the answer's index; several updates of one answer are joined as they come.
         self._news: dict[int, GenerationUpdate | JoinedUpdates] = {}
-        self._due = asyncio.Event()  # the handler is to look
+        self._due = asyncio.Event()  # set while there is enough for the handler to take
         self._abort: Abort | None = None  # what the generator returned; it owes a last update then
         self._unwanted = False
 

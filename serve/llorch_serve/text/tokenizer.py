@@ -234,7 +234,7 @@ def _unused_ids(
     inner: tokenizers.Tokenizer, vocabulary: Mapping[str, int], vocab_size: int
 ) -> frozenset[int]:
     gaps = set(range(vocab_size)).difference(vocabulary.values())
-    with rust_call:  # a vocabulary by text lacks ids of texts that it lists twice
+    with rust_call:  # the vocabulary is by text, so of a text's two ids it has one
         return frozenset(id_ for id_ in gaps if inner.id_to_token(id_) is None)
 
 
