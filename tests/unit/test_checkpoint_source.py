@@ -133,7 +133,7 @@ def test_only_what_an_export_needs_is_fetched(
     ("files", "found"),
     [
         (["a.gguf", "b.gguf"], r"has 2 GGUF files \(a.gguf, b.gguf\)"),
-        (["pytorch_model.bin"], r"no safetensors or GGUF files; weights in .bin.*save_pretrained"),
+        (["pytorch_model.bin"], r"no safetensors or GGUF files; weights in .bin.*fetch the repository"),
         (["README.md"], r"no safetensors or GGUF files; choose another"),
     ],
 )

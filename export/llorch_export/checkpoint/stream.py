@@ -69,6 +69,11 @@ class TensorRange:
     shape: tuple[int, ...]
     codec: BlockCodec
 
+    @property
+    def elements(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
+
     def rows(self, start: int, stop: int | None) -> TensorRange:
         """Return the part from row ``start`` to ``stop`` (None: to the end); rows must be made of whole
         blocks.
