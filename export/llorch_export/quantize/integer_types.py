@@ -117,16 +117,16 @@ def _iq3_s(data: Bytes) -> Floats:
 def _iq1_s(data: Bytes) -> Floats:
     """float16 factor; three bits of each of 8 16-bit words at the end. Codes are eighths."""
     words = data[:, -16:].copy().view("<u2")
-    return _half(data[:, :2]) * (2 * (words >> 12 & 7).astype(np.float32) + 1) / 8
+    return _half(data[:, :2]) * (2 * (words >> 12 & 7).astype(np.float32) + 1) * np.float32(0.125)
 
 
 def _iq1_m(data: Bytes) -> Floats:
     """4 16-bit words at the end: each four upper bits of a float16 factor and four 3-bit integers."""
     words = data[:, -8:].copy().view("<u2")
     factor = (words >> 12) << np.array([0, 4, 8, 12], np.uint16)
-    half = np.bitwise_or.reduce(factor, axis=1).astype("<u2").view("<f2").astype(np.float32)
-    fine = words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7
-    return half[:, None] * (2 * fine.reshape(len(data), 16).astype(np.float32) + 1) / 8
+    half: Floats = np.bitwise_or.reduce(factor, axis=1).astype("<u2").view("<f2").astype(np.float32)
+    fine = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(data), 16)
+    return half[:, None] * (2 * fine.astype(np.float32) + 1) * np.float32(0.125)
 
 
 def _half(data: Bytes) -> Floats:
@@ -142,7 +142,7 @@ def _shifted(data: Bytes, shifts: tuple[int, ...]) -> Bytes:
 
 def _nibble_pairs(data: Bytes) -> Bytes:
     """The lower and the upper half of each byte in turn."""
-    halves: Bytes = data[:, :, None] >> np.array([0, 4], np.uint8) & 15
+    halves: Bytes = data[:, :, None] >> np.array([0, 4], np.uint8) & np.uint8(15)
     return halves.reshape(len(data), -1)
 
 

@@ -79,10 +79,11 @@ def _q8_0(data: Bytes) -> Blocks:
 
 def _q2_k(data: Bytes) -> Blocks:
     """16 bytes of a four-bit step and offset each, 64 bytes of bit pairs, float16 factors of both."""
-    pairs = data[:, 16:80].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    pairs = data[:, 16:80].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    codes: Bytes = (pairs & np.uint8(3)).reshape(-1, 16, 16)
     steps = _halves(data[:, 80:82]) * (data[:, :16] & 15)
     offsets = -(_halves(data[:, 82:84]) * (data[:, :16] >> 4))
-    return _affine(pairs.reshape(-1, 16, 16), steps, offsets, most=_SUB_STEPS_OF_2_BITS)
+    return _affine(codes, steps, offsets, most=_SUB_STEPS_OF_2_BITS)
 
 
 def _q4_k(data: Bytes) -> Blocks:
