@@ -102,8 +102,12 @@ def test_a_hub_id_that_cannot_be_had_says_why(tmp_path: Path, hub_cache: Path, m
             {"model.safetensors", "config.json", "tokenizer.json", "LICENSE"},
         ),
         (
-            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "consolidated.safetensors", "model.safetensors", "config.json"],
+            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "consolidated.safetensors", "config.json"],
             {"model.safetensors.index.json", "model-00001-of-00001.safetensors", "config.json"},
+        ),
+        (
+            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "model.safetensors", "config.json"],
+            {"model.safetensors", "config.json"},
         ),
         (["config.json", "only.gguf", "original/tokenizer.model"], {"config.json", "only.gguf"}),
     ],

@@ -128,7 +128,8 @@ class ForeignFolder:
             )
         for path in sorted(found):
             name = path.relative_to(self.path).as_posix()
-            if self.file(name) is not None:
+            # The versions of a Kubernetes volume, whose files the names outside of them link to.
+            if not name.startswith("..") and self.file(name) is not None:
                 yield path
 
     def _read(self, name: str, limit: int) -> bytes | None:
