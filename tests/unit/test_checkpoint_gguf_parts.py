@@ -145,6 +145,16 @@ def test_metadata_of_a_later_part_may_not_contradict_the_first(parts: Path) -> N
     assert f"says of llama.block_count something else than {NAMES[0]}" in _refusal(parts)
 
 
+def test_a_count_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", metadata={"split.count": [3] * 100_000})
+    assert "has split.count as tuple, expected a whole number" in _refusal(path)
+
+
+def test_a_part_that_says_nothing_of_itself_is_refused(parts: Path) -> None:
+    write_gguf(parts / NAMES[1])
+    assert "says nothing of split.no, expected 1" in _refusal(parts)
+
+
 def test_a_part_that_was_cut_short_is_named(parts: Path) -> None:
     with (parts / NAMES[1]).open("r+b") as file:
         file.truncate((parts / NAMES[1]).stat().st_size - 4096)

@@ -260,9 +260,18 @@ def test_a_value_head_is_left_out_with_a_notice(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(write_hf_folder(tmp_path / "m", edit=add)))
     assert len(checkpoint.tensors) == 21
     (notice,) = checkpoint.notices
-    assert "v_head.summary.bias, v_head.summary.weight" in notice
+    assert "'v_head.summary.bias', 'v_head.summary.weight'" in notice
     assert "left out" in notice
     assert not checkpoint.only_read_here
+
+
+def test_a_notice_holds_nothing_that_steers_a_terminal(tmp_path: Path) -> None:
+    def add(weights: Weights) -> None:
+        weights["v_head.\x1b[2J" + "x" * 1000] = np.ones(1, np.float32)
+
+    (notice,) = open_checkpoint(str(write_hf_folder(tmp_path / "m", edit=add))).notices
+    assert notice.isprintable()
+    assert len(notice) < 400 + len(str(tmp_path))
 
 
 def test_a_head_that_scores_instead_of_writing_is_named(tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ def read_parts(path: Path) -> GgufHeader:
     """
     paths = part_paths(path)
     first = read_header(paths[0])
-    stated = first.metadata.get(_COUNT, 1)
+    stated = _number(first, _COUNT, 1)
     if len(paths) == 1 and stated in (0, 1):
         return first
     if stated != len(paths):
         raise ArtifactError(
-            f"{paths[0]} says that it is one of {stated!r} parts of a model, and its name says "
+            f"{paths[0]} says that it is one of {stated} parts of a model, and its name says "
             f"{'that it is whole' if len(paths) == 1 else f'one of {len(paths)}'}; "
             "expected parts called NAME-00001-of-0000N.gguf: give them their names back"
         )
@@ -112,22 +112,32 @@ def _part_names(name: str, count: int, path: Path) -> list[str]:
     return [f"{name}-{n:05d}-of-{count:05d}.gguf" for n in range(1, count + 1)]
 
 
+def _number(header: GgufHeader, key: str, absent: int) -> int:
+    """Return what a part says under ``key``. Raises ArtifactError if it is no number."""
+    value = header.metadata.get(key, absent)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArtifactError(
+            f"{header.path} has {key} as {type(value).__name__}, expected a whole number; fetch it again"
+        )
+    return value
+
+
 def _check_part(header: GgufHeader, first: GgufHeader, number: int) -> None:
     """Hold what a part says of itself, and of the model, against its name and the first part."""
-    expected: dict[str, object] = {_NUMBER: number, _COUNT: first.metadata[_COUNT]}
-    for key, value in expected.items():
-        if header.metadata.get(key) != value:
+    for key, expected in ((_NUMBER, number), (_COUNT, _number(first, _COUNT, 1))):
+        if (found := _number(header, key, -1)) != expected:
+            said = f"says {key} {found}" if key in header.metadata else f"says nothing of {key}"
             raise ArtifactError(
-                f"{header.path} says {key} {header.metadata.get(key)!r}, expected {value!r} as its name and "
-                f"{first.path.name} have it; it is a part of another model, or was renamed"
+                f"{header.path} {said}, expected {expected} as its name and {first.path.name} have it; it is "
+                "a part of another model, or was renamed"
             )
     if number == 0:
         return
     odd = [key for key, value in header.metadata.items() if not _agrees(key, value, first.metadata)]
     if odd:
         raise ArtifactError(
-            f"{header.path} says of {', '.join(odd[:_MAX_LISTED])} something else than {first.path.name}; "
-            "it is a part of another model, fetch it again"
+            f"{header.path} says of {', '.join(key[:80] for key in odd[:_MAX_LISTED])} something else than "
+            f"{first.path.name}; it is a part of another model, fetch it again"
         )
 
 
@@ -136,9 +146,9 @@ def _agrees(key: str, value: object, first: Mapping[str, object]) -> bool:
 
 
 def _check_total(first: GgufHeader, tensors: Mapping[str, GgufTensor]) -> None:
-    stated = first.metadata.get(_TENSORS, len(tensors))
+    stated = _number(first, _TENSORS, len(tensors))
     if stated != len(tensors):
         raise ArtifactError(
-            f"{first.path} says that its parts hold {stated!r} tensors, and they hold {len(tensors)}; "
+            f"{first.path} says that its parts hold {stated} tensors, and they hold {len(tensors)}; "
             "fetch the model again"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -174,7 +174,7 @@ def _notices(
     if unread:
         found.append(
             f"{folder.path} holds {SINGLE} and {INDEX}; the single file is read, as transformers does, and "
-            f"{', '.join(unread[:4])} {'is' if len(unread) == 1 else 'are'} not"
+            f"{_listed(unread)} {'is' if len(unread) == 1 else 'are'} not"
         )
     if left_out.wrappers:
         parts = ", ".join(sorted(left_out.wrappers)[:4])
@@ -184,10 +184,15 @@ def _notices(
         )
     if left_out.value_heads:
         found.append(
-            f"{', '.join(sorted(left_out.value_heads)[:4])} of {folder.path} belong to a head that training "
-            "put beside the model's own; they are left out, as transformers does"
+            f"{_listed(sorted(left_out.value_heads))} of {folder.path} belong to a head that training put "
+            "beside the model's own; they are left out, as transformers does"
         )
     return tuple(found)
+
+
+def _listed(names_of_strangers: Sequence[str]) -> str:
+    """Return some names, of bounded length and without control characters."""
+    return ", ".join(repr(name[:80]) for name in names_of_strangers[:4])
 
 
 def _reader(
