@@ -48,6 +48,12 @@ def test_a_split_model_is_read_as_one(parts: Path, tmp_path: Path, given: str) -
     assert open_config(str(parts / given)) == found.config
 
 
+def test_the_first_part_may_have_metadata_alone(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tensors_a_part=10, empty_first_part=True)
+    assert path.stat().st_size < 2**16
+    assert len(open_checkpoint(str(path)).tensors) == 21
+
+
 def test_every_part_counts_for_the_fingerprint(parts: Path) -> None:
     before = fingerprint(open_checkpoint(str(parts)))
     with (parts / NAMES[2]).open("r+b") as file:

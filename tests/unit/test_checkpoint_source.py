@@ -194,6 +194,19 @@ def test_a_folder_with_a_config_only_gives_its_config(tmp_path: Path) -> None:
         open_checkpoint(str(folder))
 
 
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "m.gguf", "model-00002-of-00002.safetensors", "tokenizer.json"]
+)
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path, name: str) -> None:
+    folder = write_hf_folder(tmp_path / "m", shards=2 if "of" in name else 1)
+    (folder / name).write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 269060552\n"
+    )
+    source = folder / name if name.endswith(".gguf") else folder
+    with pytest.raises(ArtifactError, match=rf"{name} is a pointer of Git LFS, .*git lfs pull"):
+        open_checkpoint(str(source))
+
+
 def test_licence_files_travel_along(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "m")
     for name in ("LICENSE", "LICENCE.txt", "NOTICE.md", "USE_POLICY.md", "README.md", "licensed.py"):

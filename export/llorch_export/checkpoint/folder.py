@@ -18,8 +18,25 @@ from llorch_serve.errors import ArtifactError
 
 MAX_JSON_BYTES: Final = 2**27
 MAX_TEXT_BYTES: Final = 2**20
+_LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 # Terms that travel along with the weights.
 LICENCE_FILE: Final = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY)\b.*", re.IGNORECASE)
+
+
+def require_content(path: Path) -> None:
+    """Raise ArtifactError if a file only stands for one in Git's large file storage.
+
+    Raises OSError if it cannot be read.
+    """
+    with path.open("rb") as file:
+        _require_content(path, file.read(len(_LFS_POINTER)))
+
+
+def _require_content(path: Path, data: bytes) -> None:
+    if data.startswith(_LFS_POINTER):
+        raise ArtifactError(
+            f"{path} is a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +87,7 @@ class ModelFolder:
                 data = file.read(limit + 1)
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+        _require_content(path, data)
         if len(data) > limit:
             raise ArtifactError(
                 f"{path} has more than {limit} bytes, which no such file needs; fetch it again"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from llorch_export.checkpoint.folder import require_content
 from llorch_serve.errors import ArtifactError
 
 MAGIC: Final = b"GGUF"
@@ -77,6 +78,7 @@ def read_header(path: Path) -> GgufHeader:
     that no such file can have.
     """
     try:
+        require_content(path)
         with path.open("rb", buffering=2**20) as file:
             return _Parser(path, file, path.stat().st_size).parse()
     except OSError as error:

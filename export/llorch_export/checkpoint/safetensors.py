@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.checkpoint.folder import ModelFolder, require_content
 from llorch_export.checkpoint.fp8 import FP8_CODECS, scaled_rows
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
 from llorch_export.checkpoint.stored_names import is_value_head, module_name
@@ -231,6 +231,7 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
 def file_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return every tensor of one safetensors file, by name. Raises ArtifactError if it is damaged."""
     try:
+        require_content(path)
         # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
         with safe_open(path, framework="numpy"):
             pass

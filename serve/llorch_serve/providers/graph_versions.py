@@ -13,6 +13,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from llorch_serve.providers.onnx_messages import model_class
+from llorch_serve.providers.runtime import installed_runtimes
 
 _MAX_GRAPH_BYTES: Final = 2**30
 _NEWEST_FORMAT: Final = re.compile(r"max supported IR version: (\d+)")
@@ -27,9 +28,10 @@ def newer_than_runtime(path: Path, message: str, runtime: Any) -> str | None:
     found = _newest_format(path, message) or _newest_opset(path, message)
     if found is None:
         return None
+    package = next(iter(installed_runtimes()), "onnxruntime")
     return (
         f"{path} has {found[0]}, and onnxruntime {runtime.__version__} goes up to {found[1]}; upgrade the "
-        "runtime (pip install --upgrade, the package that llorch doctor names), or export with an older opset"
+        f"runtime with: pip install -U {package}"
     )
 
 
