@@ -127,7 +127,7 @@ def _safetensors() -> Callable[[bytes], object]:
 
     def run(data: bytes) -> None:
         with folder_of({"model.safetensors": data}) as path:
-            file_tensors(path / "model.safetensors")
+            file_tensors(path / "model.safetensors", ModelFolder(path))
             for tensor in folder_tensors(ModelFolder(path), config).tensors.values():
                 tensor.load_rows(0, 1)
 

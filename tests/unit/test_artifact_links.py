@@ -225,6 +225,28 @@ def test_a_link_that_appears_after_the_check_is_not_followed(
         open_inside(folder / "sub" / "file", folder)
 
 
+@pytest.mark.parametrize("swapped", ["file", "folder"])
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_weights_are_not_read_through_a_link_that_appears_during_an_export(
+    tmp_path: Path, swapped: str, kind: str
+) -> None:
+    if kind == "gguf":
+        (tmp_path / "m").mkdir()
+        path = write_gguf(tmp_path / "m" / "m.gguf")
+    else:
+        path = write_hf_folder(tmp_path / "m") / "model.safetensors"
+    tensor = open_checkpoint(str(path if kind == "gguf" else path.parent)).tensors["model.norm.weight"]
+    shutil.copytree(tmp_path / "m", tmp_path / "secrets")
+    if swapped == "file":
+        path.unlink()
+        path.symlink_to(tmp_path / "secrets" / path.name)
+    else:
+        path.parent.rename(tmp_path / "away")
+        path.parent.symlink_to(tmp_path / "secrets")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        tensor.load()
+
+
 @pytest.mark.skipif(not OPEN_FILES.exists(), reason="needs a list of this process's open files")
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     folder = write_tiny_artifact(tmp_path / "artifact")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llorch_serve.artifact.links import open_inside, real_file
+from llorch_serve.artifact.links import open_inside, open_real, real_file
 from llorch_serve.errors import ArtifactError
 
 MAX_JSON_BYTES: Final = 2**27
@@ -23,12 +23,12 @@ _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 LICENCE_FILE: Final = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY)\b.*", re.IGNORECASE)
 
 
-def require_content(path: Path) -> None:
+def require_content(path: Path, real: Path) -> None:
     """Raise ArtifactError if a file only stands for one in Git's large file storage.
 
-    Raises OSError if it cannot be read.
+    real: where it really lies. Raises OSError if it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_real(real) as file:
         _require_content(path, file.read(len(_LFS_POINTER)))
 
 

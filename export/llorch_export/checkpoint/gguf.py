@@ -171,7 +171,7 @@ def _tensor_range(tensor: GgufTensor) -> TensorRange:
             f"{tensor.path} has {tensor.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
             "it is truncated, fetch it again"
         )
-    return TensorRange(tensor.name, tensor.path, tensor.offset, tensor.shape, codec)
+    return TensorRange(tensor.name, tensor.path, tensor.offset, tensor.shape, codec, tensor.real)
 
 
 @functools.cache

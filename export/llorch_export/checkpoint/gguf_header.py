@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from llorch_export.checkpoint.folder import require_content
+from llorch_serve.artifact.links import open_real
 from llorch_serve.errors import ArtifactError
 
 MAGIC: Final = b"GGUF"
@@ -47,7 +49,7 @@ _ARRAY: Final = 9
 class GgufTensor:
     """A tensor's entry.
 
-    path, file_size: the file that holds it, and its size in bytes.
+    path, real, file_size: the file that holds it, where that really lies, and its size in bytes.
     shape: outermost dimension first (the file stores them innermost first).
     type_id: ggml's number of the storage type.
     offset: bytes from the start of the file, not yet compared with its size, which needs the type's block
@@ -56,6 +58,7 @@ class GgufTensor:
 
     name: str
     path: Path
+    real: Path
     file_size: int
     shape: tuple[int, ...]
     type_id: int
@@ -72,15 +75,16 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read and check the header of a GGUF file.
+    """Read and check the header of a GGUF file, which may be given by a link.
 
     Raises ArtifactError if the file cannot be read, is no GGUF file, is truncated, or has counts or lengths
     that no such file can have.
     """
     try:
-        require_content(path)
-        with path.open("rb", buffering=2**20) as file:
-            return _Parser(path, file, path.stat().st_size).parse()
+        real = Path(os.path.realpath(path))
+        require_content(path, real)
+        with open_real(real, buffering=2**20) as file:
+            return _Parser(path, real, file, os.fstat(file.fileno()).st_size).parse()
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -88,8 +92,9 @@ def read_header(path: Path) -> GgufHeader:
 class _Parser:
     """Reads forward through one file; every method leaves the position behind what it returned."""
 
-    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+    def __init__(self, path: Path, real: Path, file: BinaryIO, size: int) -> None:
         self._path = path
+        self._real = real
         self._file = file
         self._size = size
         self._left = size
@@ -154,7 +159,7 @@ class _Parser:
                 f"tensor {name!r} starts at data offset {offset}, expected a multiple of {alignment} inside "
                 f"the file"
             )
-        return GgufTensor(name, self._path, self._size, dims[::-1], type_id, offset)
+        return GgufTensor(name, self._path, self._real, self._size, dims[::-1], type_id, offset)
 
     def _value(self, key: str) -> MetadataValue:
         what = f"metadata key {key!r}"

@@ -27,6 +27,7 @@ from llorch_export.checkpoint.stored_names import is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
 from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows
 from llorch_export.config.fp8 import Fp8Format
+from llorch_serve.artifact.links import open_real, real_file
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -89,7 +90,7 @@ def folder_tensors(
     index = _weight_map(folder)
     files = weight_files(folder)
     wanted = names.stored_tensors(config)
-    stored, left_out = _gathered(files, wanted)
+    stored, left_out = _gathered(folder, files, wanted)
     if packing is not None:
         take_scales(stored)
     renamed = bool(left_out.wrappers)
@@ -121,12 +122,14 @@ class _LeftOut:
     value_heads: list[str] = dataclasses.field(default_factory=list)
 
 
-def _gathered(files: Iterable[Path], wanted: Collection[str]) -> tuple[dict[str, StoredTensor], _LeftOut]:
+def _gathered(
+    folder: ModelFolder, files: Iterable[Path], wanted: Collection[str]
+) -> tuple[dict[str, StoredTensor], _LeftOut]:
     """Return every tensor of the files by the model's own name for it, and what was left out."""
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
     for path in files:
-        for own_name, tensor in file_tensors(path).items():
+        for own_name, tensor in file_tensors(path, folder).items():
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue
@@ -228,14 +231,17 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
     return weight_map
 
 
-def file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of one safetensors file, by name. Raises ArtifactError if it is damaged."""
+def file_tensors(path: Path, folder: ModelFolder) -> dict[str, StoredTensor]:
+    """Return every tensor of one safetensors file of a folder, by name. Raises ArtifactError if it is
+    damaged.
+    """
     try:
-        require_content(path)
+        real = real_file(path, folder.path)
+        require_content(path, real)
         # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
-        with safe_open(path, framework="numpy"):
+        with safe_open(real, framework="numpy"):
             pass
-        with path.open("rb") as file:
+        with open_real(real) as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except SafetensorError as error:
@@ -253,5 +259,5 @@ def file_tensors(path: Path) -> dict[str, StoredTensor]:
                 "Export from the original weights"
             )
         offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype]), dtype)
+        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype], real), dtype)
     return tensors

@@ -12,16 +12,16 @@ import errno
 import os
 import re
 import stat
-import sys
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from llorch_serve.errors import ArtifactError
 
 _VERSION: Final = re.compile(r"\.\.[^/\\]+")  # what a Kubernetes volume calls the folders that ..data names
-_FOLLOW_NOTHING: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-# A FIFO would keep whoever opens it waiting.
-_NO_WAITING: Final = getattr(os, "O_NONBLOCK", 0)
+# Flags that a system lacks are left out there. A FIFO would keep whoever opens it waiting.
+_NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FILE: Final = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_FOLDER: Final = os.O_RDONLY | _NO_LINK | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_PATH", 0)
 _STEP_BY_STEP: Final = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 
@@ -66,28 +66,35 @@ def open_inside(path: Path, folder: Path) -> BinaryIO:
 
     Raises ArtifactError if it leads out of the folder, OSError if it cannot be opened or is no regular file.
     """
-    real = real_file(path, folder)
-    root = next(root for root in link_roots(folder) if real.is_relative_to(root))
-    handle = _open_below(root, real.relative_to(root)) if _STEP_BY_STEP else os.open(real, os.O_RDONLY)
+    return open_real(real_file(path, folder))
+
+
+def open_real(real: Path, *, buffering: int = -1) -> BinaryIO:
+    """Open a file by its real path for reading; no part of the path may have become a link.
+
+    Raises OSError if it cannot be opened or is no regular file.
+    """
+    handle = _open_step_by_step(real) if _STEP_BY_STEP else os.open(real, _FILE)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return os.fdopen(handle, "rb")
+            raise OSError(errno.EINVAL, "it is no regular file", str(real))
+        return os.fdopen(handle, "rb", buffering)
     except BaseException:
         os.close(handle)
         raise
 
 
-def _open_below(root: Path, inner: Path) -> int:
-    """Open ``inner`` below ``root`` one folder after the other, so that no part of it can be a link."""
-    assert sys.platform != "win32", "Windows opens whole paths only"
-    flags = os.O_RDONLY | _FOLLOW_NOTHING | _NO_WAITING
-    place = os.open(root, flags | os.O_DIRECTORY)
-    for number, part in enumerate(inner.parts, start=1):
-        kind = os.O_DIRECTORY if number < len(inner.parts) else 0
-        try:
-            found = os.open(part, flags | kind, dir_fd=place)
-        finally:
-            os.close(place)
-        place = found
-    return place
+def _open_step_by_step(real: Path) -> int:
+    """Open one folder after the other, each in the one before, so that no link is followed on the way."""
+    place = os.open(real.anchor, _FOLDER)
+    for part in real.parts[1:-1]:
+        place = _next(part, _FOLDER, place)
+    return _next(real.name, _FILE, place)
+
+
+def _next(part: str, flags: int, place: int) -> int:
+    """Open ``part`` in the folder ``place``, which is closed."""
+    try:
+        return os.open(part, flags, dir_fd=place)
+    finally:
+        os.close(place)
