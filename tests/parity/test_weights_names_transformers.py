@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.divergence import verify
+from llorch_serve.bench.workload import sample_text
 from support.builders.checkpoints import Weights, write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny, silent
 from tolerances import KL_FP32
@@ -108,7 +109,10 @@ ONLY_READ_HERE: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", ONLY_READ_HERE)
-def test_what_transformers_does_not_find_is_handed_to_it(tmp_path: Path, name: str) -> None:
+def test_what_transformers_does_not_find_is_handed_to_it(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llorch_export.verify.sample_tokens.sample_text", lambda: sample_text()[:300])
     source = ONLY_READ_HERE[name](tmp_path / "m")
     artifact = export_tiny(source, tmp_path / "a")
     found = verify(artifact.folder, str(source), silent)

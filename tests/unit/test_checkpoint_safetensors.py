@@ -351,6 +351,7 @@ def test_the_command_that_converts_pickles_converts_them(tmp_path: Path) -> None
         np.testing.assert_array_equal(tensor.load(), expected[name].astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.reference
 def test_the_command_that_converts_pickles_runs_no_code_of_theirs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
