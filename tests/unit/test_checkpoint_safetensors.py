@@ -274,13 +274,14 @@ def test_a_notice_holds_nothing_that_steers_a_terminal(tmp_path: Path) -> None:
     assert len(notice) < 400 + len(str(tmp_path))
 
 
-def test_a_head_that_scores_instead_of_writing_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_scores_instead_of_writing_is_named(tmp_path: Path, tied: bool) -> None:
     def score(weights: Weights) -> None:
-        weights["score.weight"] = weights.pop("lm_head.weight")[:1]
+        weights["score.weight"] = weights["model.embed_tokens.weight"][:1]
+        weights.pop("lm_head.weight", None)
 
-    assert "but score.weight: it is a classification or reward model" in _refusal(
-        write_hf_folder(tmp_path / "m", edit=score)
-    )
+    message = _refusal(write_hf_folder(tmp_path / "m", {"tie_word_embeddings": tied}, edit=score))
+    assert "but score.weight: it is a classification or reward model" in message
 
 
 def test_a_head_that_is_nowhere_says_how_to_tie_it(tmp_path: Path) -> None:

@@ -156,17 +156,17 @@ def _explain_missing(
                 f"{folder.path / index[name]} lacks tensor {name}, which {INDEX} says it holds; fetch the "
                 f"model again"
             )
-    if missing != [names.HEAD]:
-        return
-    if _OTHER_HEADS & set(found):
+    scoring = sorted(_OTHER_HEADS & set(found))
+    if scoring and names.HEAD not in found:
         raise ArtifactError(
-            f"{folder.path} has no {names.HEAD} but {', '.join(sorted(_OTHER_HEADS & set(found)))}: it is a "
-            "classification or reward model; expected a model that writes text"
+            f"{folder.path} has no {names.HEAD} but {', '.join(scoring)}: it is a classification or reward "
+            "model; expected a model that writes text"
         )
-    raise ArtifactError(
-        f"{folder.path} has no {names.HEAD}, and its config does not tie the head to the embedding; if the "
-        "head is the embedding set tie_word_embeddings to true, else fetch the model again"
-    )
+    if missing == [names.HEAD]:
+        raise ArtifactError(
+            f"{folder.path} has no {names.HEAD}, and its config does not tie the head to the embedding; if "
+            "the head is the embedding set tie_word_embeddings to true, else fetch the model again"
+        )
 
 
 def _notices(

@@ -39,7 +39,7 @@ def _newest_format(path: Path, message: str) -> tuple[str, str] | None:
     if (limit := _NEWEST_FORMAT.search(message)) is None:
         return None
     model = _read(path)
-    has = "a newer IR version" if model is None else f"IR version {model.ir_version}"
+    has = f"IR version {model.ir_version}" if model is not None and model.ir_version else "a newer IR version"
     return has, limit[1]
 
 
