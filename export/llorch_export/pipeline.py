@@ -36,6 +36,7 @@ from llorch_export.graph.weights import DATA_FILE
 from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
 from llorch_export.options import ExportOptions
+from llorch_export.quantize.repack import carried_notice
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import ResolvedExport, check_source, resolve
 from llorch_export.source.open import open_checkpoint
@@ -126,7 +127,11 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
-    return tuple(notice for notice in found if notice is not None)
+    notices = [*checkpoint.notices, *(notice for notice in found if notice is not None)]
+    if resolved.recipe.precision == "source":
+        matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
+        notices.append(carried_notice(tensor.dtype for tensor in matrices))
+    return tuple(notices)
 
 
 def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> DecoderGraph:

@@ -127,8 +127,8 @@ def _safetensors() -> Callable[[bytes], object]:
 
     def run(data: bytes) -> None:
         with folder_of({"model.safetensors": data}) as path:
-            file_tensors(path / "model.safetensors")
-            for tensor in folder_tensors(ModelFolder(path), config).values():
+            file_tensors(path / "model.safetensors", ModelFolder(path))
+            for tensor in folder_tensors(ModelFolder(path), config).tensors.values():
                 tensor.load_rows(0, 1)
 
     return run
@@ -157,7 +157,7 @@ def _checkpoint_files() -> Callable[[bytes], object]:
 def _adapter() -> Callable[[bytes], object]:
     config = config_from_hf(tiny_config(**SMALLEST))
     with folder_of({"model.safetensors": (CORPUS / "safetensors" / "tiny").read_bytes()}) as path:
-        tensors = folder_tensors(ModelFolder(path), config)
+        tensors = folder_tensors(ModelFolder(path), config).tensors
 
     def run(data: bytes) -> None:
         found = documents(data)

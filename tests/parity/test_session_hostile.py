@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from llorch_export.options import ExportOptions
@@ -23,6 +26,7 @@ from llorch_serve.errors import ArtifactError
 from llorch_serve.runtime.opening import open_session
 from llorch_serve.runtime.session import DecoderSession
 from support.builders.checkpoints import write_hf_folder
+from support.builders.linked_folders import as_folder_beside_a_volume, as_hub_snapshot, as_volume
 
 DATA = "model.onnx.data"
 
@@ -109,6 +113,38 @@ def test_data_replaced_by_a_link_to_outside_is_refused_with_the_manifest(folder:
     (folder / DATA).unlink()
     (folder / DATA).symlink_to(folder.parent / "outside" / "w.data")
     with pytest.raises(ArtifactError, match="outside"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("layout", [as_hub_snapshot, as_volume, as_folder_beside_a_volume])
+def test_an_artifact_of_links_runs_as_one_of_files(
+    folder: Path, tmp_path: Path, layout: Callable[..., Path]
+) -> None:
+    expected = opened(folder).prefill(0, [1, 2], 0).copy()
+    more = ("model",) if layout is as_folder_beside_a_volume else ()
+    linked = layout(folder, tmp_path / "links", *more)
+    assert (linked / DATA).is_symlink()
+    np.testing.assert_array_equal(opened(linked).prefill(0, [1, 2], 0), expected)
+
+
+def test_a_newer_format_than_the_runtimes_is_named_with_both_versions(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    model.ir_version = 99
+    replace_graph(folder, model.SerializeToString())
+    found = rf"IR version 99, and onnxruntime {re.escape(onnxruntime.__version__)} goes up to \d+; upgrade"
+    with pytest.raises(ArtifactError, match=found) as caught:
+        opened(folder)
+    assert "xport the model again" not in str(caught.value)
+
+
+def test_a_newer_opset_than_the_runtimes_is_named_with_both_versions(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    next(entry for entry in model.opset_import if not entry.domain).version = 99
+    replace_graph(folder, model.SerializeToString())
+    found = (
+        rf"opset 99 of ai.onnx, and onnxruntime {re.escape(onnxruntime.__version__)} goes up to \d+; upgrade"
+    )
+    with pytest.raises(ArtifactError, match=found):
         opened(folder)
 
 

@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from llorch_export.options import ExportOptions
+from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_export.source.open import open_checkpoint
@@ -22,7 +23,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from support.builders.checkpoints import Weights, tiny_config, write_gguf, write_hf_folder
-from support.builders.tiny_exports import all_logits, contents, export_tiny, random_ids
+from support.builders.tiny_exports import all_logits, contents, export_tiny, random_ids, silent
 from support.oracles import numpy_llama
 from support.oracles.gguf_blocks import AFFINE, SYMMETRIC, random_blocks
 from tolerances import KL_LEVEL_4_INT8, KL_WIDENED_OFFSETS, QUANTISED_LOGITS_LEVEL_0
@@ -88,6 +89,21 @@ def test_types_without_an_offset_equal_their_dequantised_weights(
     source = write_source(tmp_path / "m.gguf", lambda name: kind, overrides)
     found = all_logits(export_tiny(source, tmp_path / "a", precision="source", accuracy_level=0), IDS)
     np.testing.assert_allclose(found, exact_logits(source, overrides), atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["Q3_K", "IQ1_M", "TQ1_0"])  # one of each form; the rest in unit tests
+def test_types_of_looked_up_codes_equal_their_dequantised_weights(tmp_path: Path, kind: str) -> None:
+    source = write_source(tmp_path / "m.gguf", lambda name: kind, TIED)
+    found = all_logits(export_tiny(source, tmp_path / "a", precision="source", accuracy_level=0), IDS)
+    np.testing.assert_allclose(found, exact_logits(source, TIED), atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
+def test_a_notice_says_what_form_each_type_gets(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "m.gguf", lambda name: "IQ4_NL" if "ffn" in name else "Q2_K")
+    options = ExportOptions(source=str(source), output=tmp_path / "a", precision="source")
+    (notice,) = export(options, silent).notices
+    assert "6 of IQ4_NL (8 bits, block 32, exactly)" in notice
+    assert "10 of Q2_K (8 bits, block 16, offsets rounded to part of a step)" in notice
 
 
 @pytest.mark.parametrize("kind", AFFINE)

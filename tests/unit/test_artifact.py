@@ -164,7 +164,8 @@ def test_a_file_outside_the_folder_is_refused(folder: Path, name: str) -> None:
     secret.write_bytes(b"12345")
     (folder / "link").symlink_to(secret)
     (folder / "linked").symlink_to(folder.parent)
-    assert "outside the artifact's folder" in refusal(edited(folder, list_file(name)))
+    message = refusal(edited(folder, list_file(name)))
+    assert "outside the artifact's folder" in message or "is a link that leads out of its folder" in message
 
 
 def test_an_absolute_path_is_refused_even_inside(folder: Path) -> None:

@@ -102,8 +102,12 @@ def test_a_hub_id_that_cannot_be_had_says_why(tmp_path: Path, hub_cache: Path, m
             {"model.safetensors", "config.json", "tokenizer.json", "LICENSE"},
         ),
         (
-            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "consolidated.safetensors", "model.safetensors", "config.json"],
+            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "consolidated.safetensors", "config.json"],
             {"model.safetensors.index.json", "model-00001-of-00001.safetensors", "config.json"},
+        ),
+        (
+            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "model.safetensors", "config.json"],
+            {"model.safetensors", "config.json"},
         ),
         (["config.json", "only.gguf", "original/tokenizer.model"], {"config.json", "only.gguf"}),
     ],
@@ -133,7 +137,7 @@ def test_only_what_an_export_needs_is_fetched(
     ("files", "found"),
     [
         (["a.gguf", "b.gguf"], r"has 2 GGUF files \(a.gguf, b.gguf\)"),
-        (["pytorch_model.bin"], r"no safetensors or GGUF files; weights in .bin.*save_pretrained"),
+        (["pytorch_model.bin"], r"no safetensors or GGUF files; weights in .bin.*fetch the repository"),
         (["README.md"], r"no safetensors or GGUF files; choose another"),
     ],
 )
@@ -188,6 +192,19 @@ def test_a_folder_with_a_config_only_gives_its_config(tmp_path: Path) -> None:
     assert open_config(str(folder)) == tiny_llama_config()
     with pytest.raises(ArtifactError, match=r"holds neither model.safetensors nor"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "m.gguf", "model-00002-of-00002.safetensors", "tokenizer.json"]
+)
+def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(tmp_path: Path, name: str) -> None:
+    folder = write_hf_folder(tmp_path / "m", shards=2 if "of" in name else 1)
+    (folder / name).write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 269060552\n"
+    )
+    source = folder / name if name.endswith(".gguf") else folder
+    with pytest.raises(ArtifactError, match=rf"{name} is a pointer of Git LFS, .*git lfs pull"):
+        open_checkpoint(str(source))
 
 
 def test_licence_files_travel_along(tmp_path: Path) -> None:

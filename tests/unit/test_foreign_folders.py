@@ -35,6 +35,7 @@ from support.builders.checkpoints import (
     write_hf_folder,
 )
 from support.builders.foreign_folders import HEADS, LAYERS, SHAPE, write_genai_folder, write_optimum_folder
+from support.builders.linked_folders import as_hub_snapshot, as_volume
 from support.builders.tiny_artifact import write_tiny_artifact
 
 GENAI, OPTIMUM = ModelKind.GENAI, ModelKind.OPTIMUM
@@ -193,6 +194,28 @@ def test_the_fingerprint_follows_every_file(optimum: Path) -> None:
     data[-100] ^= 1
     (optimum / "model.onnx").write_bytes(data)
     assert described(optimum).manifest.fingerprint != before
+
+
+@pytest.mark.parametrize("layout", [as_hub_snapshot, as_volume])
+@pytest.mark.parametrize("kind", [GENAI, OPTIMUM])
+def test_folders_of_links_are_those_of_files(
+    made: dict[ModelKind, Path], tmp_path: Path, layout: Callable[..., Path], kind: ModelKind
+) -> None:
+    before = described(made[kind])
+    shutil.copytree(made[kind], tmp_path / "model")
+    folder = layout(tmp_path / "model", tmp_path / "links")
+    found = described(folder)
+    assert found.manifest.fingerprint == before.manifest.fingerprint
+    assert found.total_bytes == before.total_bytes
+    opened(folder)
+
+
+def test_a_newer_graph_than_the_runtimes_is_named_with_both_versions(optimum: Path) -> None:
+    model = onnx.load(optimum / "model.onnx")
+    model.ir_version = 99
+    (optimum / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ArtifactError, match=r"IR version 99, and onnxruntime \S+ goes up to \d+; upgrade"):
+        opened(optimum)
 
 
 # What is refused while reading.

@@ -98,6 +98,9 @@ class Checkpoint:
     content_files: the files whose bytes make the fingerprint, in a fixed order.
     licence_files: files that travel along with the weights.
     adapter: what ``tensors`` has been merged with, if anything.
+    notices: what a person should know of how it was read, a line each.
+    only_read_here: transformers cannot read these files as they are, since names or files are arranged in a
+        way of their own.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -109,3 +112,5 @@ class Checkpoint:
     content_files: tuple[Path, ...]
     licence_files: tuple[Path, ...]
     adapter: Adapter | None = None
+    notices: tuple[str, ...] = ()
+    only_read_here: bool = False

@@ -1,8 +1,7 @@
 """Safe access to the files of a model folder.
 
 Input is a folder that a stranger may have filled; output are paths and contents that are known to lie inside
-it and to be of bounded size. The one place where links may lead out of the folder is the Hugging Face hub's
-cache, whose snapshots are made of links into the ``blobs`` folder of the same repository.
+it, or where :mod:`llorch_serve.artifact.links` says that a link may lead, and to be of bounded size.
 """
 
 from __future__ import annotations
@@ -14,12 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from llorch_serve.artifact.links import open_inside, open_real, real_file
 from llorch_serve.errors import ArtifactError
 
 MAX_JSON_BYTES: Final = 2**27
 MAX_TEXT_BYTES: Final = 2**20
+_LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 # Terms that travel along with the weights.
 LICENCE_FILE: Final = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY)\b.*", re.IGNORECASE)
+
+
+def require_content(path: Path, real: Path) -> None:
+    """Raise ArtifactError if a file only stands for one in Git's large file storage.
+
+    real: where it really lies. Raises OSError if it cannot be read.
+    """
+    with open_real(real) as file:
+        _require_content(path, file.read(len(_LFS_POINTER)))
+
+
+def _require_content(path: Path, data: bytes) -> None:
+    if data.startswith(_LFS_POINTER):
+        raise ArtifactError(
+            f"{path} is a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +58,24 @@ class ModelFolder:
         path = self.path / name
         if not path.is_file():
             return None
-        if path.is_symlink() and not any(path.resolve().is_relative_to(root) for root in self._roots()):
-            raise ArtifactError(
-                f"{path} is a link that leads out of its folder, to {path.resolve()}; copy the file into "
-                f"the folder"
-            )
+        real_file(path, self.whole or self.path)
         return path
+
+    def entries(self, matches: Callable[[str], object]) -> tuple[Path, ...]:
+        """Return what lies directly inside the folder and whose name ``matches``, sorted, files or not.
+        Raises ArtifactError if the folder cannot be read.
+        """
+        try:
+            return tuple(sorted(entry for entry in self.path.iterdir() if matches(entry.name)))
+        except OSError as error:
+            raise ArtifactError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def files(self, matches: Callable[[str], object]) -> tuple[Path, ...]:
         """Return the files directly inside the folder whose name ``matches``, sorted. Raises as :meth:`find`
         does.
         """
-        try:
-            names = sorted(entry.name for entry in self.path.iterdir() if matches(entry.name))
-        except OSError as error:
-            raise ArtifactError(f"{self.path} cannot be read: {error.strerror or error}") from error
-        return tuple(path for name in names if (path := self.find(name)) is not None)
+        found = (self.find(entry.name) for entry in self.entries(matches))
+        return tuple(path for path in found if path is not None)
 
     def read_bytes(self, name: str, *, limit: int) -> bytes | None:
         """Return a file's content, or None if there is none. Raises ArtifactError beyond ``limit`` bytes."""
@@ -64,10 +83,11 @@ class ModelFolder:
         if path is None:
             return None
         try:
-            with path.open("rb") as file:
+            with open_inside(path, self.whole or self.path) as file:
                 data = file.read(limit + 1)
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+        _require_content(path, data)
         if len(data) > limit:
             raise ArtifactError(
                 f"{path} has more than {limit} bytes, which no such file needs; fetch it again"
@@ -101,11 +121,3 @@ class ModelFolder:
         if not isinstance(value, dict):
             raise ArtifactError(f"{self.path / name} holds {type(value).__name__}, expected a JSON object")
         return value
-
-    def _roots(self) -> tuple[Path, ...]:
-        """Return the folders that links may lead to."""
-        folder = (self.whole or self.path).resolve()
-        repository = folder.parent.parent
-        if folder.parent.name == "snapshots" and repository.name.startswith("models--"):
-            return folder, repository / "blobs"
-        return (folder,)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
+from llorch_export.checkpoint.gguf_parts import model_stem
 from llorch_export.checkpoint.stream import (
     FLOAT_CODECS,
     BlockCodec,
@@ -33,18 +34,15 @@ from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
+_BLOCK_TYPES: Final = (
+    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+)  # fmt: skip
+# Older versions of gguf lack the newest types.
 SUPPORTED_TYPES: Final = (
-    "F32",
-    "F16",
-    "BF16",
-    "Q8_0",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
+    *FLOAT_CODECS,
+    *(name for name in _BLOCK_TYPES if name in gguf.GGMLQuantizationType.__members__),
 )
 
 _ROPE_FACTORS: Final = "rope_freqs.weight"
@@ -53,17 +51,11 @@ _LONG_FACTORS: Final = "rope_factors_long.weight"
 _MAX_ROPE_FACTORS: Final = 1024
 # Rotary frequencies that old conversions stored with each layer; they follow from the metadata.
 _IGNORABLE: Final = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
-_QUANTISATION_SUFFIX: Final = re.compile(r"[.-](F32|F16|BF16|I?Q\d\w*)$", re.IGNORECASE)
+_QUANTISATION_SUFFIX: Final = re.compile(r"[.-](F32|F16|BF16|(I|T)?Q\d\w*|(MX|NV)FP4\w*)$", re.IGNORECASE)
 
 
 def gguf_config(header: GgufHeader) -> LlamaConfig:
     """Return the config of a GGUF file. Raises ArtifactError for anything that is not understood."""
-    parts = header.metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        raise ArtifactError(
-            f"{header.path} is one of {parts!r} parts of a split model, which are not read; "
-            "join them first with: llama-gguf-split --merge FIRST_PART OUTPUT"
-        )
     shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
     rope_tensors = GgufRopeTensors(
         plain=_rope_factors(header, _ROPE_FACTORS),
@@ -84,7 +76,7 @@ def _rope_factors(header: GgufHeader, name: str) -> list[float] | None:
             f"{header.path}: {name} has shape {list(tensor.shape)}, expected one number a rotary pair; "
             "convert the model again"
         )
-    return [float(value) for value in read_float32(_tensor_range(header, tensor))]
+    return [float(value) for value in read_float32(_tensor_range(tensor))]
 
 
 def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTensor]:
@@ -93,7 +85,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
     Raises ArtifactError naming tensors that are missing, unused, of a wrong shape, of an unsupported type or
     that reach beyond the end of the file.
     """
-    ranges = {name: _tensor_range(header, tensor) for name, tensor in header.tensors.items()}
+    ranges = {name: _tensor_range(tensor) for name, tensor in header.tensors.items()}
     found = {
         name: r.shape
         for name, r in ranges.items()
@@ -109,7 +101,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
-            dtype=_type_name(header, header.tensors[stored]),
+            dtype=_type_name(header.tensors[stored]),
             load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
             read_blocks=_block_reader(source, _row_order(name, config)),
         )
@@ -118,7 +110,8 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
 
 def gguf_model_name(path: Path) -> str:
     """Return the model's name as far as the file's name tells it, without the type of quantisation."""
-    return _QUANTISATION_SUFFIX.sub("", path.stem) or path.stem
+    stem = model_stem(path)
+    return _QUANTISATION_SUFFIX.sub("", stem) or stem
 
 
 def _block_reader(
@@ -148,37 +141,37 @@ def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
     return rows.reshape(heads, 2, config.head_dim // 2).swapaxes(1, 2).reshape(-1)
 
 
-def _type_name(header: GgufHeader, tensor: GgufTensor) -> str:
+def _type_name(tensor: GgufTensor) -> str:
     try:
         name = gguf.GGMLQuantizationType(tensor.type_id).name
     except ValueError:
         name = f"number {tensor.type_id}"
     if name not in SUPPORTED_TYPES:
         raise ArtifactError(
-            f"{header.path}: tensor {tensor.name} has storage type {name}; supported are "
+            f"{tensor.path}: tensor {tensor.name} has storage type {name}; supported are "
             f"{', '.join(SUPPORTED_TYPES)}. "
             "Use a file of one of these types"
         )
     return str(name)
 
 
-def _tensor_range(header: GgufHeader, tensor: GgufTensor) -> TensorRange:
-    codec = _codec(_type_name(header, tensor))
+def _tensor_range(tensor: GgufTensor) -> TensorRange:
+    codec = _codec(_type_name(tensor))
     if tensor.shape[-1] % codec.elements:
         raise ArtifactError(
-            f"{header.path}: tensor {tensor.name} has rows of {tensor.shape[-1]} elements, "
+            f"{tensor.path}: tensor {tensor.name} has rows of {tensor.shape[-1]} elements, "
             f"expected a multiple of {codec.elements}; the file is damaged, fetch it again"
         )
     elements = 1
     for dim in tensor.shape:
         elements *= dim
     end = tensor.offset + elements // codec.elements * codec.bytes
-    if end > header.file_size:
+    if end > tensor.file_size:
         raise ArtifactError(
-            f"{header.path} has {header.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
+            f"{tensor.path} has {tensor.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
             "it is truncated, fetch it again"
         )
-    return TensorRange(tensor.name, header.path, tensor.offset, tensor.shape, codec)
+    return TensorRange(tensor.name, tensor.path, tensor.offset, tensor.shape, codec, tensor.real)
 
 
 @functools.cache

@@ -7,13 +7,17 @@ versions 2 and 3, little-endian.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from llorch_export.checkpoint.folder import require_content
+from llorch_serve.artifact.links import open_real
 from llorch_serve.errors import ArtifactError
 
 MAGIC: Final = b"GGUF"
@@ -24,7 +28,7 @@ MetadataValue = (
 
 _VERSIONS: Final = (2, 3)
 _MAX_KEYS: Final = 2**14
-_MAX_TENSORS: Final = 2**16
+MAX_TENSORS: Final = 2**16
 _MAX_DIMS: Final = 4
 _MAX_DIM: Final = 2**40
 _MAX_NAME_BYTES: Final = 2**16 - 1
@@ -45,6 +49,7 @@ _ARRAY: Final = 9
 class GgufTensor:
     """A tensor's entry.
 
+    path, real, file_size: the file that holds it, where that really lies, and its size in bytes.
     shape: outermost dimension first (the file stores them innermost first).
     type_id: ggml's number of the storage type.
     offset: bytes from the start of the file, not yet compared with its size, which needs the type's block
@@ -52,6 +57,9 @@ class GgufTensor:
     """
 
     name: str
+    path: Path
+    real: Path
+    file_size: int
     shape: tuple[int, ...]
     type_id: int
     offset: int
@@ -59,23 +67,24 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says before its tensor data. ``file_size`` is in bytes."""
+    """What a GGUF file says before its tensor data; of a split model, ``path`` is the first part."""
 
     path: Path
     metadata: Mapping[str, MetadataValue]
     tensors: Mapping[str, GgufTensor]
-    file_size: int
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read and check the header of a GGUF file.
+    """Read and check the header of a GGUF file, which may be given by a link.
 
     Raises ArtifactError if the file cannot be read, is no GGUF file, is truncated, or has counts or lengths
     that no such file can have.
     """
     try:
-        with path.open("rb", buffering=2**20) as file:
-            return _Parser(path, file, path.stat().st_size).parse()
+        real = Path(os.path.realpath(path))
+        require_content(path, real)
+        with open_real(real, buffering=2**20) as file:
+            return _Parser(path, real, file, os.fstat(file.fileno()).st_size).parse()
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -83,8 +92,9 @@ def read_header(path: Path) -> GgufHeader:
 class _Parser:
     """Reads forward through one file; every method leaves the position behind what it returned."""
 
-    def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
+    def __init__(self, path: Path, real: Path, file: BinaryIO, size: int) -> None:
         self._path = path
+        self._real = real
         self._file = file
         self._size = size
         self._left = size
@@ -101,7 +111,7 @@ class _Parser:
                 f"little-endian. "
                 "Convert the model again with a current llama.cpp"
             )
-        tensor_count = self._count(8, _MAX_TENSORS, "the number of tensors")
+        tensor_count = self._count(8, MAX_TENSORS, "the number of tensors")
         key_count = self._count(8, _MAX_KEYS, "the number of metadata keys")
         metadata: dict[str, MetadataValue] = {}
         for _ in range(key_count):
@@ -116,10 +126,8 @@ class _Parser:
         for entry in entries:
             if entry.name in tensors:
                 raise self._damaged(f"tensor {entry.name} occurs twice")
-            tensors[entry.name] = GgufTensor(
-                entry.name, entry.shape, entry.type_id, data_start + entry.offset
-            )
-        return GgufHeader(self._path, metadata, tensors, self._size)
+            tensors[entry.name] = dataclasses.replace(entry, offset=data_start + entry.offset)
+        return GgufHeader(self._path, metadata, tensors)
 
     def _alignment(self, metadata: Mapping[str, MetadataValue]) -> int:
         value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -151,7 +159,7 @@ class _Parser:
                 f"tensor {name!r} starts at data offset {offset}, expected a multiple of {alignment} inside "
                 f"the file"
             )
-        return GgufTensor(name, dims[::-1], type_id, offset)
+        return GgufTensor(name, self._path, self._real, self._size, dims[::-1], type_id, offset)
 
     def _value(self, key: str) -> MetadataValue:
         what = f"metadata key {key!r}"

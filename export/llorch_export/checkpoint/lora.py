@@ -136,7 +136,7 @@ def _read_adapter(path: Path, tensors: Mapping[str, LazyTensor]) -> dict[str, _P
     targets, layers = fields.get("target_modules"), _layers(fields, origin)
     _refuse_unknown(fields, origin)
     found: dict[str, dict[str, TensorRange]] = {}
-    for key, stored in file_tensors(weights).items():
+    for key, stored in file_tensors(weights, folder).items():
         match = _KEY.fullmatch(key)
         if match is None:
             raise ArtifactError(

@@ -19,8 +19,12 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
-# Rotary frequencies that old exports stored as buffers; they follow from the config and are never read.
-_IGNORABLE = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+# Buffers that old exports stored: rotary frequencies and tables, which follow from the config, and masks,
+# which are the same in every model.
+_IGNORABLE = re.compile(
+    r"(?:.+\.)?(?:rotary_emb\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)"
+    r"|self_attn\.(?:masked_)?bias|causal_mask|position_ids)"
+)
 
 _GGUF_TOP_LEVEL = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
 _GGUF_IN_LAYER = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,45 +20,53 @@ from safetensors import SafetensorError, safe_open
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, FP8_CODECS, SCALES, WEIGHT, scaled_rows
-from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows, same_bytes
+from llorch_export.checkpoint.folder import ModelFolder, require_content
+from llorch_export.checkpoint.fp8 import FP8_CODECS, scaled_rows
+from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
+from llorch_export.checkpoint.stored_names import is_value_head, module_name
+from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
+from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows
 from llorch_export.config.fp8 import Fp8Format
+from llorch_serve.artifact.links import open_real, real_file
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 SINGLE: Final = "model.safetensors"
-_CODECS: Final = FLOAT_CODECS | FP8_CODECS
 INDEX: Final = "model.safetensors.index.json"
+_CODECS: Final = FLOAT_CODECS | FP8_CODECS
+_OTHER_HEADS: Final = {"score.weight", "classifier.weight", "reward_head.weight"}
 CONVERT_PICKLE: Final = (
-    "weights in .bin, .pt or .pth files are never read, because loading them can run code; if you trust "
-    "them, convert with "
-    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), then export "
-    "NEW_FOLDER"
+    f"{NEVER_READ}; fetch the repository and give its folder: then the command that converts them is shown"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor's place, its type's name, and the place of the scale that fp8 weights may have."""
+class FolderTensors:
+    """The tensors of a folder.
 
-    source: TensorRange
-    dtype: str
-    scale: TensorRange | None = None
+    notices: what a person should know of how they were found, a line each.
+    renamed: some have names that transformers does not know, so it cannot read the folder as it is.
+    """
+
+    tensors: Mapping[str, LazyTensor]
+    notices: tuple[str, ...] = ()
+    renamed: bool = False
 
 
 def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
-    """Return the safetensors files that make up the model: those of the index if there is one, else the
-    single file.
+    """Return the safetensors files that make up the model: the single file if there is one, else those of the
+    index. So does transformers.
 
     Raises ArtifactError if there are none, or if one that the index names is missing or outside the folder.
     """
+    single = folder.find(SINGLE)
+    if single is not None:
+        return (single,)
     index = _weight_map(folder)
     if index is None:
-        path = folder.find(SINGLE)
-        if path is None:
-            raise ArtifactError(f"{folder.path} holds neither {SINGLE} nor {INDEX}; {_other_weights(folder)}")
-        return (path,)
+        raise ArtifactError(
+            f"{folder.path} holds neither {SINGLE} nor {INDEX}; {advice(folder, single=SINGLE, index=INDEX)}"
+        )
     shards = {name: folder.find(name) for name in sorted(set(index.values()))}
     missing = [name for name, path in shards.items() if path is None]
     if missing:
@@ -72,40 +80,29 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
 
 def folder_tensors(
     folder: ModelFolder, config: LlamaConfig, packing: Fp8Format | None = None
-) -> Mapping[str, LazyTensor]:
+) -> FolderTensors:
     """Return exactly the tensors that ``config`` calls for.
 
     packing: how fp8 weights are scaled; None: they stand for themselves.
-    Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused,
-    doubly stored, of a wrong shape or of an unsupported type.
+    Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, there
+    twice with different content, of a wrong shape or of an unsupported type.
     """
     index = _weight_map(folder)
-    stored: dict[str, StoredTensor] = {}
-    for path in weight_files(folder):
-        for name, tensor in file_tensors(path).items():
-            if name in stored:
-                raise ArtifactError(
-                    f"{path} and {stored[name].source.path.name} both hold tensor {name}; remove the file "
-                    f"that is not part of the model"
-                )
-            stored[name] = tensor
-    if index is not None:
-        for name, shard in index.items():
-            if names.is_ignorable(name):
-                continue
-            if name not in stored or stored[name].source.path.name != shard:
-                raise ArtifactError(
-                    f"{folder.path / shard} lacks tensor {name}, which {INDEX} says it holds; fetch the "
-                    f"model again"
-                )
+    files = weight_files(folder)
+    wanted = names.stored_tensors(config)
+    stored, left_out = _gathered(folder, files, wanted)
     if packing is not None:
-        _take_scales(stored)
-    if config.tie_word_embeddings and names.HEAD in stored and names.EMBEDDING in stored:
-        _drop_tied_head(stored, folder)
+        take_scales(stored)
+    renamed = bool(left_out.wrappers)
+    if config.tie_word_embeddings:
+        renamed |= names.EMBEDDING not in stored  # which transformers knows since 5
+        settle_tied(stored, str(folder.path))
     found = {name: tensor.source.shape for name, tensor in stored.items()}
-    names.check_tensors(names.stored_tensors(config), found, origin=str(folder.path))
+    missing = [name for name in wanted if name not in found]
+    _explain_missing(missing, found, folder, index)
+    names.check_tensors(wanted, found, origin=str(folder.path))
     places, expected = names.stored_places(config), names.expected_tensors(config)
-    return {
+    tensors = {
         name: LazyTensor(
             name=name,
             shape=expected[name],
@@ -114,27 +111,91 @@ def folder_tensors(
         )
         for name, place in places.items()
     }
+    return FolderTensors(tensors, _notices(folder, files, index, left_out), renamed)
 
 
-def _take_scales(stored: dict[str, StoredTensor]) -> None:
-    """Move the scales of fp8 weights to their weights, and drop those of activations, which are not rounded
-    here.
-    """
-    for name, tensor in list(stored.items()):
-        if tensor.dtype not in FP8_CODECS:
-            continue
-        module = name.removesuffix(WEIGHT)
-        scales = [stored.pop(key) for suffix in SCALES if (key := f"{module}{suffix}") in stored]
-        if len(scales) != 1 or len(tensor.source.shape) != 2:
+@dataclass(slots=True)
+class _LeftOut:
+    """What reading the names of tensors left out: parts of names, and heads that are not the model's own."""
+
+    wrappers: set[str] = dataclasses.field(default_factory=set)
+    value_heads: list[str] = dataclasses.field(default_factory=list)
+
+
+def _gathered(
+    folder: ModelFolder, files: Iterable[Path], wanted: Collection[str]
+) -> tuple[dict[str, StoredTensor], _LeftOut]:
+    """Return every tensor of the files by the model's own name for it, and what was left out."""
+    stored: dict[str, StoredTensor] = {}
+    left_out = _LeftOut()
+    for path in files:
+        for own_name, tensor in file_tensors(path, folder).items():
+            if is_value_head(own_name):
+                left_out.value_heads.append(own_name)
+                continue
+            found = module_name(own_name, wanted)
+            if found.wrapper:
+                left_out.wrappers.add(found.wrapper)
+            if found.name in stored:
+                require_copy(found.name, stored[found.name], tensor)
+            else:
+                stored[found.name] = tensor
+    return stored, left_out
+
+
+def _explain_missing(
+    missing: list[str],
+    found: Collection[str],
+    folder: ModelFolder,
+    index: Mapping[str, str] | None,
+) -> None:
+    """Raise ArtifactError where more can be said of missing tensors than that they are missing."""
+    for name in missing:
+        if index is not None and name in index:
             raise ArtifactError(
-                f"{tensor.source.path}: tensor {name} of type {tensor.dtype} has {len(scales)} scales and "
-                f"{len(tensor.source.shape)} dimensions, expected a matrix with one of "
-                f"{' or '.join(SCALES)}; "
-                "fetch the model again"
+                f"{folder.path / index[name]} lacks tensor {name}, which {INDEX} says it holds; fetch the "
+                f"model again"
             )
-        stored[name] = dataclasses.replace(tensor, scale=scales[0].source)
-        for suffix in ACTIVATION_SCALES:
-            stored.pop(f"{module}{suffix}", None)
+    scoring = sorted(_OTHER_HEADS & set(found))
+    if scoring and names.HEAD not in found:
+        raise ArtifactError(
+            f"{folder.path} has no {names.HEAD} but {', '.join(scoring)}: it is a classification or reward "
+            "model; expected a model that writes text"
+        )
+    if missing == [names.HEAD]:
+        raise ArtifactError(
+            f"{folder.path} has no {names.HEAD}, and its config does not tie the head to the embedding; if "
+            "the head is the embedding set tie_word_embeddings to true, else fetch the model again"
+        )
+
+
+def _notices(
+    folder: ModelFolder, files: tuple[Path, ...], index: Mapping[str, str] | None, left_out: _LeftOut
+) -> tuple[str, ...]:
+    found = []
+    unread = sorted(set((index or {}).values()) - {path.name for path in files})
+    if unread:
+        found.append(
+            f"{folder.path} holds {SINGLE} and {INDEX}; the single file is read, as transformers does, and "
+            f"{_listed(unread)} {'is' if len(unread) == 1 else 'are'} not"
+        )
+    if left_out.wrappers:
+        parts = ", ".join(sorted(left_out.wrappers)[:4])
+        found.append(
+            f"tensors of {folder.path} were saved with {parts} in their names, which training leaves there; "
+            "they are read without"
+        )
+    if left_out.value_heads:
+        found.append(
+            f"{_listed(sorted(left_out.value_heads))} of {folder.path} belong to a head that training put "
+            "beside the model's own; they are left out, as transformers does"
+        )
+    return tuple(found)
+
+
+def _listed(names_of_strangers: Sequence[str]) -> str:
+    """Return some names, of bounded length and without control characters."""
+    return ", ".join(repr(name[:80]) for name in names_of_strangers[:4])
 
 
 def _reader(
@@ -146,23 +207,6 @@ def _reader(
     # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
     whole = scaled_rows(tensor.source, tensor.scale, packing)
     return lambda start, stop: whole(place.start + start, place.start + stop)
-
-
-def _drop_tied_head(stored: dict[str, StoredTensor], folder: ModelFolder) -> None:
-    """Remove a stored head that repeats the embedding; one that differs would be silently lost by tying."""
-    head, embedding = stored[names.HEAD], stored[names.EMBEDDING]
-    if (
-        head.dtype != embedding.dtype
-        or head.scale
-        or embedding.scale
-        or not same_bytes(head.source, embedding.source)
-    ):
-        raise ArtifactError(
-            f"{folder.path}: config.json ties the head to the embedding, but {names.HEAD} differs from "
-            f"{names.EMBEDDING}; "
-            "set tie_word_embeddings to false if the head is meant, or remove the tensor"
-        )
-    del stored[names.HEAD]
 
 
 def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
@@ -182,18 +226,22 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
         if not name.endswith(".safetensors"):
             raise ArtifactError(
                 f"{folder.path / INDEX} names the file {name!r}, expected only .safetensors files; "
-                f"{CONVERT_PICKLE}"
+                f"{convert_pickle(folder.path)}"
             )
     return weight_map
 
 
-def file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of one safetensors file, by name. Raises ArtifactError if it is damaged."""
+def file_tensors(path: Path, folder: ModelFolder) -> dict[str, StoredTensor]:
+    """Return every tensor of one safetensors file of a folder, by name. Raises ArtifactError if it is
+    damaged.
+    """
     try:
+        real = real_file(path, folder.path)
+        require_content(path, real)
         # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
-        with safe_open(path, framework="numpy"):
+        with safe_open(real, framework="numpy"):
             pass
-        with path.open("rb") as file:
+        with open_real(real) as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except SafetensorError as error:
@@ -211,13 +259,5 @@ def file_tensors(path: Path) -> dict[str, StoredTensor]:
                 "Export from the original weights"
             )
         offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype]), dtype)
+        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype], real), dtype)
     return tensors
-
-
-def _other_weights(folder: ModelFolder) -> str:
-    """Return what to do in a folder without safetensors files."""
-    others = [path.name for path in folder.files(lambda name: name.endswith((".bin", ".pt", ".pth")))]
-    if others:
-        return f"found {', '.join(others[:4])}: {CONVERT_PICKLE}"
-    return "expected a Hugging Face model folder or a GGUF file"

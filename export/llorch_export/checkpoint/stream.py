@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from llorch_serve.artifact.links import open_real
 from llorch_serve.errors import ArtifactError
 
 # Large enough to make numpy's overhead vanish, small enough for the decoder's temporaries to stay in cache.
@@ -60,7 +61,7 @@ class TensorRange:
     """Where a tensor lies: ``path`` from byte ``offset`` on, ``shape`` outermost dimension first, in
     ``codec``'s blocks.
 
-    name: for error messages.
+    name, path: for error messages. real: the path that is opened, on which no link is followed.
     """
 
     name: str
@@ -68,6 +69,12 @@ class TensorRange:
     offset: int
     shape: tuple[int, ...]
     codec: BlockCodec
+    real: Path
+
+    @property
+    def elements(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
 
     def rows(self, start: int, stop: int | None) -> TensorRange:
         """Return the part from row ``start`` to ``stop`` (None: to the end); rows must be made of whole
@@ -113,7 +120,7 @@ def _read_stored(source: TensorRange, first: int, last: int) -> npt.NDArray[np.f
     result = np.empty((end - begin, columns), dtype=np.float32)
     step = max(granule, _PIECE_ELEMENTS // columns // granule * granule)
     try:
-        with source.path.open("rb", buffering=0) as file:
+        with open_real(source.real, buffering=0) as file:
             file.seek(source.offset + begin * columns // source.codec.elements * source.codec.bytes)
             for start in range(0, end - begin, step):
                 stop = min(start + step, end - begin)
@@ -142,7 +149,7 @@ def read_blocks(
         first, last = int(stored.min()), int(stored.max()) + 1
         picked = stored - first
     try:
-        with source.path.open("rb", buffering=0) as file:
+        with open_real(source.real, buffering=0) as file:
             file.seek(source.offset + first * row_bytes)
             data = _read_exactly(file.read, (last - first) * row_bytes, source)
     except OSError as error:
@@ -159,7 +166,10 @@ def same_bytes(left: TensorRange, right: TensorRange) -> bool:
         return False
     remaining = math.prod(left.shape) // left.codec.elements * left.codec.bytes
     try:
-        with left.path.open("rb", buffering=0) as left_file, right.path.open("rb", buffering=0) as right_file:
+        with (
+            open_real(left.real, buffering=0) as left_file,
+            open_real(right.real, buffering=0) as right_file,
+        ):
             left_file.seek(left.offset)
             right_file.seek(right.offset)
             while remaining:

@@ -21,7 +21,8 @@ import numpy.typing as npt
 import onnx
 
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.gguf_header import GgufTensor, read_header
+from llorch_export.checkpoint.gguf_header import GgufTensor
+from llorch_export.checkpoint.gguf_parts import read_parts
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
@@ -171,7 +172,7 @@ def gguf_bits_per_weight(path: Path, checkpoint: Checkpoint) -> float:
     """Return the stored bits of all tensors of a GGUF file over the parameters of the model it was made
     from.
     """
-    bits = sum(_stored_bits(tensor) for tensor in read_header(path).tensors.values())
+    bits = sum(_stored_bits(tensor) for tensor in read_parts(path).tensors.values())
     return bits / parameters(checkpoint.config)
 
 

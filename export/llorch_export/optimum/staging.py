@@ -26,6 +26,11 @@ def check_exportable(checkpoint: Checkpoint) -> None:
             f"weights transformers "
             "would dequantise first; give the folder it was converted from, or leave --via out"
         )
+    if checkpoint.only_read_here:
+        raise UsageError(
+            f"--via optimum loads weights with transformers, which does not know the names that the tensors "
+            f"of {checkpoint.path} have; leave --via out"
+        )
     if _config(checkpoint).get("quantization_config") is not None:
         raise UsageError(
             f"--via optimum traces plain weights, and {checkpoint.path / _CONFIG} has a quantization_config; "

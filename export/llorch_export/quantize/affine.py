@@ -15,23 +15,25 @@ import numpy as np
 import numpy.typing as npt
 
 _LARGEST: Final = 255
-_MOST_SUB_STEPS: Final = 17  # 4-bit codes at their widest fill 8 bits: 15 * 17 = 255
+MOST_SUB_STEPS: Final = 17  # 4-bit codes at their widest fill 8 bits: 15 * 17 = 255
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
-def widen(codes: Bytes, steps: Floats, offsets: Floats) -> tuple[Bytes, Floats, Bytes]:
+def widen(
+    codes: Bytes, steps: Floats, offsets: Floats, most: int = MOST_SUB_STEPS
+) -> tuple[Bytes, Floats, Bytes]:
     """Return 8-bit codes [n, size], scales [n] and zero points [n] that stand for ``step * code + offset``.
 
-    codes: [n, size]; steps, offsets: [n].
-    An offset moves by at most ``|step| / 2k``, where ``k`` is the largest up to 17 with ``k`` times the
+    codes: [n, size]; steps, offsets: [n]. most: the largest number of sub-steps that is tried.
+    An offset moves by at most ``|step| / 2k``, where ``k`` is the largest up to ``most`` with ``k`` times the
     block's span of steps, zero included, at most 255. Blocks wider than 255 steps, whose weights differ by
     less than 8 bits can tell, are rounded to the nearest of 256 levels. A step or offset that is not finite
     gives a scale that is not.
     """
     low, high = codes.min(axis=1).astype(np.float32), codes.max(axis=1).astype(np.float32)
-    scales, shifts, factors = _sub_steps(low, high, steps, offsets)
+    scales, shifts, factors = _sub_steps(low, high, steps, offsets, most)
     bottom = np.minimum(factors * low + shifts, 0)
     wide = codes * factors[:, None] + (shifts - bottom)[:, None]
     zero_points = -bottom
@@ -48,14 +50,16 @@ def widen(codes: Bytes, steps: Floats, offsets: Floats) -> tuple[Bytes, Floats, 
     return wide.astype(np.uint8), scales, zero_points.astype(np.uint8)
 
 
-def _sub_steps(low: Floats, high: Floats, steps: Floats, offsets: Floats) -> tuple[Floats, Floats, Floats]:
+def _sub_steps(
+    low: Floats, high: Floats, steps: Floats, offsets: Floats, most: int
+) -> tuple[Floats, Floats, Floats]:
     """Return scales ``step / k``, shifts ``j`` and factors ``k`` [n]; ``k`` is 0 where none fits into 8
     bits.
     """
     ratios = np.divide(offsets, steps, out=np.zeros_like(steps), where=steps != 0)
     errors = np.full_like(steps, np.inf)
     shifts, factors = np.zeros_like(steps), np.zeros_like(steps)
-    for k in range(1, _MOST_SUB_STEPS + 1):
+    for k in range(1, most + 1):
         factor = np.float32(k)
         j = np.rint(ratios * factor)
         span = np.maximum(factor * high + j, 0) - np.minimum(factor * low + j, 0)

@@ -1,23 +1,27 @@
 """GGUF's quantised blocks in the layout of ONNX Runtime's MatMulNBits, with their own codes and scales.
 
 Input is stored bytes, one row of blocks of one ggml type; output are codes, scales and zero points. Layouts
-of the
-blocks: ggml's ``ggml-common.h``. Types without an offset (Q4_0, Q5_0, Q8_0, Q6_K) come over exactly: a scale
-    is a
-float16 times at most an 8-bit integer, which float32 holds. Types with one go through
-:mod:`llorch_export.quantize.affine`.
+of the blocks: ggml's ``ggml-common.h``. Types without an offset (Q4_0, Q5_0, Q8_0, Q6_K and those of
+:mod:`llorch_export.quantize.integer_types`) come over exactly: a scale is a float16 times at most an 8-bit
+integer, which float32 holds. Types with one go through :mod:`llorch_export.quantize.affine`.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.quantize.affine import widen
+from llorch_export.quantize.affine import MOST_SUB_STEPS, widen
+from llorch_export.quantize.integer_types import INTEGER_TYPES, integer_blocks
+
+_SUB_STEPS_OF_2_BITS: Final = 85  # 3 * 85 = 255
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -73,6 +77,15 @@ def _q8_0(data: Bytes) -> Blocks:
     return _symmetric(data[:, 2:] ^ np.uint8(128), _halves(data[:, :2]), 128)
 
 
+def _q2_k(data: Bytes) -> Blocks:
+    """16 bytes of a four-bit step and offset each, 64 bytes of bit pairs, float16 factors of both."""
+    pairs = data[:, 16:80].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    codes: Bytes = (pairs & np.uint8(3)).reshape(-1, 16, 16)
+    steps = _halves(data[:, 80:82]) * (data[:, :16] & 15)
+    offsets = -(_halves(data[:, 82:84]) * (data[:, :16] >> 4))
+    return _affine(codes, steps, offsets, most=_SUB_STEPS_OF_2_BITS)
+
+
 def _q4_k(data: Bytes) -> Blocks:
     """float16 factors of steps and offsets, 8 + 8 six-bit integers, 4 times 32 bytes of nibbles."""
     return _affine(_super_nibbles(data[:, 16:]), *_super_scales(data))
@@ -96,28 +109,66 @@ def _q6_k(data: Bytes) -> Blocks:
     return Blocks(codes, scales, np.full(scales.shape, 128, np.uint8))
 
 
+def _integers(kind: str, data: Bytes) -> Blocks:
+    """Codes around the middle of their bits; a block that shares one scale widely has it repeated."""
+    row = INTEGER_TYPES[kind]
+    codes, scales = integer_blocks(kind, data)
+    size = min(row.group, _WIDEST)
+    middle = 2 ** (row.bits - 1)
+    scales = scales.repeat(row.group // size, axis=1)
+    moved = (codes.astype(np.int16) + middle).astype(np.uint8).reshape(*scales.shape, size)
+    return Blocks(moved, scales, np.full(scales.shape, middle, np.uint8))
+
+
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """A ggml type: bytes of one block, elements of one block, the form it takes, and how it is read."""
+    """A ggml type: the form it takes, and how blocks [n, bytes of a block] are read."""
 
-    nbytes: int
-    elements: int
     form: BlockForm
     read: Callable[[Bytes], Blocks]
 
 
+_WIDEST: Final = 32  # activations are rounded with the weights' blocks, so theirs are no wider
 _WIDENED: Final = BlockForm(8, 32, zero_points=True)
 _TYPES: Final = {
-    "Q4_0": _Type(18, 32, BlockForm(4, 32, zero_points=False), _q4_0),
-    "Q4_1": _Type(20, 32, _WIDENED, _q4_1),
-    "Q5_0": _Type(22, 32, BlockForm(8, 32, zero_points=False), _q5_0),
-    "Q5_1": _Type(24, 32, _WIDENED, _q5_1),
-    "Q8_0": _Type(34, 32, BlockForm(8, 32, zero_points=False), _q8_0),
-    "Q4_K": _Type(144, 256, _WIDENED, _q4_k),
-    "Q5_K": _Type(176, 256, _WIDENED, _q5_k),
-    "Q6_K": _Type(210, 256, BlockForm(8, 16, zero_points=False), _q6_k),
+    "Q4_0": _Type(BlockForm(4, 32, zero_points=False), _q4_0),
+    "Q4_1": _Type(_WIDENED, _q4_1),
+    "Q5_0": _Type(BlockForm(8, 32, zero_points=False), _q5_0),
+    "Q5_1": _Type(_WIDENED, _q5_1),
+    "Q8_0": _Type(BlockForm(8, 32, zero_points=False), _q8_0),
+    "Q2_K": _Type(BlockForm(8, 16, zero_points=True), _q2_k),
+    "Q4_K": _Type(_WIDENED, _q4_k),
+    "Q5_K": _Type(_WIDENED, _q5_k),
+    "Q6_K": _Type(BlockForm(8, 16, zero_points=False), _q6_k),
+    **{
+        kind: _Type(
+            BlockForm(row.bits, min(row.group, _WIDEST), zero_points=False),
+            functools.partial(_integers, kind),
+        )
+        for kind, row in INTEGER_TYPES.items()
+    },
 }
 REPACKED_TYPES: Final = tuple(_TYPES)
+
+
+def carried_form(kind: str) -> str:
+    """Say in words what a ggml type becomes: ``8 bits, block 32, exactly``."""
+    form = _TYPES[kind].form
+    exact = "offsets rounded to part of a step" if form.zero_points else "exactly"
+    return f"{form.bits} bits, block {form.block_size}, {exact}"
+
+
+def carried_notice(types: Iterable[str]) -> str:
+    """Say what becomes of the matrices of a GGUF file at precision ``source``; types: that of each matrix."""
+    counts = collections.Counter(types)
+    forms = (
+        f"{count} of {kind} ({carried_form(kind) if kind in _TYPES else 'whole, in the compute type'})"
+        for kind, count in sorted(counts.items())
+    )
+    return (
+        f"matrices as the graph has them: {', '.join(forms)}; where several types share one matrix, all have "
+        "the widest form"
+    )
 
 
 def common_form(types: Iterable[str]) -> BlockForm:
@@ -138,8 +189,9 @@ def repack(kind: str, data: Bytes, form: BlockForm) -> tuple[Bytes, Floats, Byte
     A scale that is not finite in the file stays so.
     """
     rows, source = len(data), _TYPES[kind]
+    _, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     with np.errstate(all="ignore"):  # of scales that are not finite, which whoever writes the weights reports
-        found = source.read(data.reshape(-1, source.nbytes))
+        found = source.read(data.reshape(-1, nbytes))
     repeats = source.form.block_size // form.block_size
     shift = np.uint8(2 ** (form.bits - 1) - 2 ** (source.form.bits - 1))
     codes: Bytes = found.codes.reshape(rows, -1, form.block_size) + shift
@@ -155,10 +207,10 @@ def _symmetric(codes: Bytes, scales: Floats, zero_point: int) -> Blocks:
     return Blocks(codes[:, None], scales, np.full(scales.shape, zero_point, np.uint8))
 
 
-def _affine(codes: Bytes, steps: Floats, offsets: Floats) -> Blocks:
-    """Take codes [n, groups, size], steps and offsets [n, groups]."""
+def _affine(codes: Bytes, steps: Floats, offsets: Floats, most: int = MOST_SUB_STEPS) -> Blocks:
+    """Take codes [n, groups, size], steps and offsets [n, groups]; most: as for :func:`widen`."""
     wide, scales, zero_points = widen(
-        codes.reshape(-1, codes.shape[-1]), steps.reshape(-1), offsets.reshape(-1)
+        codes.reshape(-1, codes.shape[-1]), steps.reshape(-1), offsets.reshape(-1), most
     )
     return Blocks(wide.reshape(codes.shape), scales.reshape(steps.shape), zero_points.reshape(steps.shape))
 

@@ -77,10 +77,10 @@ def _wanted(files: list[str], repo_id: str, *, config_only: bool) -> list[str]:
     top = [name for name in files if "/" not in name]
     small = [name for name in top if name in (_CONFIG, *FOLDER_FILES) or LICENCE_FILE.match(name)]
     small += [name for name in files if _TEMPLATE.fullmatch(name)]
-    if INDEX in top:
-        weights = [INDEX, *(name for name in top if _SHARD.fullmatch(name) and name != SINGLE)]
-    elif SINGLE in top:
+    if SINGLE in top:
         weights = [SINGLE]
+    elif INDEX in top:
+        weights = [INDEX, *(name for name in top if _SHARD.fullmatch(name))]
     else:
         weights = [name for name in top if name.endswith(".gguf")]
         if len(weights) > 1:

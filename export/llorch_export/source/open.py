@@ -13,7 +13,7 @@ from typing import Final
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
-from llorch_export.checkpoint.gguf_header import read_header
+from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_parts
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
 from llorch_export.config.fp8 import fp8_format
 from llorch_export.config.hf import config_from_hf
@@ -47,13 +47,13 @@ def open_config(source: str) -> LlamaConfig:
     Raises ArtifactError as :func:`open_checkpoint` does.
     """
     path = _locate(source, config_only=True)
-    return gguf_config(read_header(path)) if path.is_file() else _folder_config(ModelFolder(path))[0]
+    return gguf_config(read_parts(path)) if path.is_file() else _folder_config(ModelFolder(path))[0]
 
 
 def list_content_files(source: str) -> tuple[Path, ...]:
     """Return :attr:`Checkpoint.content_files` without reading more than a shard index."""
     path = _locate(source, config_only=False)
-    return (path,) if path.is_file() else _content_files(ModelFolder(path))
+    return part_paths(path) if path.is_file() else _content_files(ModelFolder(path))
 
 
 def fingerprint(checkpoint: Checkpoint, progress: Callable[[int], None] | None = None) -> str:
@@ -116,8 +116,8 @@ def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
     if folder.find(INDEX) or folder.find(SINGLE):
         return folder.path
     found = folder.files(_is_gguf)
-    if len(found) == 1:
-        return found[0]
+    if (only := one_model(found)) is not None:
+        return only
     if config_only and folder.find(_CONFIG):
         return folder.path
     if found:
@@ -136,7 +136,9 @@ def _is_complete(path: Path, *, config_only: bool) -> bool:
     folder = ModelFolder(path)
     try:
         found = _in_folder(folder, config_only=config_only)
-        if found.is_dir() and not config_only:
+        if found.is_file():
+            part_paths(found)
+        elif not config_only:
             weight_files(folder)
             if not (folder.find("tokenizer.json") or folder.find("tokenizer.model")):
                 return False
@@ -146,11 +148,12 @@ def _is_complete(path: Path, *, config_only: bool) -> bool:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    header = read_header(path)
+    header = read_parts(path)
+    path, parts = header.path, part_paths(path)
     config = gguf_config(header)
     # Licence files next to a GGUF file are its own only where it is the only model in its folder.
     folder = ModelFolder(path.parent)
-    alone = len(folder.files(_is_gguf)) == 1
+    alone = one_model(folder.entries(_is_gguf)) is not None
     return Checkpoint(
         kind="gguf",
         path=path,
@@ -158,24 +161,28 @@ def _open_gguf(path: Path) -> Checkpoint:
         config=config,
         tensors=gguf_tensors(header, config),
         tokenizer=tokenizer_from_gguf(header.metadata, vocab_size=config.vocab_size, origin=str(path)),
-        content_files=(path,),
+        content_files=parts,
         licence_files=_licence_files(folder) if alone else (),
+        only_read_here=len(parts) > 1,
     )
 
 
 def _open_folder(folder: ModelFolder) -> Checkpoint:
     config, data = _folder_config(folder)
+    found = folder_tensors(
+        folder, config, fp8_format(data.get("quantization_config"), origin=str(folder.path / _CONFIG))
+    )
     return Checkpoint(
         kind="safetensors",
         path=folder.path,
         name=_folder_name(folder.path),
         config=config,
-        tensors=folder_tensors(
-            folder, config, fp8_format(data.get("quantization_config"), origin=str(folder.path / _CONFIG))
-        ),
+        tensors=found.tensors,
         tokenizer=tokenizer_from_folder(folder, data, vocab_size=config.vocab_size),
         content_files=_content_files(folder),
         licence_files=_licence_files(folder),
+        notices=found.notices,
+        only_read_here=found.renamed,
     )
 
 

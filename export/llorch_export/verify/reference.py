@@ -23,7 +23,8 @@ class Reference:
 
     Independent of the exporter: transformers reads the weights, the names and the config by itself. Of a GGUF
     file it leaves out most of the metadata, which is handed over as this project reads it, and
-    ``rope_freqs.weight``; and for the architectures that its GGUF loader does not know, the tensors too.
+    ``rope_freqs.weight``. The tensors too are handed over for the architectures that its GGUF loader does not
+    know, and where it would not find them: in a split GGUF file, and under names that training changed.
     ``description`` says where that is so.
     """
 
@@ -57,7 +58,8 @@ class Reference:
 
 
 def _is_read_here(checkpoint: Checkpoint) -> bool:
-    return checkpoint.kind == "gguf" and checkpoint.config.architecture in _UNKNOWN_TO_GGUF_LOADER
+    unknown = checkpoint.kind == "gguf" and checkpoint.config.architecture in _UNKNOWN_TO_GGUF_LOADER
+    return unknown or checkpoint.only_read_here
 
 
 def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
@@ -74,6 +76,9 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
                 "gguf_file": path.name,
                 "config": config,
             }
+        if _is_read_here(checkpoint):
+            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+            return _build(transformers, torch, checkpoint, config)
         # Weights of a pickle are refused, and so is code that comes with a checkpoint.
         model = transformers.AutoModelForCausalLM.from_pretrained(
             **place, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True

@@ -7,6 +7,8 @@ listed size, so that a worker never starts on half an artifact.
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,7 @@ from typing import Final
 import msgspec
 
 from llorch_serve.artifact.kinds import ModelKind
+from llorch_serve.artifact.links import open_inside, real_file
 from llorch_serve.artifact.manifest import FileEntry, Manifest, decode_manifest
 from llorch_serve.errors import ArtifactError
 
@@ -59,7 +62,8 @@ class Artifact(msgspec.Struct, frozen=True):
     def _text(self, name: str) -> str:
         path = self.folder / name
         try:
-            return path.read_text(encoding="utf-8")
+            with open_inside(path, self.folder) as file:
+                return file.read().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError(
                 f"{path} cannot be read as UTF-8 text ({error}); export the model again"
@@ -89,11 +93,7 @@ def load_artifact(
         raise ArtifactError(
             f"{folder} holds no {MANIFEST_NAME}; make an artifact with: llorch export SOURCE --output DIR"
         )
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ArtifactError(
-            f"{path} has {path.stat().st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}"
-        )
-    manifest = decode_manifest(path.read_bytes(), origin=str(path))
+    manifest = decode_manifest(_read_manifest(path), origin=str(path))
     listed = {entry.path: entry for entry in manifest.files}
     fixed = manifest.fixed_shapes
     int8, prompts = manifest.int8_cache, manifest.prompts
@@ -111,35 +111,55 @@ def load_artifact(
         _check_file(folder, entry)
     if verify_hashes:
         for entry in manifest.files:
-            _check_hash(folder / entry.path, entry, progress)
+            _check_hash(folder, entry, progress)
     return Artifact(folder=folder, manifest=manifest)
+
+
+def _read_manifest(path: Path) -> bytes:
+    try:
+        with open_inside(path, path.parent) as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{path} has more than {MAX_MANIFEST_BYTES} bytes, which no manifest needs")
+    return data
 
 
 def _check_file(folder: Path, entry: FileEntry) -> None:
     path = folder / entry.path
     try:
-        inside = not Path(entry.path).is_absolute() and path.resolve().is_relative_to(folder.resolve())
-        size = path.stat().st_size if inside and path.is_file() else None
+        if Path(entry.path).is_absolute() or ".." in Path(entry.path).parts:
+            raise ArtifactError(
+                f"{folder / MANIFEST_NAME} lists {entry.path!r}, which is outside the artifact's folder"
+            )
+        size = _file_size(real_file(path, folder))
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL, a name that is too long
         raise ArtifactError(
             f"{folder / MANIFEST_NAME} lists {entry.path[:100]!r}, which is not a usable file name "
             f"({type(error).__name__}); export the model again"
         ) from error
-    if not inside:
-        raise ArtifactError(
-            f"{folder / MANIFEST_NAME} lists {entry.path!r}, which is outside the artifact's folder"
-        )
     if size is None:
-        raise ArtifactError(f"{path} is missing; export the model again, or copy the whole folder")
+        found = "leads to no file" if os.path.lexists(path) else "is missing"
+        raise ArtifactError(f"{path} {found}; export the model again, or copy the whole folder")
     if size != entry.bytes:
         raise ArtifactError(
             f"{path} has {size} bytes where the manifest says {entry.bytes}; it is damaged, copy it again"
         )
 
 
-def _check_hash(path: Path, entry: FileEntry, progress: Callable[[int], None] | None) -> None:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
+def _file_size(path: Path) -> int | None:
+    """Return a regular file's size in bytes; None if there is none. Raises OSError for an impossible path."""
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return None
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
+
+
+def _check_hash(folder: Path, entry: FileEntry, progress: Callable[[int], None] | None) -> None:
+    path, digest = folder / entry.path, hashlib.sha256()
+    with open_inside(path, folder) as file:
         while chunk := file.read(2**22):
             digest.update(chunk)
             if progress is not None:

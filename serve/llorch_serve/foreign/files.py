@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from llorch_serve.artifact.links import link_roots
 from llorch_serve.errors import ArtifactError
 from llorch_serve.files.json_errors import NOT_JSON
 
@@ -35,7 +36,8 @@ class ForeignFolder:
         """
         path = self.path / name
         try:
-            inside = path.resolve().is_relative_to(self.path.resolve())
+            real = path.resolve()
+            inside = any(real.is_relative_to(root) for root in link_roots(self.path))
             if not path.is_file():
                 return None
         except (
@@ -126,7 +128,8 @@ class ForeignFolder:
             )
         for path in sorted(found):
             name = path.relative_to(self.path).as_posix()
-            if self.file(name) is not None:
+            # The versions of a Kubernetes volume, whose files the names outside of them link to.
+            if not name.startswith("..") and self.file(name) is not None:
                 yield path
 
     def _read(self, name: str, limit: int) -> bytes | None:

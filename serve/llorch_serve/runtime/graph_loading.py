@@ -16,6 +16,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KvDtype, Recipe, cache_names
 from llorch_serve.errors import ArtifactError
 from llorch_serve.providers import ActiveProvider, byte_settings
+from llorch_serve.providers.graph_versions import newer_than_runtime
 
 
 def runtime_options(runtime: Any, threads: int) -> Any:
@@ -71,8 +72,10 @@ def load_graph(
         with _attention_kernel(plain=plain):
             return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
     except Exception as error:
-        text = " ".join(str(error).split())[:500]
-        raise ArtifactError(f"{path} cannot be loaded: {text}. Export the model again.") from error
+        text = " ".join(str(error).split())
+        if (newer := newer_than_runtime(path, text, runtime)) is not None:
+            raise ArtifactError(newer) from error
+        raise ArtifactError(f"{path} cannot be loaded: {text[:500]}. Export the model again.") from error
 
 
 _ONNX_TYPES: Final = {

@@ -248,8 +248,13 @@ def write_gguf(
     metadata: Mapping[str, object] | None = None,
     extra: Mapping[str, npt.NDArray[np.float32]] | None = None,
     blocks: Callable[[str, int, int], tuple[str, npt.NDArray[np.uint8]] | None] | None = None,
+    tensors_a_part: int = 0,
+    empty_first_part: bool = False,
 ) -> Path:
     """Write a GGUF file with the weights of :func:`write_hf_folder` and return its path.
+
+    tensors_a_part: split it into files of so many tensors, by gguf's own writer, and return the first, which
+        with empty_first_part has metadata alone.
 
     weight_type: storage type of all matrices; norms and biases are F32, as conversion does it.
     edit: changes the weights, under Hugging Face's names, before they are written.
@@ -265,7 +270,9 @@ def write_gguf(
     if edit is not None:
         edit(weights)
     values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
-    writer = gguf.GGUFWriter(path, config.architecture)
+    writer = gguf.GGUFWriter(
+        path, config.architecture, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
+    )
     for key, value in values.items():
         if value is not None and key != "general.architecture":
             add_metadata(writer, key, value)
@@ -293,7 +300,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
 def gguf_metadata(config: LlamaConfig) -> dict[str, object]:

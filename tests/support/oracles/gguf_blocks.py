@@ -25,9 +25,21 @@ _FACTORS: Final[dict[str, tuple[tuple[int, float], ...]]] = {
     "Q4_K": ((0, 1.0), (2, 7.5)),
     "Q5_K": ((0, 1.0), (2, 15.5)),
     "Q6_K": ((208, 1.0),),
+    "Q2_K": ((80, 1.0), (82, 1.5)),
+    "Q3_K": ((108, 1.0),),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), ((0, 1.0),)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), ((0, 1.0),)),
+    "TQ1_0": ((52, 1.0),),
+    "TQ2_0": ((64, 1.0),),
+    # The factor is spread over other fields: see _spread_factors.
+    **dict.fromkeys(("IQ1_M", "MXFP4", "NVFP4"), ()),
 }
 SYMMETRIC: Final = ("Q4_0", "Q5_0", "Q8_0", "Q6_K")
-AFFINE: Final = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+AFFINE: Final = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+INTEGER: Final = (
+    "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+)  # fmt: skip
 K_TYPES: Final = ("Q4_K", "Q5_K", "Q6_K")
 
 
@@ -46,10 +58,24 @@ def random_blocks(kind: str, rows: int, columns: int, *, seed: int, spread: floa
         for place, ratio in _FACTORS[kind]:
             factors = unit * ratio * (1 + spread * draw.standard_normal(len(blocks)))
             blocks[:, place : place + 2] = factors.astype("<f2")[:, None].view(np.uint8)
+        _spread_factors(kind, blocks, unit * (1 + spread * draw.standard_normal(len(blocks))))
         return blocks
 
     size_now = np.sqrt(np.mean(dequantised(kind, with_factors(0.01)) ** 2))
     return with_factors(0.01 * columns**-0.5 / size_now).reshape(rows, -1)
+
+
+def _spread_factors(kind: str, blocks: Bytes, factors: npt.NDArray[np.float64]) -> None:
+    """Write the factors of types that have them neither in one piece nor as float16."""
+    if kind == "IQ1_M":  # four bits of a float16 in the upper half of every second byte
+        bits = factors.astype("<f2").view("<u2")
+        for number in range(4):
+            place = 49 + 2 * number
+            blocks[:, place] = blocks[:, place] & 15 | (bits >> 4 * number & 15) << 4
+    elif kind == "MXFP4":  # an exponent
+        blocks[:, 0] = 128 + np.floor(np.log2(np.abs(factors)))
+    elif kind == "NVFP4":  # four small floats without a sign: exponent and three bits
+        blocks[:, :4] = blocks[:, :4] & 7 | 1 << 3
 
 
 def dequantised(kind: str, data: Bytes) -> npt.NDArray[np.float32]:

@@ -1,0 +1,77 @@
+"""What the tensors of a safetensors folder are called, in the terms of the model's own modules.
+
+Input are names as files have them; output are those that :mod:`llorch_export.checkpoint.names` expects.
+Wrappers of training (torch.compile, FSDP, PEFT, TRL) leave their own parts in names, and files of a model
+without its head lack the first part. A name is only changed where the result is a tensor that the config
+calls for; all others stay, and are then refused by the name that they have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, SCALES, WEIGHT
+from llorch_export.checkpoint.names import EMBEDDING, HEAD
+
+_BASE: Final = "model."
+# torch.compile, FSDP and activation checkpointing wrap any module, so these stand anywhere in a name.
+_INNER: Final = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# What models are an attribute of: DistributedDataParallel, TRL's value head, PEFT, models of image and text.
+_OUTER: Final = re.compile(
+    r"(?:(?:module|pretrained_model|base_model\.model|model\.language_model|language_model)\.)+"
+)
+_VALUE_HEAD: Final = re.compile(r"(?:.+\.)?v_head\..+")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredName:
+    """A tensor's name.
+
+    wrapper: the parts that were left out of it and that transformers does not leave out; "" if none.
+    """
+
+    name: str
+    wrapper: str = ""
+
+
+def is_value_head(name: str) -> bool:
+    """Tell whether a tensor belongs to a head that training put beside the model's own."""
+    return _VALUE_HEAD.fullmatch(name) is not None
+
+
+def module_name(stored: str, expected: Collection[str]) -> StoredName:
+    """Return what a tensor of a file is called in the model, or its own name if that is no tensor of it.
+
+    expected: the tensors that the config calls for.
+    """
+    if _is_known(stored, expected):
+        return StoredName(stored)
+    if (found := _by_base(stored, expected)) is not None:  # as transformers does it
+        return StoredName(found)
+    inner = _INNER.sub("", stored)
+    outer = _OUTER.match(inner)
+    bare = inner if outer is None else inner[outer.end() :]
+    for name in (inner, bare):
+        known = name if _is_known(name, expected) else _by_base(name, expected)
+        if known is not None:
+            left_out = {m.group() for m in _INNER.finditer(stored)} | ({outer.group()} if outer else set())
+            return StoredName(known, "".join(sorted(left_out)))
+    return StoredName(stored)
+
+
+def _by_base(name: str, expected: Collection[str]) -> str | None:
+    """Return the name with ``model.`` taken away or put in front, whichever the config calls for."""
+    for changed in (name.removeprefix(_BASE), f"{_BASE}{name}"):
+        if changed != name and _is_known(changed, expected):
+            return changed
+    return None
+
+
+def _is_known(name: str, expected: Collection[str]) -> bool:
+    if name in expected or name in (EMBEDDING, HEAD):
+        return True
+    scales = (suffix for suffix in (*SCALES, *ACTIVATION_SCALES) if name.endswith(suffix))
+    return any(f"{name.removesuffix(suffix)}{WEIGHT}" in expected for suffix in scales)
