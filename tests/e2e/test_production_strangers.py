@@ -241,7 +241,9 @@ def test_a_message_is_let_go_of_when_it_has_been_read():
     assert held < size // 2 < size < most
 
 
-@pytest.mark.parametrize("path", [GENERATE, f"/{SERVICE_NAME}/Tokenize", CHECK])
+@pytest.mark.parametrize(
+    "path", [GENERATE, *(f"/{SERVICE_NAME}/{name}" for name in ("Score", "Tokenize", "Detokenize")), CHECK]
+)
 def test_a_refused_message_is_let_go_of(path):
     size = 8 * MIB
     body = b"\xff" * size

@@ -17,7 +17,7 @@ from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, ModelMismatchError
 from llorch_serve.http.fields import MAX_LISTED, read_struct, refuse_fields
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, ResponseFormat, Shared
-from llorch_serve.http.service import Plan
+from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import (
     AnswerOptions,
     ChatMessage,
@@ -167,7 +167,7 @@ def _plan(
         answers=options.answers.n,
         logprobs=options.sampling.logprobs is not None,
     )
-    return Plan(requests, body.stream, lambda name: _rename(name, names), shape)
+    return Plan(requests, AnswerPlan(body.stream, lambda name: _rename(name, names), shape))
 
 
 def check_model(asked: str | None, info: ModelInfo) -> None:
