@@ -205,7 +205,7 @@ def test_checks_are_answered_beside_those_that_dribble():
         streams = range(1, 400, 2)
         slow.sendall(PREFACE + settings() + b"".join(begun(CHECK, 15 * MIB, n) for n in streams))
         assert check(running.address) == STATUS.SERVING
-        assert ended(slow, streams[: -receiving.MAX_SMALL_MESSAGES])
+        assert ended(slow, streams)
 
 
 def test_a_call_without_a_message_says_what_is_missing():
