@@ -227,7 +227,26 @@ def test_one_check_is_received_at_a_time_and_the_latest_is_next(monkeypatch: pyt
     run(test)
 
 
-@pytest.mark.parametrize("turn", range(8))
+def test_a_call_that_leaves_as_another_takes_its_place_harms_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "MAX_SMALL_WAITING", 1)
+
+    async def test() -> None:
+        messages = SmallReceiving(1000.0)
+        contexts = [Call(None) for _ in range(3)]
+        calls = [asyncio.ensure_future(messages.message(context)) for context in contexts[:2]]  # type: ignore[arg-type]
+        await turns()
+        calls.append(asyncio.ensure_future(messages.message(contexts[2])))  # type: ignore[arg-type]
+        calls[1].cancel()  # heard of after the third call has come
+        await turns()
+        for context in (contexts[0], contexts[2]):
+            context.send(b"m")
+        assert await asyncio.gather(calls[0], calls[2]) == [b"m", b"m"]
+        assert calls[1].cancelled()
+
+    run(test)
+
+
+@pytest.mark.parametrize("turn", range(12))
 def test_a_place_is_given_on_whenever_who_has_it_or_waits_for_it_leaves(turn: int) -> None:
     async def test() -> None:
         messages = SmallReceiving(1000.0)
@@ -243,6 +262,7 @@ def test_a_place_is_given_on_whenever_who_has_it_or_waits_for_it_leaves(turn: in
         assert await calls[1] == b"1"
         assert await messages.message(Call(b"next")) == b"next"  # type: ignore[arg-type]
         await asyncio.wait(calls)
+        assert calls[2].cancelled()
 
     run(test)
 

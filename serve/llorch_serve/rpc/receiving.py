@@ -184,13 +184,14 @@ class SmallReceiving:
             self._wanted.set_result(None)
         turn = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
-        if len(self._turns) > MAX_SMALL_WAITING:
-            self._turns.pop(0).set_exception(_unreceived())
+        if len(self._turns) > MAX_SMALL_WAITING and not (first := self._turns.pop(0)).done():
+            first.set_exception(_unreceived())
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._turns.remove(turn)
+                with contextlib.suppress(ValueError):  # it was passed over at the same moment
+                    self._turns.remove(turn)
             elif turn.exception() is None:  # the place came at the same moment
                 self._release()
             raise
