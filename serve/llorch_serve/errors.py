@@ -118,6 +118,12 @@ class InvalidRequestError(RequestError):
         super().__init__("; ".join(f"{v.field}: {v.description}" for v in self.violations))
 
 
+def duplicate_id(request_id: str) -> InvalidRequestError:
+    """Return the refusal of a request whose id a live one has: of the same front, or of another one's."""
+    found = f"{request_id!r} belongs to a live request; choose another or leave it out"
+    return InvalidRequestError([FieldViolation("request_id", found)])
+
+
 class ModelMismatchError(RequestError):
     """The request names a model or fingerprint that this worker does not serve."""
 

@@ -205,7 +205,7 @@ def test_checks_are_answered_beside_those_that_dribble():
         streams = range(1, 400, 2)
         slow.sendall(PREFACE + settings() + b"".join(begun(CHECK, 15 * MIB, n) for n in streams))
         assert check(running.address) == STATUS.SERVING
-        assert ended(slow, streams[: -receiving.MAX_SMALL_MESSAGES])
+        assert ended(slow, streams)
 
 
 def test_a_call_without_a_message_says_what_is_missing():
@@ -241,7 +241,9 @@ def test_a_message_is_let_go_of_when_it_has_been_read():
     assert held < size // 2 < size < most
 
 
-@pytest.mark.parametrize("path", [GENERATE, f"/{SERVICE_NAME}/Tokenize", CHECK])
+@pytest.mark.parametrize(
+    "path", [GENERATE, *(f"/{SERVICE_NAME}/{name}" for name in ("Score", "Tokenize", "Detokenize")), CHECK]
+)
 def test_a_refused_message_is_let_go_of(path):
     size = 8 * MIB
     body = b"\xff" * size

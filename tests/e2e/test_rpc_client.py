@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from llorch_serve.client.asynchronous import AsyncWorkerClient
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
@@ -20,9 +23,9 @@ from llorch_serve.errors import (
     WorkerError,
 )
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt, Timings, TokenPrompt
-from llorch_serve.rpc import MAX_MESSAGE_BYTES
+from llorch_serve.rpc import MAX_MESSAGE_BYTES, health
 from llorch_serve.sampling.params import SamplingParams
-from support.fakes.generator import INFO, LOAD, FakeGenerator
+from support.fakes.generator import INFO, LOAD, PATIENCE_S, FakeGenerator
 from support.harness.rpc import running_server
 
 
@@ -182,4 +185,26 @@ def test_waiting_for_a_worker_that_loads():
         ready.result(20)
         assert client.model_info() == INFO
         waiting.shutdown()
+        generator.close()
+
+
+def test_clients_that_wait_for_a_worker_give_way_to_each_other_and_all_hear_of_it(monkeypatch):
+    monkeypatch.setattr(health, "MAX_WATCHERS", 1)
+
+    async def wait(address):
+        async with AsyncWorkerClient(address) as client:
+            await client.wait_until_ready(PATIENCE_S)
+
+    with running_server() as running, ThreadPoolExecutor(3) as waiting:
+        clients = [WorkerClient(running.address) for _ in "12"]
+        ready = [waiting.submit(client.wait_until_ready, PATIENCE_S) for client in clients]
+        ready.append(waiting.submit(asyncio.run, wait(running.address)))
+        done, _ = concurrent.futures.wait(ready, 0.5, concurrent.futures.FIRST_COMPLETED)
+        assert [one.result() for one in done] == []
+        generator = FakeGenerator()
+        running.call(running.server.set_ready(generator))
+        for one in ready:
+            one.result(PATIENCE_S)
+        for client in clients:
+            client.close()
         generator.close()

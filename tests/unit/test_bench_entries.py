@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_serve.bench.entries import Wanted, find_entries
+from llorch_serve.bench.entries import PlannedEntry, find_entries
 from llorch_serve.errors import ProviderError, UsageError
 from support.builders.tiny_artifact import tiny_manifest, write_tiny_artifact
 
@@ -24,7 +24,7 @@ def ov(tmp_path: Path) -> Path:
     return write_tiny_artifact(tmp_path / "for-ov", tiny_manifest(target="openvino"))
 
 
-def find(*specs: str, folder: Path | None = None, options: tuple[str, ...] = ()) -> list[Wanted]:
+def find(*specs: str, folder: Path | None = None, options: tuple[str, ...] = ()) -> list[PlannedEntry]:
     return find_entries(specs, folder, options, None, cpu_nodes=False)
 
 

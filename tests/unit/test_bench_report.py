@@ -16,7 +16,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from llorch_serve.bench import words
+from llorch_serve.bench import wording
 from llorch_serve.bench.page import html
 from llorch_serve.bench.schema import Energy, Problem, Report, Row, ServingTest, Share, figure, read_report
 from llorch_serve.bench.tables import comma_separated, markdown, terminal
@@ -94,14 +94,14 @@ def test_what_is_no_document_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_tests_in_words_differ() -> None:
-    tests = words.tests_of(everything())
-    assert [words.describe_test(test) for test in tests] == [
+    tests = wording.tests_of(everything())
+    assert [wording.describe_test(test) for test in tests] == [
         "prefill 64, 1 stream",
         "decode 16, 1 stream",
         "decode 16 behind 32, 2 streams",
         "open loop, 2.5 requests/s (Poisson), 7 requests, 10 + 5 tokens, ttft_ms <= 200 ms",
     ]
-    assert words.describe_test(
+    assert wording.describe_test(
         ServingTest(arrivals="closed", prompt_tokens=1, generated_tokens=2, concurrency=3)
     ) == ("closed loop, 3 clients, 1 + 2 tokens")
 
@@ -118,7 +118,7 @@ def test_tests_in_words_differ() -> None:
     ],
 )
 def test_numbers_are_shown_with_the_digits_that_matter(value: float, shown: str) -> None:
-    assert words.amount(value) == shown
+    assert wording.amount(value) == shown
 
 
 def test_the_terminal_has_a_line_for_each_test_and_entry() -> None:
@@ -137,8 +137,8 @@ def test_the_terminal_has_a_line_for_each_test_and_entry() -> None:
 
 def test_energy_says_where_it_is_from_or_why_it_is_not_there() -> None:
     counted = entry("a", energy=Energy(sources=("package-0",)))
-    assert words.describe_energy(counted) == "package-0"
-    assert words.describe_energy(entry("b")) == "not measured: no counters"
+    assert wording.describe_energy(counted) == "package-0"
+    assert wording.describe_energy(entry("b")) == "not measured: no counters"
 
 
 def test_markdown_has_a_table_and_no_raw_signs() -> None:

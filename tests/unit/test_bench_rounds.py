@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_serve.bench.entries import Wanted
+from llorch_serve.bench.entries import PlannedEntry
 from llorch_serve.bench.process import ProblemError
 from llorch_serve.bench.protocol import Settings
 from llorch_serve.bench.rounds import Plan, compare
@@ -22,8 +22,8 @@ from support.builders.bench_reports import DECODE, PREFILL, Scripted
 Log = list[tuple[str, str]]
 
 
-def wanted(label: str) -> Wanted:
-    return Wanted(label, ProviderChoice(label, ("a=1",), None, True), "python", Path("folder"))
+def wanted(label: str) -> PlannedEntry:
+    return PlannedEntry(label, ProviderChoice(label, ("a=1",), None, True), "python", Path("folder"))
 
 
 def plan(*tests: OfflineTest, repeat: int = 1, reference: str | None = None) -> Plan:
@@ -113,7 +113,7 @@ def test_one_that_fails_keeps_its_reason_and_the_others_go_on(log: Log, at: str)
 
 
 def test_a_process_that_cannot_be_started_is_a_failed_entry(log: Log) -> None:
-    def start(one: Wanted) -> Scripted:
+    def start(one: PlannedEntry) -> Scripted:
         if one.label == "bad":
             raise ProblemError(Problem(exit_code=4, message="cannot be run"))
         return Scripted(one.label, log)

@@ -42,12 +42,16 @@ def test_an_event_of_an_earlier_request_with_the_same_id_tells_nothing(make: Cal
     assert job.open == 1
 
 
-def test_an_answer_that_has_ended_tells_nothing_more() -> None:
-    job = answers(2)
+@pytest.mark.parametrize("make", [answers, scores])
+@pytest.mark.parametrize("late", [(5, None), (None, FinishReason.CANCELLED)])
+def test_a_sequence_that_has_ended_tells_nothing_more(
+    make: Callable[[int], Job], late: tuple[int | None, FinishReason | None]
+) -> None:
+    job = make(2)
     first, second = job.sequences
     (update,), _ = job.take(TokenEvent(first, None, FinishReason.LENGTH))
     assert (update.index, update.open_answers, update.is_last) == (0, 1, False)
-    assert job.take(TokenEvent(first, 5)) == ([], False)
+    assert job.take(TokenEvent(first, *late)) == ([], False)
     (update,), _ = job.take(TokenEvent(second, None, FinishReason.CANCELLED))
     assert update.is_last
     assert job.open == 0
@@ -60,3 +64,19 @@ def test_an_error_of_one_sequence_ends_the_request(make: Callable[[int], Job]) -
     assert updates == [GenerationUpdate("r", "", (), error=error, index=1, open_answers=2)]
     assert updates[0].is_last
     assert (job.open, stopped) == (0, False)
+
+
+def test_what_fails_while_the_best_answers_are_chosen_ends_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, error = answers(2), MemoryError("no memory")
+    job.best = 1
+
+    def fail(self: Answers, count: int) -> list[GenerationUpdate]:
+        raise error
+
+    monkeypatch.setattr(Answers, "_chosen", fail)
+    first, second = job.sequences
+    assert job.take(TokenEvent(first, None, FinishReason.LENGTH)) == ([], False)
+    (update,), stopped = job.take(TokenEvent(second, None, FinishReason.LENGTH))
+    assert (update.error, update.is_last, job.open, stopped) == (error, True, 0, False)

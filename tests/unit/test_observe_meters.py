@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.observe.meters import Meters
-from llorch_serve.observe.observer import Observed
+from llorch_serve.observe.observer import Observed, RequestFacts
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
@@ -102,9 +102,8 @@ def test_scores_count_as_requests_that_generate_nothing():
 
 def test_guessed_tokens_share_the_time_that_they_took():
     meters = Meters()
-    seen = Observed(
-        GenerationRequest("a", TextPrompt("Hi")), submitted_s=0, submitted_ns=0, first_s=1, last_s=2
-    )
+    facts = RequestFacts("a", "text_completion")
+    seen = Observed(facts, submitted_s=0, submitted_ns=0, first_s=1, last_s=2)
     meters.produced(seen, 4, 0.4)
     samples = scrape(meters)
     assert samples["llorch:inter_token_latency_seconds_count",] == 4

@@ -181,3 +181,19 @@ def test_closing_tells_the_observers_last(observed):
     generator.close()
     assert recorder.closed
     assert recorder.log[-1][:2] == ("ended", "a")
+
+
+def test_a_request_may_take_the_id_of_one_whose_end_is_just_being_told(observed):
+    generator, inner, recorder = observed
+    ended = []
+
+    class Sink:
+        def deliver(self, updates):
+            ended.extend(updates)
+            if len(ended) == 1:  # the caller has its answer, and is quick to ask again
+                generator.submit(request("a", tokens=1), self)
+
+    generator.submit(request("a", tokens=1), Sink())
+    inner.wait_for(lambda g: len(ended) == 2)
+    generator.settle()
+    assert [entry[0] for entry in recorder.log] == ["begun", "produced", "ended"] * 2

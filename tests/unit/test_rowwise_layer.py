@@ -1,4 +1,4 @@
-"""A layer in whole bytes, alone: bit for bit what its definition says, whatever its shape and its
+"""A layer in per-channel int8, alone: bit for bit what its definition says, whatever its shape and its
 neighbours.
 """
 

@@ -59,7 +59,7 @@ OTHER_TARGETS = [target for target in TARGETS if target != "cpu"]
 @pytest.mark.parametrize("target", OTHER_TARGETS)
 def test_other_targets_are_refused_by_name_before_a_source_is_opened(target: Any, activations: Any) -> None:
     said = (
-        f"{activations} with --target {target}: layers in whole bytes are made for --target cpu alone; "
+        f"{activations} with --target {target}: per-channel int8 is made for --target cpu alone; "
         f"--target {target} "
         "takes activations block"
     )

@@ -112,3 +112,15 @@ def test_the_first_event_or_the_timeout_ends_the_wait() -> None:
         return await first_of(there.wait(), never.wait()), await first_of(never.wait(), timeout_s=0)
 
     assert asyncio.run(waits()) == (True, False)
+
+
+def test_a_wait_that_is_given_up_leaves_no_event_waited_for() -> None:
+    async def wait() -> int:
+        waiting = asyncio.ensure_future(first_of(asyncio.Event().wait(), asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(wait()) == 1  # this one

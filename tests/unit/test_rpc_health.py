@@ -187,10 +187,12 @@ def test_a_newcomer_gets_in_where_many_connections_hold_a_place_each() -> None:
     run(test)
 
 
-def test_checks_that_dribble_give_way_to_one_that_comes_whole() -> None:
+def test_checks_that_dribble_give_way_to_one_that_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MESSAGE_S", 0.0)
+
     async def test() -> None:
         served = Served()
-        slow = [Call(None, peer=f"ipv4:1.1.1.1:{port}") for port in range(receiving.MAX_SMALL_MESSAGES)]
+        slow = [Call(None, peer=f"ipv4:1.1.1.1:{port}") for port in range(4)]
         for context in slow:
             served.call("Check", context)
         await turns()
@@ -198,7 +200,69 @@ def test_checks_that_dribble_give_way_to_one_that_comes_whole() -> None:
         served.call("Check", honest)
         await turns()
         assert honest.told == [NOT_SERVING]
-        assert [context.status is not None for context in slow] == [True] + [False] * (len(slow) - 1)
+        assert all(context.status[0] is grpc.StatusCode.RESOURCE_EXHAUSTED for context in slow)
+
+    run(test)
+
+
+def test_one_check_is_received_at_a_time_and_the_latest_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "MAX_SMALL_WAITING", 2)
+
+    async def test() -> None:
+        messages = SmallReceiving(1000.0)
+        contexts = [Call(None) for _ in range(4)]
+        calls = [asyncio.ensure_future(messages.message(context)) for context in contexts]  # type: ignore[arg-type]
+        await turns()
+        assert [context.read_calls for context in contexts] == [1, 0, 0, 0]
+        with pytest.raises(QueueFullError, match="other calls wanted its place"):
+            await calls[1]  # of those that wait, the one that came first
+        contexts[0].send(b"0")
+        await turns()
+        assert [context.read_calls for context in contexts] == [1, 0, 0, 1]
+        contexts[3].send(b"3")
+        await turns()
+        contexts[2].send(b"2")
+        assert [await calls[index] for index in (0, 2, 3)] == [b"0", b"2", b"3"]
+
+    run(test)
+
+
+def test_a_call_that_leaves_as_another_takes_its_place_harms_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "MAX_SMALL_WAITING", 1)
+
+    async def test() -> None:
+        messages = SmallReceiving(1000.0)
+        contexts = [Call(None) for _ in range(3)]
+        calls = [asyncio.ensure_future(messages.message(context)) for context in contexts[:2]]  # type: ignore[arg-type]
+        await turns()
+        calls.append(asyncio.ensure_future(messages.message(contexts[2])))  # type: ignore[arg-type]
+        calls[1].cancel()  # heard of after the third call has come
+        await turns()
+        for context in (contexts[0], contexts[2]):
+            context.send(b"m")
+        assert await asyncio.gather(calls[0], calls[2]) == [b"m", b"m"]
+        assert calls[1].cancelled()
+
+    run(test)
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_a_place_is_given_on_whenever_who_has_it_or_waits_for_it_leaves(turn: int) -> None:
+    async def test() -> None:
+        messages = SmallReceiving(1000.0)
+        contexts = [Call(None) for _ in range(3)]
+        calls = [asyncio.ensure_future(messages.message(context)) for context in contexts]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        contexts[0].send(b"0")
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        calls[2].cancel()
+        await turns()
+        contexts[1].send(b"1")
+        assert await calls[1] == b"1"
+        assert await messages.message(Call(b"next")) == b"next"  # type: ignore[arg-type]
+        await asyncio.wait(calls)
+        assert calls[2].cancelled()
 
     run(test)
 
@@ -240,7 +304,7 @@ def test_a_message_must_arrive_in_time(small: bool, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(receiving, name, 0.0)
 
     async def test() -> None:
-        messages = SmallReceiving() if small else Receiving(10)
+        messages = SmallReceiving(0.0) if small else Receiving(10)
         with pytest.raises(InvalidRequestError, match="request: its message had not arrived whole after 0 s"):
             await messages.message(Call(None))  # type: ignore[arg-type]
 
@@ -249,7 +313,7 @@ def test_a_message_must_arrive_in_time(small: bool, monkeypatch: pytest.MonkeyPa
 
 def test_a_large_message_where_a_small_one_is_expected_is_refused() -> None:
     async def test() -> None:
-        messages = SmallReceiving()
+        messages = SmallReceiving(1.0)
         fits = bytes(receiving.SMALL_BYTES)
         assert await messages.message(Call(fits)) == fits  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match=f"{len(fits) + 1} bytes, expected at most {len(fits)}"):

@@ -358,13 +358,20 @@ def test_a_flood_of_bad_ids_is_reported_in_few_lines() -> None:
         SamplingParams(),
         SamplingParams(temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=2, seed=0, max_tokens=0),
         SamplingParams(
-            temperature=2, top_k=10**9, top_p=1e-4, min_p=1, repetition_penalty=1e-3, seed=MAX_SEED
+            temperature=2, top_k=10**400, top_p=1e-4, min_p=1, repetition_penalty=1e-3, seed=MAX_SEED
         ),
         SamplingParams(stop=("x" * 1024,) * 16, stop_token_ids=(0, 9), max_tokens=4, min_tokens=4),
     ],
 )
 def test_values_at_the_edge_of_their_range_are_accepted(params: SamplingParams) -> None:
     assert params.violations(vocab_size=10) == []
+
+
+@pytest.mark.parametrize("name", ["top_k", "max_tokens", "min_tokens", "temperature", "repeat_last_n"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_field_takes_a_number_that_is_not_finite(name: str, value: float) -> None:
+    found = SamplingParams(**{name: value}).violations(vocab_size=10)
+    assert f"sampling.{name}" in {one.field for one in found}
 
 
 def test_a_request_value_wins_over_the_default_and_the_default_over_neutral() -> None:

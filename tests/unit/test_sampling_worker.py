@@ -19,7 +19,8 @@ from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import TextPrompt
 from llorch_serve.sampling.logprobs import LOWEST_LOGPROB
-from llorch_serve.sampling.params import MAX_BIASED_IDS, MAX_SEED, MAX_WINDOW
+from llorch_serve.sampling.params import MAX_SEED, MAX_WINDOW
+from llorch_serve.sampling.ranges import MAX_BIASED_IDS
 from llorch_serve.worker.worker import Worker
 from support.builders.checkpoints import EOS_ID, TURN_END_ID
 from support.fakes.session import FakeSession, next_logits

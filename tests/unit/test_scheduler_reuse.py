@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llorch_serve.engine.plan import Sampled, SlotCopy, SlotRelease
+from llorch_serve.engine.reuse import common_prefix
 from llorch_serve.engine.runner import apply_edit, run
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import Ownership, Sequence
 from llorch_serve.engine.shared_prompt import SharedPrompt
-from llorch_serve.engine.slots import common_prefix
 from support.fakes.session import FakeSession, sequence_of
 
 CONTEXT = 128
@@ -164,7 +164,7 @@ def test_moved_slots_keep_their_cache_salt() -> None:
     for sequence, salt, cached in ((short, "b", 0), (long, "a", 0), (short, "a", 38), (long, "b", 38)):
         wanted = sequence.token_ids[: sequence.prompt_length]
         bench.scheduler.add(again := sequence_of("r", wanted, 1, ownership=Ownership(cache_salt=salt)))
-        found = bench.scheduler._table._longest_prefix(again)[1]
+        found = bench.scheduler._table._prefixes.longest_prefix(again)[1]
         bench.scheduler.remove(again)
         assert found == cached
 

@@ -240,3 +240,21 @@ def test_a_bad_grammar_is_refused_with_the_reason(compiler, form, field, found):
     assert found in violation.description
     assert "\n" not in violation.description
     assert len(violation.description) < 400
+
+
+def test_masks_are_computed_where_they_are_asked_for_if_no_thread_can_be_started(compiler, monkeypatch):
+    held, tokenizer = constrained(compiler, Regex("a(bc)*"), STOPS), Tokenizer(tiny())
+    masks = MaskThread()
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    held.advance(tokenizer.encode("a", add_special_tokens=False)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", refuse)
+        masks.start([held])
+    assert STOPS.issubset(allowed(held))
+    held.advance(tokenizer.encode("b", add_special_tokens=False)[0])
+    masks.start([held])  # a thread can be started again, and finds nothing of the first job
+    assert STOPS.isdisjoint(allowed(held))
+    masks.close()

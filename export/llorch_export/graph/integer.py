@@ -1,5 +1,5 @@
-"""Linear layers in whole bytes: signed weights with a scale for each output, unsigned activations with one
-for each row.
+"""Linear layers in per-channel int8: signed weights with a scale for each output, unsigned activations with
+one for each row.
 
 Input is a float32 value and the names of checkpoint tensors; output are nodes and planned initialisers. Every
 row of activations, or every quarter of one, is rounded by its own largest magnitude, or all by a constant, so
@@ -54,8 +54,7 @@ def integer_linear(
     if in_features > _MOST_INPUTS:
         raise ArtifactError(
             f"{weights[0]} has {in_features} inputs; the runtime adds up at most {_MOST_INPUTS} products of "
-            f"bytes. "
-            "Leave out --activations"
+            "int8. Leave out --activations"
         )
     if activations == "quarters" and in_features % QUARTERS:
         raise ArtifactError(

@@ -1,5 +1,5 @@
-"""Linear layers ``y = x W^T + b``: with weights in the compute type, in blocks, or in whole bytes
-(``integer.py``).
+"""Linear layers ``y = x W^T + b``: with weights in the compute type, in blocks, or in per-channel
+int8 (``integer.py``).
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ def _dequantised(node: onnx.NodeProto, inputs: list[onnx.TensorProto]) -> Stored
 
 
 def _in_rows(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> StoredModule:
-    """Describe a layer in whole bytes, or a part of one: a scale for each output, which parts share, so no
-    blocks.
+    """Describe a layer in per-channel int8, or a part of one: a scale for each output, which parts share, so
+    no blocks.
     """
     codes, scales = inputs[1], inputs[3]
     assert codes is not None

@@ -45,7 +45,7 @@ def _other_types(s: SettledOptions) -> str:
 def _other_target(s: SettledOptions) -> str:
     able = " or ".join(f"--target {name}" for name, row in TARGETS.items() if row.per_channel_int8)
     return (
-        f"{s.per_channel[0]} with --target {s.options.target}: layers in whole bytes are made for {able} "
+        f"{s.per_channel[0]} with --target {s.options.target}: per-channel int8 is made for {able} "
         f"alone; --target {s.options.target} takes activations block, which is the default. Leave one of "
         f"them out"
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llorch_serve.bench import words
+from llorch_serve.bench import wording
 from llorch_serve.bench.schema import Entry, Figure, Report, Row, Test
 from llorch_serve.errors import UsageError
 
@@ -120,7 +120,7 @@ def _entry(before: Entry, after: Entry, limits: Limits, failures: list[str], not
     later: list[Row] = list(after.rows)
     for row in before.rows:
         other = next((one for one in later if one.test == row.test), None)
-        name = f"{before.label}, {words.describe_test(row.test)}"
+        name = f"{before.label}, {wording.describe_test(row.test)}"
         if other is not None:
             later.remove(other)
         if not row.figures:
@@ -134,7 +134,7 @@ def _entry(before: Entry, after: Entry, limits: Limits, failures: list[str], not
                 notes.append(f"{name} has no {figure} any more")
             elif found.better is not None:
                 ratios.append(_ratio(before.label, row.test, figure, (found, other.figures[figure]), limits))
-    notes += [f"{before.label}, {words.describe_test(row.test)} is new" for row in later]
+    notes += [f"{before.label}, {wording.describe_test(row.test)} is new" for row in later]
     return ratios
 
 
@@ -227,7 +227,7 @@ def _worse(before: Entry, after: Entry) -> list[str]:
         found.append(f"{after.label} failed: {after.problem.message}")
     if after.fidelity is not None and not after.fidelity.passed:
         if before.fidelity is None or before.fidelity.passed:
-            found.append(f"{after.label} departs from its reference: {words.describe_fidelity(after)}")
+            found.append(f"{after.label} departs from its reference: {wording.describe_fidelity(after)}")
     elif before.fidelity is not None and after.fidelity is None:
         found.append(f"{after.label} has no fidelity any more")
     return found
@@ -235,4 +235,4 @@ def _worse(before: Entry, after: Entry) -> list[str]:
 
 def _content(report: Report) -> str:
     labels: Sequence[str] = [entry.label for entry in report.entries]
-    return f"{', '.join(labels)} with {words.count(len(words.tests_of(report)), 'test')}"
+    return f"{', '.join(labels)} with {wording.count(len(wording.tests_of(report)), 'test')}"

@@ -19,7 +19,7 @@ from llorch_serve.providers.table import find_provider
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlannedEntry:
     """One entry as asked for. label: unlike every other's. python: the interpreter that runs it."""
 
     label: str
@@ -42,7 +42,7 @@ def find_entries(
     library: Path | None,
     *,
     cpu_nodes: bool,
-) -> list[Wanted]:
+) -> list[PlannedEntry]:
     """Return the entries, every one of which has been checked as far as that goes without a runtime.
 
     specs: of ``--provider``; none: the CPU, or the only provider of ``library``. folder: what an entry
@@ -60,7 +60,7 @@ def find_entries(
     if not parsed:
         choice = ProviderChoice(None, _options_of(None, options, alone=True), library, cpu_nodes)
         label = "cpu" if library is None else library.stem
-        return [_checked(Wanted(label, choice, sys.executable, _given(folder, label)))]
+        return [_checked(PlannedEntry(label, choice, sys.executable, _given(folder, label)))]
     unclaimed = set(options)
     # It is for the others among several entries; where there is none, the CPU's refuses it.
     elsewhere = [
@@ -72,7 +72,7 @@ def find_entries(
         unclaimed -= {option for option in options if _claims(spec.name, option) or len(parsed) == 1}
         choice = ProviderChoice(spec.name, mine, library, cpu_nodes and (spec in elsewhere or not elsewhere))
         python = sys.executable if spec.python is None else _interpreter(spec.python)
-        found.append(Wanted(spec.name, choice, python, spec.folder or _given(folder, spec.name)))
+        found.append(PlannedEntry(spec.name, choice, python, spec.folder or _given(folder, spec.name)))
     if unclaimed:
         names = ", ".join(spec.name for spec in parsed)
         raise UsageError(
@@ -123,7 +123,7 @@ def _options_of(name: str | None, options: Sequence[str], *, alone: bool) -> tup
     return tuple(mine)
 
 
-def _labelled(entries: list[Wanted]) -> list[Wanted]:
+def _labelled(entries: list[PlannedEntry]) -> list[PlannedEntry]:
     """Return the entries with labels that differ: with the folder's name where providers repeat, then with a
     number.
     """
@@ -143,7 +143,7 @@ def _labelled(entries: list[Wanted]) -> list[Wanted]:
     return labelled
 
 
-def _checked(wanted: Wanted) -> Wanted:
+def _checked(wanted: PlannedEntry) -> PlannedEntry:
     """Raise ProviderError for a misspelt provider or option, and for an artifact that the provider does not
     run.
     """

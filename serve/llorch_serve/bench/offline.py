@@ -17,7 +17,7 @@ from llorch_serve.bench.energy import EnergyMeter
 from llorch_serve.bench.measure import Backend, Figures, StreamRecord, figures
 from llorch_serve.bench.schema import Better, Figure, OfflineTest, figure
 from llorch_serve.bench.workload import greedy_request
-from llorch_serve.engine.slots import ROWS_LEFT, SHORTEST_REUSE
+from llorch_serve.engine.reuse import ROWS_LEFT, SHORTEST_REUSE
 from llorch_serve.errors import UnsupportedError, UsageError
 from llorch_serve.requests import GenerationRequest
 

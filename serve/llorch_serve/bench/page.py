@@ -13,7 +13,7 @@ from typing import Final
 
 import jinja2
 
-from llorch_serve.bench import words
+from llorch_serve.bench import wording
 from llorch_serve.bench.schema import Entry, Figure, OfflineTest, Report, Test
 from llorch_serve.bench.verdict import MAIN, Headline, disqualified, headlines, main_figure, overlap, verdict
 
@@ -98,19 +98,19 @@ def html(report: Report) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     colours = {entry.label: _COLOURS[index % len(_COLOURS)] for index, entry in enumerate(report.entries)}
-    columns = words.columns(row for entry in report.entries for row in entry.rows)
+    columns = wording.columns(row for entry in report.entries for row in entry.rows)
     return environment.from_string(source).render(
         report=report,
-        words=words,
+        wording=wording,
         colours=colours,
-        host=words.describe_host(report),
-        runs=words.describe_runs(report),
+        host=wording.describe_host(report),
+        runs=wording.describe_runs(report),
         verdict=verdict(report),
         disqualified=disqualified,
         summary=_summary(report),
         sections=_sections(report, colours),
         scatter=_scatter(report, colours),
-        columns={name: words.heading(name, found) for name, found in columns.items()},
+        columns={name: wording.heading(name, found) for name, found in columns.items()},
         bar_pixels=_BAR_PIXELS,
     )
 
@@ -174,7 +174,7 @@ def _properties(report: Report) -> list[tuple[str, list[float | None], list[str]
         (
             "loads in, s",
             [entry.load_s for entry in entries],
-            ["" if entry.load_s is None else words.amount(entry.load_s) for entry in entries],
+            ["" if entry.load_s is None else wording.amount(entry.load_s) for entry in entries],
         ),
     ]
 
@@ -182,8 +182,8 @@ def _properties(report: Report) -> list[tuple[str, list[float | None], list[str]
 def _figure_cell(found: Figure | None, *, best: bool) -> Cell:
     if found is None:
         return Cell("—")
-    range_ = "" if len(found.values) == 1 else f"{words.amount(found.low)}..{words.amount(found.high)}"
-    return Cell(f"{words.amount(found.median)} {words.UNITS.get(found.unit, found.unit)}", range_, best)
+    range_ = "" if len(found.values) == 1 else f"{wording.amount(found.low)}..{wording.amount(found.high)}"
+    return Cell(f"{wording.amount(found.median)} {wording.UNITS.get(found.unit, found.unit)}", range_, best)
 
 
 def _best(found: Sequence[Figure | None]) -> Figure | None:
@@ -198,10 +198,10 @@ def _sections(report: Report, colours: dict[str, str]) -> list[Section]:
     better or worse.
     """
     wanted: dict[tuple[str, str], list[tuple[Test, str]]] = {}
-    for test in words.tests_of(report):
+    for test in wording.tests_of(report):
         main = main_figure(report, test)
-        rows = [row for entry in report.entries if (row := words.row_of(entry, test)) is not None]
-        for name, found in words.columns(rows).items():
+        rows = [row for entry in report.entries if (row := wording.row_of(entry, test)) is not None]
+        for name, found in wording.columns(rows).items():
             offline = isinstance(test, OfflineTest)
             if name == main or name == "joules_per_token" or (not offline and found.better is not None):
                 work: str = test.work if isinstance(test, OfflineTest) and name == MAIN[test.work] else ""
@@ -215,9 +215,9 @@ def _sections(report: Report, colours: dict[str, str]) -> list[Section]:
         plots = [_plot(report, one, colours, scale) for one in mine]
         sample = there[0]
         heading = {"prefill": "Prefill", "decode": "Decode", "mixed": "Prefill and decode together"}.get(
-            work, words.title(name)
+            work, wording.title(name)
         )
-        unit = words.UNITS.get(sample.unit, sample.unit)
+        unit = wording.UNITS.get(sample.unit, sample.unit)
         sections.append(Section(heading, unit, sample.better == "lower", tuple(plots)))
     return sections
 
@@ -228,7 +228,7 @@ def _plot(report: Report, headline: Headline, colours: dict[str, str], scale: fl
     bars = []
     for entry, figure in found:
         if figure is None:
-            row = words.row_of(entry, headline.test)
+            row = wording.row_of(entry, headline.test)
             problem = entry.problem if row is None else row.problem
             text = "failed" if problem is not None else "not measured"
             bars.append(Bar(entry.label, colours[entry.label], None, 0, 0, text))
@@ -240,7 +240,7 @@ def _plot(report: Report, headline: Headline, colours: dict[str, str], scale: fl
                 figure.median * scale,
                 figure.low * scale,
                 figure.high * scale,
-                words.amount(figure.median),
+                wording.amount(figure.median),
             )
         )
     return Plot(headline.words, tuple(bars))
@@ -274,7 +274,7 @@ def _scatter(report: Report, colours: dict[str, str]) -> Scatter | None:
         f"{headline.words}, against divergence",
         _points([(entry.label, x(kl), y(speed)) for entry, kl, speed in pairs], colours),
         tuple((x(10.0**power), f"1e{power}") for power in range(x_low, x_high + 1, step)),
-        tuple((y(10.0**power), words.amount(10.0**power)) for power in range(y_low, y_high + 1)),
+        tuple((y(10.0**power), wording.amount(10.0**power)) for power in range(y_low, y_high + 1)),
     )
 
 

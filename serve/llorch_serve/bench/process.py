@@ -22,7 +22,7 @@ from llorch_serve.python_child import child_environment, module_command
 _END_S: Final = 10.0  # for a process whose stdin is closed to end by itself
 _KEPT_LINES: Final = 5
 _STYLES: Final = re.compile(r"\x1b\[[0-9;]*m")  # colours, which runtimes print wherever they run
-_Wanted = TypeVar("_Wanted")
+_Answer = TypeVar("_Answer")
 
 
 class ProblemError(Exception):
@@ -83,7 +83,7 @@ class EntryProcess:
             )
             raise ProblemError(Problem(exit_code=4, message=message))
 
-    def ask(self, question: Question, kind: type[_Wanted]) -> _Wanted:
+    def ask(self, question: Question, kind: type[_Answer]) -> _Answer:
         """Return the answer, which is of this kind. Raises ProblemError for a failure."""
         assert self._process.stdin is not None
         try:
@@ -107,7 +107,7 @@ class EntryProcess:
         self._reader.join()
         self._process.stdout.close()
 
-    def _take(self, kind: type[_Wanted]) -> _Wanted:
+    def _take(self, kind: type[_Answer]) -> _Answer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from llorch_serve.bench.entries import Wanted
+from llorch_serve.bench.entries import PlannedEntry
 from llorch_serve.bench.offline import summarise
 from llorch_serve.bench.process import ProblemError
 from llorch_serve.bench.protocol import (
@@ -33,7 +33,7 @@ from llorch_serve.bench.schema import Entry, OfflineTest, Problem, Row
 _Answer = TypeVar("_Answer")
 
 
-class Asked(Protocol):
+class AnsweringProcess(Protocol):
     """A process that answers; see :class:`llorch_serve.bench.process.EntryProcess`. Every method may raise
     ProblemError.
     """
@@ -64,7 +64,7 @@ class Plan:
     prompt_ids: tuple[int, ...] | None
     tokenizer: str | None
     reference: str | None
-    settings: Callable[[Wanted], Settings]
+    settings: Callable[[PlannedEntry], Settings]
 
 
 @dataclass(slots=True)
@@ -72,12 +72,12 @@ class _Contestant:
     """An entry under way. runs: for each test its runs' values, the warm-up's not among them."""
 
     entry: Entry
-    process: Asked | None = None
+    process: AnsweringProcess | None = None
     runs: list[list[dict[str, float]]] = field(default_factory=list)
     problems: list[Problem | None] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def attempt(self) -> Iterator[Asked | None]:
+    def attempt(self) -> Iterator[AnsweringProcess | None]:
         """Give the process to what is done with it, None if it has failed before; keep the reason if it fails
         now.
         """
@@ -94,7 +94,10 @@ class _Contestant:
 
 
 def compare(
-    wanted: Sequence[Wanted], plan: Plan, start: Callable[[Wanted], Asked], progress: Callable[[], None]
+    wanted: Sequence[PlannedEntry],
+    plan: Plan,
+    start: Callable[[PlannedEntry], AnsweringProcess],
+    progress: Callable[[], None],
 ) -> tuple[Entry, ...]:
     """Measure all entries; return them in their order. start: makes an entry's process; may raise
     ProblemError.
@@ -133,7 +136,9 @@ def compare(
     return tuple(_finished(contestant, plan.tests) for contestant in contestants)
 
 
-def _open(contestant: _Contestant, one: Wanted, plan: Plan, start: Callable[[Wanted], Asked]) -> None:
+def _open(
+    contestant: _Contestant, one: PlannedEntry, plan: Plan, start: Callable[[PlannedEntry], AnsweringProcess]
+) -> None:
     contestant.process = start(one)
     contestant.process.greet()
     question = Open(

@@ -9,7 +9,7 @@ import io
 
 from msgspec import to_builtins
 
-from llorch_serve.bench import words
+from llorch_serve.bench import wording
 from llorch_serve.bench.comparison import Comparison
 from llorch_serve.bench.schema import Report, Row
 from llorch_serve.bench.serving.blocks import describe_row, is_load
@@ -20,9 +20,9 @@ _FAILED = "failed"
 
 def terminal(report: Report) -> str:
     """Return lines for a terminal: what was measured, then a table of all tests."""
-    lines = [f"llorch {report.version} on {words.describe_host(report)}; {words.describe_runs(report)}"]
+    lines = [f"llorch {report.version} on {wording.describe_host(report)}; {wording.describe_runs(report)}"]
     lines += [
-        f"{entry.label}: " + "; ".join(_short(name, value) for name, value in words.facts(entry))
+        f"{entry.label}: " + "; ".join(_short(name, value) for name, value in wording.facts(entry))
         for entry in report.entries
     ]
     lines.append("")
@@ -42,8 +42,8 @@ def terminal(report: Report) -> str:
 def markdown(report: Report) -> str:
     """Return a section of Markdown with the same content."""
     lines = [
-        f"llorch {report.version}, {report.created}, on {words.describe_host(report)}: "
-        f"{words.describe_runs(report)}.",
+        f"llorch {report.version}, {report.created}, on {wording.describe_host(report)}: "
+        f"{wording.describe_runs(report)}.",
         "",
         *(f"- {_cell(sentence)}" for sentence in verdict(report)),
         "",
@@ -53,7 +53,7 @@ def markdown(report: Report) -> str:
     lines += [_pipes(cells) for cells in rows]
     lines.append("")
     for entry in report.entries:
-        known = "; ".join(f"{name} {_cell(value)}" for name, value in words.facts(entry))
+        known = "; ".join(f"{name} {_cell(value)}" for name, value in wording.facts(entry))
         lines.append(f"- **{_cell(entry.label)}**: {known}")
     return "\n".join([*lines, *(f"- {_cell(line)}" for line in _reasons(report))]) + "\n"
 
@@ -62,7 +62,7 @@ def comma_separated(report: Report) -> str:
     """Return CSV: a line for each figure of each row; one without figures for what failed, with its
     reason.
     """
-    tests = [to_builtins(test) for test in words.tests_of(report)]
+    tests = [to_builtins(test) for test in wording.tests_of(report)]
     fields = list(dict.fromkeys(name for test in tests for name in test))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -91,7 +91,7 @@ def compared(found: Comparison) -> str:
     cells = [["entry", "test", "figure", "before", "after", "ratio", "of any run", ""]]
     label = test = ""
     for one in found.ratios:
-        name = words.describe_test(one.test)
+        name = wording.describe_test(one.test)
         first = (one.label, name) != (label, test)
         label, test = one.label, name
         verdict = "" if not one.judged else "ok" if one.passed else f"below {found.fail_under:g}"
@@ -100,9 +100,9 @@ def compared(found: Comparison) -> str:
             [
                 one.label if first else "",
                 name if first else "",
-                f"{words.title(one.figure)}, {words.UNITS.get(one.unit, one.unit)}",
-                words.amount(one.before.median),
-                words.amount(one.after.median),
+                f"{wording.title(one.figure)}, {wording.UNITS.get(one.unit, one.unit)}",
+                wording.amount(one.before.median),
+                wording.amount(one.after.median),
                 f"{one.ratio:.3f}",
                 f"{one.low:.3f}..{one.high:.3f}{within}",
                 verdict,
@@ -116,9 +116,10 @@ def compared(found: Comparison) -> str:
     lines += [f"failed: {failure}" for failure in found.failures]
     below = sum(not one.passed for one in found.ratios)
     judged = sum(one.judged for one in found.ratios)
+    verdict = "passed" if found.passed else "failed"
     lines.append(
-        f"{'passed' if found.passed else 'failed'}: {below} of {words.count(judged, 'judged figure')} below "
-        f"{found.fail_under:g}, {words.count(len(found.failures), 'other failure')}"
+        f"{verdict}: {below} of {wording.count(judged, 'judged figure')} below "
+        f"{found.fail_under:g}, {wording.count(len(found.failures), 'other failure')}"
     )
     return "\n".join(lines) + "\n"
 
@@ -127,12 +128,12 @@ def _table(report: Report) -> list[list[str]]:
     """Return the heading and a line for each test and entry; the test's name stands before its first one
     alone.
     """
-    columns = words.columns(row for entry in report.entries for row in entry.rows)
-    lines = [["test", "entry", *(words.heading(name, found) for name, found in columns.items())]]
-    for test in words.tests_of(report):
-        name = words.describe_test(test)
+    columns = wording.columns(row for entry in report.entries for row in entry.rows)
+    lines = [["test", "entry", *(wording.heading(name, found) for name, found in columns.items())]]
+    for test in wording.tests_of(report):
+        name = wording.describe_test(test)
         for entry in report.entries:
-            row = words.row_of(entry, test)
+            row = wording.row_of(entry, test)
             lines.append([name, entry.label, *(_figure(row, column) for column in columns)])
             name = ""
     return lines
@@ -141,14 +142,14 @@ def _table(report: Report) -> list[list[str]]:
 def _figure(row: Row | None, column: str) -> str:
     if row is None or row.problem is not None:
         return _FAILED
-    return words.spread(row.figures[column]) if column in row.figures else ""
+    return wording.spread(row.figures[column]) if column in row.figures else ""
 
 
 def _reasons(report: Report) -> list[str]:
     """Return why single tests failed, each reason once."""
     return list(
         dict.fromkeys(
-            f"{entry.label}, {words.describe_test(row.test)}: {row.problem.message}"
+            f"{entry.label}, {wording.describe_test(row.test)}: {row.problem.message}"
             for entry in report.entries
             for row in entry.rows
             if row.problem is not None

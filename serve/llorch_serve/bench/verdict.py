@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llorch_serve.bench import words
+from llorch_serve.bench import wording
 from llorch_serve.bench.schema import Entry, Figure, OfflineTest, Report, ServingTest, Test
 
 MAIN = {"prefill": "prefill_tokens_per_s", "decode": "decode_tokens_per_s", "mixed": "tokens_per_s"}
@@ -23,11 +23,11 @@ class Headline:
     @property
     def words(self) -> str:
         """Return it in words."""
-        return words.describe_test(self.test)
+        return wording.describe_test(self.test)
 
     def of(self, entry: Entry) -> Figure | None:
         """Return an entry's figure, if it has one."""
-        row = words.row_of(entry, self.test)
+        row = wording.row_of(entry, self.test)
         return None if row is None else row.figures.get(self.name)
 
 
@@ -37,7 +37,7 @@ def headlines(report: Report) -> list[Headline]:
 
     Of a report without those: the main figure of every test.
     """
-    tests = [test for test in words.tests_of(report) if isinstance(test, OfflineTest)]
+    tests = [test for test in wording.tests_of(report) if isinstance(test, OfflineTest)]
     found = []
     for work in ("prefill", "decode"):
         mine = sorted(
@@ -47,7 +47,7 @@ def headlines(report: Report) -> list[Headline]:
         found += [Headline(test, MAIN[work]) for test in dict.fromkeys((*shallow[:1], *shallow[-1:]))]
     return found or [
         Headline(test, name)
-        for test in words.tests_of(report)
+        for test in wording.tests_of(report)
         if (name := main_figure(report, test)) is not None
     ]
 
@@ -57,8 +57,8 @@ def main_figure(report: Report, test: Test) -> str | None:
     if isinstance(test, OfflineTest):
         return MAIN[test.work]
     assert isinstance(test, ServingTest)
-    rows = [row for entry in report.entries if (row := words.row_of(entry, test)) is not None]
-    return next((name for name, found in words.columns(rows).items() if found.better == "higher"), None)
+    rows = [row for entry in report.entries if (row := wording.row_of(entry, test)) is not None]
+    return next((name for name, found in wording.columns(rows).items() if found.better == "higher"), None)
 
 
 def disqualified(entry: Entry) -> str | None:
@@ -68,7 +68,7 @@ def disqualified(entry: Entry) -> str | None:
     if entry.fidelity is not None and not entry.fidelity.passed:
         return (
             f"{entry.label} departs from the reference by more than its recipe allows: "
-            f"{words.describe_fidelity(entry)}"
+            f"{wording.describe_fidelity(entry)}"
         )
     return None
 
@@ -138,8 +138,8 @@ def _clear(headline: Headline, ranked: list[Entry]) -> bool:
 def _sentence(headline: Headline, ranked: list[Entry]) -> str:
     best = headline.of(ranked[0])
     assert best is not None
-    unit = words.UNITS.get(best.unit, best.unit)
-    parts = [f"{ranked[0].label} with {words.amount(best.median)} {unit}"]
+    unit = wording.UNITS.get(best.unit, best.unit)
+    parts = [f"{ranked[0].label} with {wording.amount(best.median)} {unit}"]
     for entry in ranked[1:]:
         found = headline.of(entry)
         assert found is not None

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, TypeVar
 
-from llorch_serve.errors import QueueFullError
+from llorch_serve.errors import CancelledError, QueueFullError
 
 POOL_THREADS: Final = 2  # tokenising is the work; more threads would only take cores from the model
 
@@ -46,7 +48,8 @@ class ReadingThreads:
 
     def admit(self, size: int, work: Callable[[], R]) -> Admission[R]:
         """Begin what :meth:`run` does, for a caller that may leave before it has ended."""
-        return Admission(self.run(size, work))
+        abandoned = threading.Event()
+        return Admission(self.run(size, functools.partial(_unless, abandoned, work)), abandoned)
 
     def close(self) -> None:
         """Drop what waits and end the threads, without waiting for them."""
@@ -54,14 +57,20 @@ class ReadingThreads:
 
 
 class Admission(Generic[R]):
-    """Work on a thread, which goes on when whoever waits for it leaves, since a thread cannot be interrupted.
+    """Work on a thread. Where whoever waits for it leaves, it is not begun any more; what has been begun goes
+    on, since a thread cannot be interrupted.
 
     What it raises then has nobody to be told to, and is not logged: a refusal may quote the request.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, R]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, R], abandoned: threading.Event) -> None:
+        self._abandoned = abandoned
         self._work = asyncio.ensure_future(work)
         self._work.add_done_callback(_retrieve)
+
+    def abandon(self) -> None:
+        """Say that nobody waits for the work any more."""
+        self._abandoned.set()
 
     async def result(self) -> R:
         """Return what the work does, or raise what it raises."""
@@ -77,6 +86,13 @@ class Admission(Generic[R]):
             act()
         else:
             self._work.add_done_callback(lambda _: act())
+
+
+def _unless(abandoned: threading.Event, work: Callable[[], R]) -> R:
+    """Do the work unless nobody waits for it. No method, whose frame in an error would hold the admission."""
+    if abandoned.is_set():
+        raise CancelledError("the caller left before its request was read")
+    return work()
 
 
 def _retrieve(work: asyncio.Future[Any]) -> None:

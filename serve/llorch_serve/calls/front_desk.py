@@ -17,7 +17,7 @@ from llorch_serve.calls.admission import Activity, ReadingThreads
 from llorch_serve.calls.live import LiveCalls
 from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.waiting import first_of
-from llorch_serve.errors import CancelledError, EngineStoppedError, UnavailableError
+from llorch_serve.errors import EngineStoppedError, UnavailableError
 from llorch_serve.requests import Abort, ModelInfo, TextGenerator, UpdateSink
 
 _STOPPING: Final = "the worker is shutting down; send the request to another"
@@ -37,13 +37,6 @@ class MessageCalls:
         self._live = live
         self._owner = owner
         self._calls: list[LiveCall] = []
-        self._abandoned = False
-
-    def read(self, read: Callable[[MessageCalls], M]) -> M:
-        """Have the message read, which submits its calls. A pool thread."""
-        if self._abandoned:
-            raise CancelledError("the caller left before its request was read")
-        return read(self)
 
     def submit(self, request_id: str, submit: Callable[[UpdateSink], Abort], *, whole: bool) -> LiveCall:
         """Submit one request; return its call. A pool thread.
@@ -61,10 +54,6 @@ class MessageCalls:
         """Begin to serve the calls: those that have been ended meanwhile end now."""
         for call in self._calls:
             self._live.admitted(call)
-
-    def abandon(self) -> None:
-        """Say that nobody waits for the answer any more; a message that waits to be read is not read."""
-        self._abandoned = True
 
     def abort(self) -> None:
         """Abort the calls that still run."""
@@ -127,7 +116,13 @@ class FrontDesk:
 
         Raises QueueFullError, or what it raises.
         """
-        return await self._threads.admit(size, work).result()
+        admission = self._threads.admit(size, work)
+        del work
+        try:
+            return await admission.result()
+        finally:
+            admission.abandon()
+            del admission  # as in admit
 
     @asynccontextmanager
     async def admit(self, size: int, owner: str, read: Callable[[MessageCalls], M]) -> AsyncIterator[M]:
@@ -138,14 +133,14 @@ class FrontDesk:
         Raises QueueFullError, and what ``read`` raises.
         """
         calls = MessageCalls(self._calls, owner)
-        admission = self._threads.admit(size, functools.partial(calls.read, read))
+        admission = self._threads.admit(size, functools.partial(read, calls))
         del read  # it holds the message, which would be kept for as long as the answer takes
         try:
             message = await admission.result()
             calls.admitted()
             yield message
         finally:
-            calls.abandon()
+            admission.abandon()
             admission.afterwards(calls.abort)
             # It holds the error that it ended with, which holds this frame: a circle around the message.
             del admission

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Final
 
 from llorch_serve.calls.live_call import LiveCall
-from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
+from llorch_serve.errors import QueueFullError, duplicate_id
 from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink
 
 MESSAGES_PER_S: Final = 80  # one stream alone looks fluent with them
@@ -85,10 +85,7 @@ class LiveCalls:
                 retry_after_s=1.0,
             )
         if self._calls.setdefault(request_id, call) is not call:  # one atomic step, whatever thread is here
-            bad = FieldViolation(
-                "request_id", f"{request_id!r} belongs to a live request; choose another or leave it out"
-            )
-            raise InvalidRequestError([bad])
+            raise duplicate_id(request_id)
         call.request_id = request_id
 
     def submit(self, request_id: str, call: LiveCall, submit: Callable[[UpdateSink], Abort]) -> None:

@@ -11,9 +11,11 @@ async def first_of(*events: Awaitable[object], timeout_s: float | None = None) -
     ended with.
     """
     tasks = [asyncio.ensure_future(event) for event in events]
-    done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()  # where this is cancelled too, or they would wait for ever
     for task in done:
         task.result()
     return bool(done)

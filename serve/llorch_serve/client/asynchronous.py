@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 import grpc
 
 from llorch_serve.client import calls
-from llorch_serve.client.base import BaseWorkerClient, is_serving
+from llorch_serve.client.base import AGAIN_S, BaseWorkerClient, is_serving
 from llorch_serve.client.channel import OPTIONS, PLAIN, Access
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import (
@@ -67,8 +67,14 @@ class AsyncWorkerClient(BaseWorkerClient):
                             if is_serving(response):
                                 return
                     except grpc.aio.AioRpcError as error:
-                        if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                            raise self._error(error) from error
+                        match error.code():
+                            case grpc.StatusCode.UNAVAILABLE:
+                                pass
+                            case grpc.StatusCode.RESOURCE_EXHAUSTED:
+                                answered = True
+                                await asyncio.sleep(AGAIN_S)
+                            case _:
+                                raise self._error(error) from error
                     finally:
                         watch.cancel()
         except TimeoutError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -12,6 +12,9 @@ from llorch_serve.client.channel import Access
 from llorch_serve.errors import LlorchError, UnavailableError, WorkerError
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc.status import read_status
+
+AGAIN_S: Final = 0.1
+"""Before a client asks for health again, where too many others do."""
 
 
 class BaseWorkerClient:

@@ -17,7 +17,7 @@ import grpc
 from grpc.experimental import ChannelOptions
 
 from llorch_serve.client import calls
-from llorch_serve.client.base import BaseWorkerClient, is_serving
+from llorch_serve.client.base import AGAIN_S, BaseWorkerClient, is_serving
 from llorch_serve.client.channel import OPTIONS, PLAIN, Access
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import (
@@ -73,8 +73,14 @@ class WorkerClient(BaseWorkerClient):
                     if is_serving(response):
                         return
             except grpc.RpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise self._error(error) from error
+                match error.code():
+                    case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+                        pass
+                    case grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        answered = True
+                        time.sleep(min(AGAIN_S, left))
+                    case _:
+                        raise self._error(error) from error
             finally:
                 watch.cancel()
         raise self._not_ready(timeout_s, answered=answered)

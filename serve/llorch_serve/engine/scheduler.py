@@ -24,8 +24,9 @@ from llorch_serve.engine.plan import (
     StepPlan,
     VerifyChunk,
 )
+from llorch_serve.engine.reuse import SHORTEST_REUSE
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
-from llorch_serve.engine.slots import SHORTEST_REUSE, SlotTable
+from llorch_serve.engine.slots import SlotTable
 from llorch_serve.engine.turn import NEW_TURN, Turn
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, WaitingQueue
 

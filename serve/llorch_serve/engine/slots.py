@@ -12,47 +12,10 @@ Decoding sequences are kept in the lowest slots, because a decode call runs over
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Final
 
 from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotRelease, SlotSwap
+from llorch_serve.engine.reuse import SHORTEST_REUSE, PrefixSearch, Slot
 from llorch_serve.engine.sequence import Sequence, SequenceStatus
-
-SHORTEST_REUSE: Final = 16
-"""Tokens below which a prefix is computed again: they cost less than what taking a slot from its prefix would
-lose.
-"""
-
-ROWS_LEFT: Final = 2
-"""Tokens of a prompt that are always computed: a single row would take another kernel, whose last bits
-differ.
-"""
-
-
-@dataclass(slots=True)
-class _Slot:
-    """sequence: who has it; None: idle.
-
-    tokens: what an idle slot's cache holds, from position 0; prefilled: how many of them prefill calls
-        computed.
-    cache_salt: of the sequence that left them.
-    committed: positions that may have memory behind them. used: when it was last given back.
-    """
-
-    sequence: Sequence | None = None
-    tokens: list[int] = field(default_factory=list)
-    prefilled: int = 0
-    cache_salt: str = ""
-    committed: int = 0
-    used: int = 0
-
-    def held(self) -> int:
-        """Return how many positions hold something that is needed."""
-        return len(self.tokens) if self.sequence is None else self.sequence.cache.computed
-
-    def needed(self) -> int:
-        """Return how many positions count against the budget."""
-        return len(self.tokens) if self.sequence is None else self.sequence.most_tokens
 
 
 class SlotTable:
@@ -73,11 +36,15 @@ class SlotTable:
         strict_reuse: bool = False,
         shortest_reuse: int = SHORTEST_REUSE,
     ) -> None:
-        self._slots = [_Slot() for _ in range(count)]
+        self._slots = [Slot() for _ in range(count)]
         self._budget = budget
         self._prefix_cache = prefix_cache
-        self._strict_reuse = strict_reuse
-        self._shortest_reuse = shortest_reuse
+        self._prefixes = PrefixSearch(
+            self._slots,
+            prefix_cache=prefix_cache,
+            strict_reuse=strict_reuse,
+            shortest_reuse=shortest_reuse,
+        )
         self._clock = 0
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -109,10 +76,10 @@ class SlotTable:
         whole_prompt: nothing of it needs computing where a slot holds all of it, whatever the rules for reuse
             are.
         """
-        source = self._holder(sequence) if whole_prompt else None
+        source = self._prefixes.holder(sequence) if whole_prompt else None
         length = sequence.prompt_length
         if source is None:
-            source, length = self._longest_prefix(sequence)
+            source, length = self._prefixes.longest_prefix(sequence)
         target = self._target(source, length)
         slot, edits = self._slots[target], list[SlotEdit]()
         sequence.cache.prefilled = 0
@@ -121,7 +88,7 @@ class SlotTable:
             if source != target:
                 edits.append(SlotCopy(source, target, length))
                 self._touch(self._slots[source])
-            sequence.cache.prefilled = min(self._prefilled(self._slots[source]), length)
+            sequence.cache.prefilled = min(self._slots[source].computed_by_prefill(), length)
         sequence.cache.computed = sequence.cache.reused = length
         sequence.cache.slot = target
         slot.sequence, slot.tokens = sequence, []
@@ -194,53 +161,9 @@ class SlotTable:
             return SlotSwap(low, high, max(displaced, moved))
         return SlotCopy(high, low, moved)
 
-    def _touch(self, slot: _Slot) -> None:
+    def _touch(self, slot: Slot) -> None:
         self._clock += 1
         slot.used = self._clock
-
-    def _prefilled(self, slot: _Slot) -> int:
-        return slot.prefilled if slot.sequence is None else slot.sequence.cache.prefilled
-
-    def _holder(self, sequence: Sequence) -> int | None:
-        """Return a slot that holds the whole prompt, or None; where several do, one that prefill calls
-        filled.
-        """
-        length = sequence.prompt_length
-        filled = {
-            index: self._prefilled(slot) >= length
-            for index, slot in enumerate(self._slots)
-            if self._tokens_for(sequence, slot)[:length] == sequence.token_ids
-        }
-        usable = [index for index in filled if filled[index] or not self._strict_reuse]
-        # Of equals an idle one is better, since it can be used where it is.
-        return max(
-            usable, key=lambda index: (filled[index], self._slots[index].sequence is None), default=None
-        )
-
-    def _tokens_for(self, sequence: Sequence, slot: _Slot) -> list[int]:
-        """Return the tokens in a slot that a sequence may start from."""
-        if slot.sequence is None:
-            return slot.tokens if slot.cache_salt == sequence.ownership.cache_salt else []
-        if slot.sequence.ownership.cache_salt != sequence.ownership.cache_salt:
-            return []
-        return slot.sequence.token_ids[: slot.sequence.cache.computed]
-
-    def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
-        """Return the slot that holds the longest prefix of a prompt, and its length; None and 0 if none is
-        worth it.
-        """
-        if not self._prefix_cache:
-            return None, 0
-        best, longest = None, self._shortest_reuse - 1
-        wanted = sequence.token_ids[: min(max(sequence.prompt_length - ROWS_LEFT, 0), sequence.reusable)]
-        for index, slot in enumerate(self._slots):
-            length = common_prefix(wanted, self._tokens_for(sequence, slot))
-            if self._strict_reuse:
-                length = min(length, self._prefilled(slot))
-            # Of equals an idle one is better, since it can be used where it is.
-            if length > longest or (length == longest and best is not None and slot.sequence is None):
-                best, longest = index, length
-        return (None, 0) if best is None else (best, longest)
 
     def _target(self, source: int | None, length: int) -> int:
         """Return the idle slot whose loss hurts least: the source itself, or the one that was not used for
@@ -272,17 +195,3 @@ class SlotTable:
                 slot.committed = needed
                 edits.append(SlotRelease(index, needed))
         return edits
-
-
-def common_prefix(first: list[int], second: list[int]) -> int:
-    """Return how many leading elements are equal: by halving, since comparing slices is far quicker than a
-    loop.
-    """
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

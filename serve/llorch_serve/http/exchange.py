@@ -141,8 +141,12 @@ class Exchange:
                 if not task.cancelled():
                     # else asyncio logs it, words of the request included, where this is cancelled too
                     task.exception()
-        with contextlib.suppress(asyncio.CancelledError):  # the client has gone; there is nobody to tell
-            working.result()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # the client has gone; there is nobody to tell
+                working.result()
+        finally:
+            # They hold the error, which holds this frame: a circle around the body.
+            del working, leaving, task
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Plan
+from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import Completion, GenerationRequest, ModelInfo, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
 
@@ -45,6 +46,15 @@ class CancelBody(msgspec.Struct):
     """POST /cancel."""
 
     job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a job's events say beside its text. model: the served one's id. stops: its stop strings."""
+
+    job_id: str
+    model: str
+    stops: tuple[str, ...]
 
 
 class JobDialect:
@@ -73,12 +83,14 @@ class JobDialect:
             correlation_id=caller.correlation_id,
             traceparent=caller.traceparent,
         )
-        return Plan((request,), True, _rename, info.model_id)
+        detail = _Job(job_id, info.model_id, sampling.stop)
+        return Plan((request,), AnswerPlan(stream=True, names=_rename, detail=detail))
 
-    async def answer(self, plan: Plan, calls: list[LiveCall], exchange: Exchange) -> None:
+    async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
         """Send the job's events."""
-        (request,), (call,) = plan.requests, calls
-        started = {"job_id": request.request_id, "model": plan.detail, "started_at": str(int(time.time()))}
+        job: _Job = plan.detail
+        (call,) = calls
+        started = {"job_id": job.job_id, "model": job.model, "started_at": str(int(time.time()))}
         await exchange.start_events()
         await exchange.send_events(("started", started))
         count, completion = 0, None
@@ -89,9 +101,7 @@ class JobDialect:
             if update.text:
                 await exchange.send_events(("token", {"t": update.text, "i": count}))
                 count += 1
-        await exchange.send_events(
-            ("metrics", _metrics(completion)), ("end", _end(completion, request.sampling.stop))
-        )
+        await exchange.send_events(("metrics", _metrics(completion)), ("end", _end(completion, job.stops)))
         await exchange.end_events()
 
     def refusal(self, problem: Problem) -> object:

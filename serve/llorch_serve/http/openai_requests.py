@@ -11,29 +11,24 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, ModelMismatchError
-from llorch_serve.http.fields import MAX_LISTED, read_struct, refuse_fields
-from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Message, ResponseFormat, Shared
-from llorch_serve.http.service import Plan
+from llorch_serve.http.fields import read_struct, refuse_fields
+from llorch_serve.http.openai_prompts import read_messages, read_prompts, refuse
+from llorch_serve.http.openai_schema import ChatBody, CompletionBody, ResponseFormat, Shared
+from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import (
     AnswerOptions,
-    ChatMessage,
     ChatPrompt,
     GenerationRequest,
     ModelInfo,
     Prompt,
-    TextPrompt,
-    TokenPrompt,
-    ToolCall,
 )
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import JsonObject, JsonSchema, Structured
 
-MAX_PROMPTS: Final = 32  # of one body
-MAX_MESSAGES: Final = 2**14
 DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's own, for /v1/completions alone
 
 _MAX_ID_DIGITS: Final = 18
@@ -67,8 +62,8 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     if body.stream and best_of is not None:
         found = "a stream cannot know yet which answers are best; leave it out, or leave stream out"
         bad.append(FieldViolation("best_of", found))
-    _refuse(bad, "suffix", body.suffix, (None, ""))
-    prompts = _read_prompts(body.prompt, bad)
+    refuse(bad, "suffix", body.suffix, (None, ""))
+    prompts = read_prompts(body.prompt, bad)
     limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = replace(
         _read_sampling(body, bad),
@@ -90,15 +85,15 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         bad.append(
             FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
         )
-    _refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
-    _refuse(bad, "parallel_tool_calls", body.parallel_tool_calls, (None, True))
-    _refuse(bad, "functions", body.functions, (None, []))
-    _refuse(bad, "function_call", body.function_call, (None, "none"))
-    _refuse(bad, "modalities", body.modalities, (None, ["text"]))
+    refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
+    refuse(bad, "parallel_tool_calls", body.parallel_tool_calls, (None, True))
+    refuse(bad, "functions", body.functions, (None, []))
+    refuse(bad, "function_call", body.function_call, (None, "none"))
+    refuse(bad, "modalities", body.modalities, (None, ["text"]))
     for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
-        _refuse(bad, name, getattr(body, name), (None,))
+        refuse(bad, name, getattr(body, name), (None,))
     prompt = ChatPrompt(
-        _read_messages(body.messages, bad),
+        read_messages(body.messages, bad),
         # With none the model is not to call, so it is not told of tools.
         tools=() if body.tool_choice == "none" else tuple(bytes(tool).decode() for tool in body.tools or ()),
         template_arguments=bytes(body.chat_template_kwargs).decode() or None,
@@ -167,7 +162,7 @@ def _plan(
         answers=options.answers.n,
         logprobs=options.sampling.logprobs is not None,
     )
-    return Plan(requests, body.stream, lambda name: _rename(name, names), shape)
+    return Plan(requests, AnswerPlan(body.stream, lambda name: _rename(name, names), shape))
 
 
 def check_model(asked: str | None, info: ModelInfo) -> None:
@@ -193,19 +188,11 @@ def _rename(field: str, names: dict[str, str]) -> str:
     return field if found is None else names.get(found["name"], found["name"]) + found["rest"]
 
 
-def _refuse(bad: list[FieldViolation], name: str, value: object, accepted: tuple[Any, ...]) -> None:
-    """Add a violation unless a value of a field that cannot be honoured is one that asks for nothing."""
-    if any(value is choice or (type(value) is type(choice) and value == choice) for choice in accepted):
-        return
-    shown = ["leaving it out" if choice is None else repr(choice) for choice in accepted]
-    bad.append(FieldViolation(name, f"this worker cannot do what it asks for; accepted: {', '.join(shown)}"))
-
-
 def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
     if body.stream_options is not None:
         if not body.stream:
             bad.append(FieldViolation("stream_options", "set without stream; leave it out, or set stream"))
-        _refuse(bad, "stream_options.include_obfuscation", body.stream_options.include_obfuscation, (False,))
+        refuse(bad, "stream_options.include_obfuscation", body.stream_options.include_obfuscation, (False,))
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         temperature=body.temperature,
@@ -251,67 +238,3 @@ def _read_form(format_: ResponseFormat | None, bad: list[FieldViolation]) -> Str
     if format_.json_schema is not None:
         return JsonSchema(bytes(format_.json_schema.schema).decode())
     return JsonObject() if format_.type == "json_object" else None
-
-
-def _read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViolation]) -> list[Prompt]:
-    if isinstance(prompt, str):
-        return [TextPrompt(prompt)]
-    ids = [item for item in prompt if isinstance(item, int)]
-    if ids and len(ids) == len(prompt):
-        return [TokenPrompt(tuple(ids))]
-    if not prompt or ids or len({type(item) for item in prompt}) > 1:
-        expected = "a text, token ids, a list of texts or a list of lists of token ids"
-        bad.append(
-            FieldViolation("prompt", f"found an empty list or one of several kinds, expected {expected}")
-        )
-    elif len(prompt) > MAX_PROMPTS:
-        bad.append(FieldViolation("prompt", f"found {len(prompt)} prompts, expected at most {MAX_PROMPTS}"))
-    return [
-        TextPrompt(item) if isinstance(item, str) else TokenPrompt(tuple(item))
-        for item in prompt[:MAX_PROMPTS]
-        if not isinstance(item, int)
-    ]
-
-
-def _read_messages(messages: list[Message], bad: list[FieldViolation]) -> tuple[ChatMessage, ...]:
-    if not 0 < len(messages) <= MAX_MESSAGES:
-        bad.append(FieldViolation("messages", f"found {len(messages)}, expected 1 to {MAX_MESSAGES}"))
-    read = []
-    for index, message in enumerate(messages[:MAX_MESSAGES]):
-        read.append(_read_message(message, index, bad))
-        if _is_full(bad):
-            break
-    return tuple(read)
-
-
-def _is_full(bad: list[FieldViolation]) -> bool:
-    """Tell whether there are more than will be listed: a body has room for hundreds of thousands."""
-    return len(bad) > MAX_LISTED
-
-
-def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> ChatMessage:
-    path = f"messages[{index}]"
-    for name in ("refusal", "audio", "function_call"):
-        _refuse(bad, f"{path}.{name}", getattr(message, name), (None,))
-    _refuse(bad, f"{path}.annotations", message.annotations, (None, []))
-    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls or ())
-    read = ChatMessage(
-        message.role,
-        None,
-        name=message.name,
-        tool_calls=calls,
-        tool_call_id=message.tool_call_id,
-        reasoning_content=message.reasoning_content,
-    )
-    if not isinstance(message.content, list):
-        return replace(read, content=message.content)
-    texts = []
-    for place, part in enumerate(message.content):
-        if _is_full(bad):
-            break
-        if part.type != "text" or part.text is None:
-            found = f"found a part of type {part.type[:32]!r}, expected type text with a text"
-            bad.append(FieldViolation(f"{path}.content[{place}]", found))
-        else:
-            texts.append(part.text)
-    return replace(read, content="".join(texts))

@@ -16,7 +16,7 @@ from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion
 from llorch_serve.http.problems import Problem
-from llorch_serve.http.service import Plan
+from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import Completion, ModelInfo
 
 
@@ -31,7 +31,7 @@ class OpenAIDialect:
         """Return what a body asks for."""
         return self._read(raw, info, caller)
 
-    async def answer(self, plan: Plan, calls: list[LiveCall], exchange: Exchange) -> None:
+    async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
         """Take the calls' updates and send the answer."""
         shape: AnswerShape = plan.detail
         if plan.stream:

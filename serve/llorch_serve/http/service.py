@@ -25,18 +25,25 @@ from llorch_serve.requests import GenerationRequest, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What one body asks for.
+class AnswerPlan:
+    """How the answer to one body is written. Kept until its end, so it holds none of the body's texts.
 
-    requests: one for each prompt. stream: the answer is sent as it grows.
+    stream: the answer is sent as it grows.
     names: from a field's name in an error of the generator to its name in the body.
     detail: whatever the dialect needs to write the answer.
     """
 
-    requests: tuple[GenerationRequest, ...]
     stream: bool
     names: Callable[[str], str]
     detail: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one body asks for. requests: one for each prompt."""
+
+    requests: tuple[GenerationRequest, ...]
+    answer: AnswerPlan
 
 
 class Dialect(Protocol):
@@ -45,7 +52,7 @@ class Dialect(Protocol):
     def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         """Return what a body asks for. Any thread. Raises InvalidRequestError or ModelMismatchError."""
 
-    async def answer(self, plan: Plan, calls: list[LiveCall], exchange: Exchange) -> None:
+    async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
         """Take the calls' updates and send the answer."""
 
     def refusal(self, problem: Problem) -> object:
@@ -55,8 +62,8 @@ class Dialect(Protocol):
         """Tell of a failure inside an answer of events, and end it."""
 
 
-_Admitted = tuple[Plan, list[LiveCall]]
-"""What a body asks for, and a call for each of its requests."""
+_Admitted = tuple[AnswerPlan, list[LiveCall]]
+"""How a body is answered, and a call for each of its requests."""
 
 
 class HttpService:
@@ -87,22 +94,29 @@ class HttpService:
     async def handle(self, exchange: Exchange, dialect: Dialect, route: str) -> None:
         """Answer one request from its body to its last byte."""
         with self._desk.call():
+            problem = None
             try:
                 self._desk.check_open()
-                raw = await exchange.read_body(self.bodies)
-                await exchange.while_connected(self._generate(raw, exchange, dialect))
+                # No local holds the body, which would be kept for as long as the answer takes.
+                body = exchange.read_body(self.bodies)
+                await exchange.while_connected(self._generate(await body, exchange, dialect))
             except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
                 problem = describe(error, route=route)
-                if exchange.started:
-                    await dialect.send_failure(problem, exchange)
-                else:
-                    await exchange.send_problem(problem, dialect.refusal(problem))
+            # Not while the error is handled, which holds the body for as long as its client reads.
+            if problem is None:
+                return
+            if exchange.started:
+                await dialect.send_failure(problem, exchange)
+            else:
+                await exchange.send_problem(problem, dialect.refusal(problem))
 
     async def _generate(self, raw: bytes, exchange: Exchange, dialect: Dialect) -> None:
         traceparent = exchange.header("traceparent") or ""
         caller = Caller(exchange.owner, exchange.client, exchange.correlation_id, traceparent)
         read = functools.partial(self._submit, raw, caller, dialect)
-        async with self._desk.admit(len(raw), caller.owner, read) as (plan, calls):
+        admission = self._desk.admit(len(raw), caller.owner, read)
+        del raw, read  # as above
+        async with admission as (plan, calls):
             try:
                 await dialect.answer(plan, calls, exchange)
             except InvalidRequestError as error:  # some show after admission, as a grammar's faults do
@@ -117,13 +131,13 @@ class HttpService:
         for request in plan.requests:
             submit = functools.partial(generator.submit, replace(request, owner=caller.owner))
             try:
-                submitted.append(calls.submit(request.request_id, submit, whole=not plan.stream))
+                submitted.append(calls.submit(request.request_id, submit, whole=not plan.answer.stream))
             except InvalidRequestError as error:
-                raise _renamed(error, plan) from error
-        return plan, submitted
+                raise _renamed(error, plan.answer) from error
+        return plan.answer, submitted
 
 
-def _renamed(error: InvalidRequestError, plan: Plan) -> InvalidRequestError:
+def _renamed(error: InvalidRequestError, plan: AnswerPlan) -> InvalidRequestError:
     """Return the same refusal with the fields' names as the body has them."""
     return InvalidRequestError([FieldViolation(plan.names(v.field), v.description) for v in error.violations])
 

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.observe.observer import SCORE, Ending, Observed
-from llorch_serve.requests import GenerationRequest, TextGenerator
+from llorch_serve.requests import TextGenerator
 
 # Seconds. A small model on a CPU gives a token in 5 to 50 ms, a large one in a second.
 _TOKEN_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
@@ -128,7 +128,7 @@ class Meters:
         self._whole.observe(ending.at_s - seen.submitted_s)
         self._queue.observe(timings.queue_s)
         self._prompt.observe(completion.prompt_tokens)
-        if isinstance(seen.request, GenerationRequest):
+        if seen.request.operation != SCORE:
             self._generated.observe(completion.generated_tokens)
         if completion.generated_tokens:
             self._prefill.observe(timings.prefill_s)

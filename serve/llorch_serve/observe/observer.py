@@ -8,10 +8,55 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from llorch_serve.requests import Completion, ContinuationScore, GenerationRequest, ScoreRequest
+from llorch_serve.requests import (
+    ChatPrompt,
+    Completion,
+    ContinuationScore,
+    GenerationRequest,
+    ScoreRequest,
+)
 
 SCORE: Final = "score"
 """What observers call the end of a request for scores, beside the reasons that generation has."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What observers are told of a request: none of its texts, which would be kept until its end.
+
+    operation: ``chat`` or ``text_completion``, as OpenTelemetry's conventions say, or SCORE.
+    continuations: how many are to be scored.
+    temperature, top_p, top_k, max_tokens, seed: what was asked for; None: nothing was.
+    """
+
+    request_id: str
+    operation: str
+    correlation_id: str = ""
+    traceparent: str = ""
+    continuations: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, request: GenerationRequest | ScoreRequest) -> RequestFacts:
+        """Return those of a request."""
+        ids = (request.correlation_id, request.traceparent)
+        if isinstance(request, ScoreRequest):
+            return cls(request.request_id, SCORE, *ids, continuations=len(request.continuations))
+        sampling = request.sampling
+        return cls(
+            request.request_id,
+            "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
+            *ids,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+        )
 
 
 @dataclass(slots=True)
@@ -25,7 +70,7 @@ class Observed:
     scores: of the continuations that have been scored.
     """
 
-    request: GenerationRequest | ScoreRequest
+    request: RequestFacts
     submitted_s: float
     submitted_ns: int
     first_s: float | None = None

@@ -20,7 +20,7 @@ from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import EngineStoppedError, FieldViolation
-from llorch_serve.observe.observer import Ending, Observed, Observer
+from llorch_serve.observe.observer import SCORE, Ending, Observed, Observer, RequestFacts
 from llorch_serve.requests import (
     Abort,
     AnswerOptions,
@@ -67,9 +67,9 @@ class _Tap:
         self._items = items
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
-        now = time.perf_counter()
+        # Noted first: once the sink has a request's end, another of its id may come.
+        self._items.put(_Step(time.perf_counter(), updates))
         self._sink.deliver(updates)
-        self._items.put(_Step(now, updates))
 
 
 class ObservedGenerator:
@@ -101,7 +101,7 @@ class ObservedGenerator:
         sink: UpdateSink,
         submit: Callable[[UpdateSink], Abort],
     ) -> Abort:
-        seen = Observed(request, time.perf_counter(), time.time_ns())
+        seen = Observed(RequestFacts.of(request), time.perf_counter(), time.time_ns())
         with self._lock:
             tap = self._taps.get(id(sink))
             if tap is None:
@@ -204,9 +204,9 @@ class ObservedGenerator:
 def _ending(seen: Observed, at_s: float) -> Ending:
     """Return how a request ended that no error has ended."""
     completion = _together(seen.completions)
-    if isinstance(seen.request, GenerationRequest):
+    if seen.request.operation != SCORE:
         return Ending(at_s, completion)
-    if len(seen.scores) < len(seen.request.continuations):
+    if len(seen.scores) < seen.request.continuations:
         return Ending(at_s, replace(completion, reason=FinishReason.CANCELLED))
     tokens = seen.scores[0].context_tokens + sum(score.token_count for score in seen.scores)
     return Ending(at_s, replace(completion, prompt_tokens=tokens), scored=True)

@@ -18,9 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.observe.observer import SCORE, Ending, Observed
-from llorch_serve.requests import ChatPrompt, ScoreRequest
-from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.observe.observer import SCORE, Ending, Observed, RequestFacts
 
 _NS: Final = 1_000_000_000
 
@@ -50,14 +48,13 @@ class Tracer:
     def ended(self, seen: Observed, ending: Ending) -> None:
         """Make the request's span."""
         request = seen.request
-        operation = _operation(seen)
         carrier = {"traceparent": request.traceparent} if request.traceparent else {}
         span = self._tracer.start_span(
-            f"{operation} {self._model_id}",
+            f"{request.operation} {self._model_id}",
             context=TraceContextTextMapPropagator().extract(carrier),
             kind=SpanKind.SERVER,
             start_time=seen.submitted_ns,
-            attributes=_asked(seen, operation, self._model_id) | _found(seen, ending),
+            attributes=_asked(request, self._model_id) | _found(seen, ending),
         )
         if seen.first_s is not None:
             span.add_event("llorch.first_token", timestamp=_moment(seen, seen.first_s))
@@ -76,36 +73,23 @@ def _moment(seen: Observed, at_s: float) -> int:
     return seen.submitted_ns + int((at_s - seen.submitted_s) * _NS)
 
 
-def _operation(seen: Observed) -> str:
-    if isinstance(seen.request, ScoreRequest):  # the conventions have no name for it
-        return SCORE
-    return "chat" if isinstance(seen.request.prompt, ChatPrompt) else "text_completion"
-
-
-def _asked(seen: Observed, operation: str, model_id: str) -> dict[str, AttributeValue]:
-    given: dict[str, AttributeValue | None] = {}
-    if not isinstance(seen.request, ScoreRequest):
-        given = _sampling(seen.request.sampling)
+def _asked(request: RequestFacts, model_id: str) -> dict[str, AttributeValue]:
+    given: dict[str, AttributeValue | None] = {
+        "llorch.correlation_id": request.correlation_id or None,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.top_p": request.top_p,
+        "gen_ai.request.top_k": request.top_k,
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.seed": request.seed,
+    }
     named: dict[str, AttributeValue] = {
-        "gen_ai.operation.name": operation,
+        "gen_ai.operation.name": request.operation,
         "gen_ai.provider.name": "llorch",
         "gen_ai.request.model": model_id,
         "gen_ai.response.model": model_id,
-        "gen_ai.response.id": seen.request.request_id,
+        "gen_ai.response.id": request.request_id,
     }
-    if seen.request.correlation_id:
-        named["llorch.correlation_id"] = seen.request.correlation_id
     return named | {name: value for name, value in given.items() if value is not None}
-
-
-def _sampling(sampling: SamplingParams) -> dict[str, AttributeValue | None]:
-    return {
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.max_tokens": sampling.max_tokens,
-        "gen_ai.request.seed": sampling.seed,
-    }
 
 
 def _found(seen: Observed, ending: Ending) -> dict[str, AttributeValue]:

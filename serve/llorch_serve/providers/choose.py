@@ -183,7 +183,7 @@ def absent(row: Provider, runtime: Any) -> ProviderError:
     if sys.platform not in row.systems:
         fault = f"its wheel {row.wheel} is for {_list(row.systems)}, and this is {sys.platform}"
     elif not has:
-        fault = f"the wheel {row.wheel} is not installed ({_list(_wheels())} is); {_how(row)}"
+        fault = f"the wheel {row.wheel} is not installed{_instead(row)}; {_how(row)}"
     else:
         fault = f"the wheel {row.wheel} {version_of(row.wheel)} is installed and finds no device"
     missing = missing_libraries(row, runtime)
@@ -204,8 +204,12 @@ def _how(row: Provider) -> str:
     return f"install it: {row.install}"
 
 
-def _wheels() -> list[str]:
-    return [f"{name} {importlib.metadata.version(name)}" for name in installed_runtimes()] or ["none"]
+def _instead(row: Provider) -> str:
+    """Return which wheel brings the runtime, where the provider's own would take its place."""
+    if row.plugin is not None:
+        return ""
+    wheels = [f"{name} {importlib.metadata.version(name)}" for name in installed_runtimes()]
+    return f" ({_list(wheels)} is)" if wheels else " (the onnxruntime here is of no known wheel)"
 
 
 def _list(values: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from llorch_serve.errors import ProviderError
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
-"""A session setting for layers in whole bytes. x86 CPUs without VNNI add pairs of products in 16 bits, which
-saturates and gives wrong sums; with it the runtime makes the weights unsigned and takes exact, slower
+"""A session setting for layers in per-channel int8. x86 CPUs without VNNI add pairs of products in 16 bits,
+which saturates and gives wrong sums; with it the runtime makes the weights unsigned and takes exact, slower
 kernels. Everywhere: CPUs with VNNI, which are exact without it, then take more than twice as long. It also
 breaks DequantizeLinear over blocks.
 """
@@ -66,8 +66,8 @@ def import_runtime(minimum: str, *, instead: str | None = None) -> ModuleType:
 
 
 def takes_no_rows(runtime: Any) -> bool:
-    """Return whether layers in whole bytes may be given no rows at all: before 1.32, ReduceMax of none keeps
-    its input's shape.
+    """Return whether layers in per-channel int8 may be given no rows at all: before 1.32, ReduceMax of none
+    keeps its input's shape.
     """
     return _numbers(runtime.__version__) >= (1, 32)
 

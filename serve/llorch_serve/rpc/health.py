@@ -25,6 +25,7 @@ NAME: Final = "grpc.health.v1.Health"
 
 MAX_WATCHERS: Final = 128
 MAX_CHECKS: Final = 64  # at once; one takes milliseconds
+MESSAGE_S: Final = 0.005  # for a message that was sent with its call to arrive, while others wait
 
 
 class Health:
@@ -36,7 +37,7 @@ class Health:
         self._status = HealthCheckResponse.NOT_SERVING
         self._ended = False
         self._watches, self._checks = CallLimit(MAX_WATCHERS), CallLimit(MAX_CHECKS)
-        self._messages = SmallReceiving()
+        self._messages = SmallReceiving(MESSAGE_S)
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def serve(self) -> None:

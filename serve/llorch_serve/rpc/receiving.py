@@ -17,7 +17,7 @@ from typing import Any, Final
 import grpc
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, QueueFullError
-from llorch_serve.rpc.call_limit import CallLimit, Context, until
+from llorch_serve.rpc.call_limit import Context, until
 
 RECEIVING_BYTES: Final = 256 * 2**20
 """Of messages being received at once from those who may use the worker."""
@@ -25,8 +25,8 @@ RECEIVING_BYTES: Final = 256 * 2**20
 MAX_EXPECTED: Final = 1024  # calls that wait until others' messages are received
 LIMIT_S: Final = 30.0  # for a message to arrive
 GUARANTEED_S: Final = 2.0  # of it while others wait
-MAX_SMALL_MESSAGES: Final = 4  # messages of a few bytes being received at once
-SMALL_LIMIT_S: Final = 5.0
+SMALL_LIMIT_S: Final = 5.0  # for a message of a few bytes to arrive
+MAX_SMALL_WAITING: Final = 64  # calls that wait until others' messages of a few bytes are received
 SMALL_BYTES: Final = 2**18
 """Of such a message, the most ids to abort among them. gRPC itself knows only the limit of all messages, so a
 larger one is received and let go.
@@ -129,29 +129,88 @@ class Receiving:
 
 
 class SmallReceiving:
-    """Receives messages that honest clients send in one piece; where too many dribble at once, one of them is
-    given up.
+    """Receives messages that honest clients send in one piece with their call.
+
+    One at a time, since each may be one of megabytes, whose bytes take a core and hold the event loop for
+    tens of milliseconds. The latest call is next, so that nobody waits behind those that dribble.
+
+    guaranteed_s: while any wait, a message that takes longer is given up.
     """
 
-    def __init__(self) -> None:
-        self._limit = CallLimit(MAX_SMALL_MESSAGES)
+    def __init__(self, guaranteed_s: float) -> None:
+        self._guaranteed_s = guaranteed_s
+        self._taken = False
+        self._turns: list[asyncio.Future[None]] = []  # of calls that wait, the latest last
+        self._wanted: asyncio.Future[None] | None = None  # done once a call wants the place of a slow message
 
     async def message(self, context: Context) -> bytes:
         """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
-        with self._limit.hold(context) as held:
-            read = await until(context.read(), evicted=held.evicted, limit_s=SMALL_LIMIT_S)
-            if read.done():
-                message = _found(read)
-                if len(message) > SMALL_BYTES:
-                    found = f"found a message of {len(message)} bytes, expected at most {SMALL_BYTES}"
-                    raise InvalidRequestError([FieldViolation("request", found)])
-                return message
-            if held.evicted.done():
-                raise QueueFullError(
-                    "the request's message had not arrived, and other calls wanted its place; try again",
-                    retry_after_s=1.0,
-                )
-            raise _late(SMALL_LIMIT_S)
+        async with self._place():
+            message = await self._receive(context)
+        if len(message) > SMALL_BYTES:
+            found = f"found a message of {len(message)} bytes, expected at most {SMALL_BYTES}"
+            raise InvalidRequestError([FieldViolation("request", found)])
+        return message
+
+    async def _receive(self, context: Context) -> bytes:
+        read = await until(context.read(), limit_s=self._guaranteed_s / 2)
+        if not read.done():  # a second look, as the loop itself may have been held up
+            await until(read, limit_s=self._guaranteed_s / 2)
+        if not read.done() and not self._turns:
+            self._wanted = asyncio.get_running_loop().create_future()
+            try:
+                await until(read, evicted=self._wanted, limit_s=SMALL_LIMIT_S - self._guaranteed_s)
+                if not read.done() and not self._wanted.done():
+                    raise _late(SMALL_LIMIT_S)
+            finally:
+                self._wanted = None
+        if not read.done():
+            raise _unreceived()
+        return _found(read)
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        if self._taken:
+            await self._turn()
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _turn(self) -> None:
+        """Wait for the place. Raises QueueFullError for the call that waits longest if too many do."""
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        if len(self._turns) > MAX_SMALL_WAITING and not (first := self._turns.pop(0)).done():
+            first.set_exception(_unreceived())
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with contextlib.suppress(ValueError):  # it was passed over at the same moment
+                    self._turns.remove(turn)
+            elif turn.exception() is None:  # the place came at the same moment
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """Give the place up, to the latest call that waits."""
+        while self._turns:
+            turn = self._turns.pop()
+            if not turn.done():  # its caller may just have left
+                turn.set_result(None)
+                return
+        self._taken = False
+
+
+def _unreceived() -> QueueFullError:
+    return QueueFullError(
+        "the request's message had not arrived, and other calls wanted its place; try again",
+        retry_after_s=1.0,
+    )
 
 
 def _late(limit_s: float) -> InvalidRequestError:

@@ -39,6 +39,8 @@ _WORK: Final = frozenset(
     {"Generate", "GenerateStream", "Score", "Tokenize", "Detokenize"}
 )  # what keeps a worker from being idle
 
+_ABORT_S: Final = 0.1  # for ids to abort to arrive, while other calls' wait: there may be many
+
 Body = Callable[[Context], Awaitable[Any]]
 _Reader = Callable[[bytes, Caller, MessageCalls], LiveCall]
 """Reads a message of a caller and submits what it asks for. A pool thread."""
@@ -59,7 +61,7 @@ class GenerationServicer:
         self._desk = desk
         self._load = load
         self._by_token = by_token
-        self._messages, self._small_messages = Receiving(max_message_bytes), SmallReceiving()
+        self._messages, self._ids_to_abort = Receiving(max_message_bytes), SmallReceiving(_ABORT_S)
 
     def method_handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the service's methods by name, for registration with a server."""
@@ -148,7 +150,7 @@ class GenerationServicer:
         return self._desk.admit(len(raw), caller.owner, functools.partial(read, raw, caller))
 
     async def _abort_requests(self, context: Context) -> pb.AbortResponse:
-        raw = await self._small_messages.message(context)
+        raw = await self._ids_to_abort.message(context)
         request_ids = convert.read_abort_request(parse(pb.AbortRequest, raw))
         owner = caller_of(context, by_token=self._by_token).owner
         return pb.AbortResponse(request_ids=self._desk.cancel(request_ids, owner))

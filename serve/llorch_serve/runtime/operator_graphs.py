@@ -109,7 +109,7 @@ def _blocks(bits: int) -> OperatorCase:
         block_size=block,
         accuracy_level=4,
     )
-    # Activations may be rounded to whole bytes, block by block.
+    # Activations may be rounded to int8, block by block.
     return OperatorCase(f"MatMulNBits, {bits} bits", model, {"x": x}, x @ dense.T, 0.02)
 
 

@@ -200,8 +200,13 @@ class MaskThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="llorch-mask")
 
     def start(self, constraints: Sequence[Constraint]) -> None:
-        """Compute the next mask of each."""
-        job = self._pool.submit(_compute_all, constraints)
+        """Compute the next mask of each. Whoever asks for one does it where no thread can be had."""
+        try:
+            job = self._pool.submit(_compute_all, constraints)
+        except RuntimeError:
+            # The job stays in the pool's queue, and must not run beside whoever asks.
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="llorch-mask")
+            return
         for constraint in constraints:
             constraint.expect(job)
 

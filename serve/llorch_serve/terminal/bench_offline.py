@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from llorch_serve.artifact.folder import is_artifact, load_artifact
-from llorch_serve.bench.entries import Wanted, find_entries
+from llorch_serve.bench.entries import PlannedEntry, find_entries
 from llorch_serve.bench.offline import WORKS, Work, longest, plan_tests
 from llorch_serve.bench.process import EntryProcess
 from llorch_serve.bench.protocol import Settings
@@ -86,10 +86,10 @@ def measure_here(run: OfflineRun) -> Report:
     )
 
 
-def _compare(wanted: Sequence[Wanted], plan: Plan, tests: Sequence[OfflineTest]) -> tuple[Entry, ...]:
+def _compare(wanted: Sequence[PlannedEntry], plan: Plan, tests: Sequence[OfflineTest]) -> tuple[Entry, ...]:
     alone = len(wanted) == 1
 
-    def start(one: Wanted) -> EntryProcess:
+    def start(one: PlannedEntry) -> EntryProcess:
         return EntryProcess(one.python, lambda line: say(line if alone else f"{one.label}: {line}"))
 
     with step_progress("measuring", len(wanted) * len(tests) * (plan.repeat + 1)) as advance:
@@ -114,7 +114,7 @@ def _folder(run: OfflineRun) -> Path | None:
     return resolve_artifact(run.model.target())
 
 
-def _check_folder(one: Wanted, reference: Path | None) -> None:
+def _check_folder(one: PlannedEntry, reference: Path | None) -> None:
     """Raise what would end an entry for its folder's sake, before minutes are spent on the others."""
     if find_artifact(str(one.folder)) is None:
         target = "cpu" if one.choice.name is None else find_provider(one.choice.name).targets[0]

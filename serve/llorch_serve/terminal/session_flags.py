@@ -13,6 +13,7 @@ from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
+from llorch_serve.providers.table import names
 from llorch_serve.terminal.groups import FlagGroup
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -61,8 +62,7 @@ class ProviderFlags(FlagGroup, frozen=True):
         typer.Option(
             "--provider",
             metavar="NAME",
-            help="What runs the graph: cpu, cuda, coreml, directml, openvino, webgpu, tensorrt, mlx. "
-            "Default: cpu.",
+            help=f"What runs the graph: {', '.join(names())}. Default: cpu.",
             show_default=False,
         ),
     ] = None

@@ -162,10 +162,10 @@ class Answers:
             return self._fail(event.error, index), False
         try:
             update, stopped = answer.translate(event, self.open)
+            self.open = update.open_answers
+            return [update] if self.best is None else self._hold(update, self.best), stopped
         except Exception as error:  # noqa: BLE001 - tokenizer or memory: told to the caller, and logged there
             return self._fail(error, index), False
-        self.open = update.open_answers
-        return [update] if self.best is None else self._hold(update, self.best), stopped
 
     def _fail(self, error: Exception, index: int) -> list[GenerationUpdate]:
         """End the request with the error of one answer."""

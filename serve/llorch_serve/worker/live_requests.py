@@ -16,12 +16,7 @@ from collections.abc import Callable
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.loop import EngineLoop
 from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
-from llorch_serve.errors import (
-    EngineStoppedError,
-    FieldViolation,
-    InvalidRequestError,
-    UnavailableError,
-)
+from llorch_serve.errors import EngineStoppedError, UnavailableError, duplicate_id
 from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import Program
@@ -82,8 +77,7 @@ class LiveRequests:
         with self._lock:
             self.check_open()
             if job.request_id in self._live:
-                found = f"found {job.request_id!r}, which a live request already has; expected a new one"
-                raise InvalidRequestError([FieldViolation("request_id", found)])
+                raise duplicate_id(job.request_id)
             grammar = None
             if form is not None:
                 sequence = job.sequences[0]

@@ -33,13 +33,14 @@ class Scores:
     tokenizer: Tokenizer
     open: int = field(init=False)
     aborted: bool = field(default=False, init=False)
+    _ended: set[int] = field(default_factory=set, init=False)  # indices of sequences
 
     def __post_init__(self) -> None:
         self.open = len(self.sequences)
 
     def take(self, event: TokenEvent) -> tuple[list[GenerationUpdate], bool]:
         """Take the one event of a sequence; return its score, or how it ended."""
-        if event.sequence not in self.sequences:
+        if event.sequence not in self.sequences or event.sequence.index in self._ended:
             return [], False
         index, error, score = event.sequence.index, event.error, None
         if error is None:
@@ -50,6 +51,7 @@ class Scores:
         completion = None
         if error is None and event.finish is not None:
             completion = ended(event.sequence, event.finish)
+            self._ended.add(index)
         still_open = self.open - (completion is not None)
         self.open = 0 if error is not None else still_open
         update = GenerationUpdate(

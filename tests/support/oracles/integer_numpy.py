@@ -1,4 +1,4 @@
-"""Layers in whole bytes from their definition, in numpy: the oracle of rows rounded one by one.
+"""Layers in per-channel int8 from their definition, in numpy: the oracle of rows rounded one by one.
 
 Sums are of 64-bit integers, so they are exact; each float32 operation is the one that the graph's definition
 names.

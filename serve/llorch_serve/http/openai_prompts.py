@@ -1,0 +1,91 @@
+"""Prompts and messages of OpenAI's bodies, and the refusal of fields that cannot be honoured.
+
+Used by ``openai_requests.py``, which reads everything else of a body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from llorch_serve.errors import FieldViolation
+from llorch_serve.http.fields import MAX_LISTED
+from llorch_serve.http.openai_schema import Message
+from llorch_serve.requests import ChatMessage, Prompt, TextPrompt, TokenPrompt, ToolCall
+
+MAX_PROMPTS: Final = 32  # of one body
+MAX_MESSAGES: Final = 2**14
+
+
+def refuse(bad: list[FieldViolation], name: str, value: object, accepted: tuple[Any, ...]) -> None:
+    """Add a violation unless a value of a field that cannot be honoured is one that asks for nothing."""
+    if any(value is choice or (type(value) is type(choice) and value == choice) for choice in accepted):
+        return
+    shown = ["leaving it out" if choice is None else repr(choice) for choice in accepted]
+    bad.append(FieldViolation(name, f"this worker cannot do what it asks for; accepted: {', '.join(shown)}"))
+
+
+def read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViolation]) -> list[Prompt]:
+    """Return the prompts of a completion, at most MAX_PROMPTS; ``bad`` gets what is wrong with them."""
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt)]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if ids and len(ids) == len(prompt):
+        return [TokenPrompt(tuple(ids))]
+    if not prompt or ids or len({type(item) for item in prompt}) > 1:
+        expected = "a text, token ids, a list of texts or a list of lists of token ids"
+        bad.append(
+            FieldViolation("prompt", f"found an empty list or one of several kinds, expected {expected}")
+        )
+    elif len(prompt) > MAX_PROMPTS:
+        bad.append(FieldViolation("prompt", f"found {len(prompt)} prompts, expected at most {MAX_PROMPTS}"))
+    return [
+        TextPrompt(item) if isinstance(item, str) else TokenPrompt(tuple(item))
+        for item in prompt[:MAX_PROMPTS]
+        if not isinstance(item, int)
+    ]
+
+
+def read_messages(messages: list[Message], bad: list[FieldViolation]) -> tuple[ChatMessage, ...]:
+    """Return the messages of a chat, at most MAX_MESSAGES; ``bad`` gets what is wrong with them."""
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        bad.append(FieldViolation("messages", f"found {len(messages)}, expected 1 to {MAX_MESSAGES}"))
+    read = []
+    for index, message in enumerate(messages[:MAX_MESSAGES]):
+        read.append(_read_message(message, index, bad))
+        if _is_full(bad):
+            break
+    return tuple(read)
+
+
+def _is_full(bad: list[FieldViolation]) -> bool:
+    """Tell whether there are more than will be listed: a body has room for hundreds of thousands."""
+    return len(bad) > MAX_LISTED
+
+
+def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> ChatMessage:
+    path = f"messages[{index}]"
+    for name in ("refusal", "audio", "function_call"):
+        refuse(bad, f"{path}.{name}", getattr(message, name), (None,))
+    refuse(bad, f"{path}.annotations", message.annotations, (None, []))
+    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls or ())
+    read = ChatMessage(
+        message.role,
+        None,
+        name=message.name,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
+    if not isinstance(message.content, list):
+        return replace(read, content=message.content)
+    texts = []
+    for place, part in enumerate(message.content):
+        if _is_full(bad):
+            break
+        if part.type != "text" or part.text is None:
+            found = f"found a part of type {part.type[:32]!r}, expected type text with a text"
+            bad.append(FieldViolation(f"{path}.content[{place}]", found))
+        else:
+            texts.append(part.text)
+    return replace(read, content="".join(texts))
