@@ -23,9 +23,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-spm", "llama-bpe", "gpt-2", "phi-3", "refact", "starcoder", "command-r", "qwen2"]
+NAMES = (
+    "llama-spm",
+    "llama-bpe",
+    "gpt-2",
+    "phi-3",
+    "refact",
+    "starcoder",
+    "command-r",
+    "qwen2",
+    "deepseek-llm",
+    "deepseek-coder",
+    "falcon",
+    "mpt",
 )
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_ids_are_those_of_llama_cpp(name: str) -> None:
     path = Path(MODELS or "") / f"ggml-vocab-{name}.gguf"
     metadata = read_header(path).metadata

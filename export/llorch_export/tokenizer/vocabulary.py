@@ -24,6 +24,7 @@ from tokenizers import (
     processors,
 )
 
+from llorch_export.tokenizer.splitting import UNCUT, SplittingRules
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.tokenizer_library import (
     MAX_MERGES,
@@ -35,36 +36,8 @@ from llorch_serve.text.tokenizer_library import (
 
 SPACE: Final = "\u2581"  # SentencePiece's visible space
 
-_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")  # numbers digit by digit
-_DIGIT: Final = r"\p{N}"
-
-# How text is cut before merging, by the name in ``tokenizer.ggml.pre``: each pattern splits what the one
-# before left.
-_SPLITS: Final = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    "gpt-2": (_GPT2,),
-    "smollm": (_DIGIT, _GPT2),
-    "llama-bpe": (_LLAMA3,),
-    "smaug-bpe": (_LLAMA3,),
-    "qwen2": (_QWEN2,),
-}
-_ALIASES: Final = {
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "falcon3": "llama-bpe",
-    "phi-2": "gpt-2",
-    "mellum": "gpt-2",
-    "starcoder": "smollm",
-    "refact": "smollm",
-    "command-r": "smollm",
-}
-# Tokenizers whose whole-word tokens are taken before any merge is tried.
-_WHOLE_WORDS_FIRST: Final = frozenset({"llama-bpe"})
+# Special tokens of Phi-3 that leave the white space after them where it is.
+_KEEP_SPACE: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 class TokenKind(enum.IntEnum):
@@ -78,14 +51,19 @@ class TokenKind(enum.IntEnum):
     BYTE = 6
 
 
+SPECIAL_KINDS: Final = frozenset({TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED})
+"""Tokens of these kinds are searched for in a text before anything else."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Tokens by id, and the rules around them.
 
     scores: SentencePiece only; the higher, the earlier two pieces merge.
     merges: byte-level BPE only; pairs separated by a space, first merge first.
-    pre: byte-level BPE only; the name of the splitting rules.
+    rules: byte-level BPE only; how text is cut before merging.
     space_prefix: SentencePiece only; text gets a space in front, at its start and after every special token.
+    strips_space: special tokens take the white space after them, as those of Phi-3 do.
     """
 
     tokens: Sequence[str]
@@ -97,23 +75,15 @@ class Vocabulary:
     add_eos: bool
     scores: Sequence[float] = ()
     merges: Sequence[str] = ()
-    pre: str = "default"
+    rules: SplittingRules = UNCUT
     space_prefix: bool = False
+    strips_space: bool = False
     origin: str = "the vocabulary"
 
 
 def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
-    """Return a byte-level BPE tokenizer. Raises ArtifactError for unknown splitting rules, broken merges, or
-    huge tokens.
-    """
+    """Return a byte-level BPE tokenizer. Raises ArtifactError for broken merges or huge tokens."""
     check_token_sizes(vocabulary.tokens, longest=MAX_TOKEN_CHARS, origin=vocabulary.origin)
-    name = _ALIASES.get(vocabulary.pre, vocabulary.pre)
-    if name not in _SPLITS:
-        raise ArtifactError(
-            f"{vocabulary.origin}: pre-tokenizer {vocabulary.pre!r} is not supported; "
-            f"supported are {', '.join(sorted([*_SPLITS, *_ALIASES]))}. Export from the original Hugging "
-            f"Face folder"
-        )
     merges = []
     for index, merge in enumerate(vocabulary.merges):
         left, space, right = merge.partition(" ")
@@ -122,18 +92,22 @@ def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
                 f"{vocabulary.origin}: merge {index} is {merge!r}, expected two tokens and a space"
             )
         merges.append((left, right))
+    rules = vocabulary.rules
     tokenizer = _tokenizer(
-        vocabulary, merges, byte_fallback=False, fuse_unk=False, ignore_merges=name in _WHOLE_WORDS_FIRST
+        vocabulary, merges, byte_fallback=False, fuse_unk=False, ignore_merges=rules.whole_words_first
     )
-    splits: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in _SPLITS[name]
-    ]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizer(rules)
     tokenizer.decoder = decoders.ByteLevel()
     _finish(tokenizer, vocabulary)
     return tokenizer
+
+
+def pre_tokenizer(rules: SplittingRules) -> pre_tokenizers.PreTokenizer:
+    """Return what cuts a text by the rules, and writes its bytes as characters."""
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rules.patterns]
+    return pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def sentencepiece_bpe(vocabulary: Vocabulary) -> Tokenizer:
@@ -244,9 +218,14 @@ def _finish(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Mark the tokens that text is searched for before anything else, and set the rules for BOS and EOS."""
     added = [
         # normalized=False: they are found in the text as it was sent, before spaces are replaced.
-        AddedToken(token, special=kind is not TokenKind.USER_DEFINED, normalized=False)
+        AddedToken(
+            token,
+            special=kind is not TokenKind.USER_DEFINED,
+            normalized=False,
+            rstrip=vocabulary.strips_space and token not in _KEEP_SPACE,
+        )
         for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        if token and kind in (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED)
+        if token and kind in SPECIAL_KINDS
     ]
     with rust_call:
         tokenizer.add_tokens([token for token in added if not token.special])
