@@ -10,14 +10,16 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeGuard
+
+from tokenizers import Regex
 
 from llorch_export.config.fields import Fields
 from llorch_export.tokenizer.ranked_tokens import byte_level_text, check_ranked, merges_by_rank
 from llorch_export.tokenizer.splitting import SplittingRules
 from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary
 from llorch_serve.errors import ArtifactError
-from llorch_serve.text.tokenizer_library import MAX_PATTERN_CHARS, MAX_TOKENS
+from llorch_serve.text.tokenizer_library import MAX_PATTERN_CHARS, MAX_TOKENS, rust_call
 
 _BOS, _EOS, _UNKNOWN = "<s>", "</s>", "<unk>"
 # Of files that list none, the first to come; they are of versions up to v7.
@@ -62,9 +64,7 @@ def read_tekken(data: bytes, *, add_bos: bool, add_eos: bool, vocab_size: int, o
     config = Fields(fields.mapping("config"), origin=f"{origin}: config")
     size = config.integer("default_vocab_size", low=1, high=min(vocab_size, MAX_TOKENS))
     count = config.integer("default_num_special_tokens", low=3, high=size)
-    pattern = config.get("pattern")
-    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN_CHARS:
-        raise config.wrong("pattern", f"a regular expression of at most {MAX_PATTERN_CHARS} characters")
+    pattern = _pattern(config, origin)
     special = _special(fields, str(config.get("version")), count, origin)
     tokens = _tokens(fields, size - count, origin)
     check_ranked(tokens, origin=origin)
@@ -82,6 +82,21 @@ def read_tekken(data: bytes, *, add_bos: bool, add_eos: bool, vocab_size: int, o
     )
 
 
+def _pattern(config: Fields, origin: str) -> str:
+    """Return the regular expression that cuts a text."""
+    pattern = config.get("pattern")
+    if not _is_text(pattern) or len(pattern) > MAX_PATTERN_CHARS:
+        raise config.wrong("pattern", f"a regular expression of at most {MAX_PATTERN_CHARS} characters")
+    try:
+        with rust_call:
+            Regex(pattern)
+    except Exception as error:  # the library raises nothing more precise
+        raise ArtifactError(
+            f"{origin}: pattern is no regular expression: {str(error)[:200]}; fetch the file again"
+        ) from error
+    return pattern
+
+
 def _special(fields: Fields, version: str, count: int, origin: str) -> list[str]:
     """Return the texts of the special tokens by id, those without a meaning too."""
     if fields.get("special_tokens") is None:
@@ -92,11 +107,11 @@ def _special(fields: Fields, version: str, count: int, origin: str) -> list[str]
             )
         named = list(_SPECIAL[:count])
     else:
-        entries = fields.array("special_tokens", dict)
+        entries = _entries(fields, "special_tokens")
         named = [
             text
             for place, entry in enumerate(entries)
-            if entry.get("rank") == place and isinstance(text := entry.get("token_str"), str) and text
+            if entry.get("rank") == place and _is_text(text := entry.get("token_str"))
         ]
         if not len(named) == len(entries) <= count:
             raise ArtifactError(
@@ -106,14 +121,28 @@ def _special(fields: Fields, version: str, count: int, origin: str) -> list[str]
     return [*named, *(f"<SPECIAL_{token_id}>" for token_id in range(len(named), count))]
 
 
+def _is_text(value: object) -> TypeGuard[str]:
+    """Return whether a value is text that is not empty; half a surrogate pair, which JSON can escape, is
+    none.
+    """
+    return isinstance(value, str) and value != "" and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
 def _tokens(fields: Fields, count: int, origin: str) -> list[bytes]:
     """Return the first tokens by rank. Those behind them are spare ones, which the model never saw."""
-    entries = fields.array("vocab", dict)
+    entries = _entries(fields, "vocab")
     if len(entries) < count:
         raise ArtifactError(
             f"{origin}: vocab has {len(entries)} tokens, expected at least {count}; fetch the file again"
         )
     return [_token(entry, rank, origin) for rank, entry in enumerate(entries[:count])]
+
+
+def _entries(fields: Fields, key: str) -> list[dict[str, object]]:
+    value = fields.get(key)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise fields.wrong(key, "a list of objects")
+    return value
 
 
 def _token(entry: Mapping[str, object], rank: int, origin: str) -> bytes:

@@ -103,7 +103,7 @@ def _reserved(named: Mapping[int, str]) -> list[str]:
 
 def _added_texts(added: Mapping[int, AddedToken], origin: str) -> list[str]:
     """Return the texts of special tokens whose ids follow the vocabulary's without a gap."""
-    texts = []
+    texts: list[str] = []
     for token_id, token in sorted(added.items()):
         if token_id != _TOKENS + len(texts):
             raise ArtifactError(
