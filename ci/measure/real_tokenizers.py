@@ -23,13 +23,13 @@ from typing import Any, Final
 import tokenizers
 
 from llorch_export.checkpoint.gguf_header import read_header
+from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.ranked_tokens import byte_level_text
 from llorch_export.tokenizer.reading import tokenizer_from_gguf
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
 from llorch_export.tokenizer.splitting import SPLITTING_RULES
 from llorch_export.tokenizer.tekken import read_tekken
 from llorch_export.tokenizer.tiktoken_file import read_tiktoken
-from llorch_export.tokenizer.vocabulary import byte_level_bpe, sentencepiece_bpe
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from support.builders.multilingual import multilingual_texts
 

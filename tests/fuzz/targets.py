@@ -28,10 +28,10 @@ from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.file import parse_recipe
 from llorch_export.source.open import open_checkpoint
+from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.reading import tokenizer_from_folder
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
 from llorch_export.tokenizer.tekken import read_tekken
-from llorch_export.tokenizer.vocabulary import byte_level_bpe, sentencepiece_bpe
 from llorch_serve.artifact.manifest import decode_manifest
 from llorch_serve.bench.schema import read_report
 from llorch_serve.calls.callers import Caller

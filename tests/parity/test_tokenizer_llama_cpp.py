@@ -16,11 +16,11 @@ import pytest
 import tokenizers
 
 from llorch_export.checkpoint.gguf_header import read_header
+from llorch_export.tokenizer.bpe import byte_level_bpe
 from llorch_export.tokenizer.reading import tokenizer_from_gguf
 from llorch_export.tokenizer.splitting import SPLITTING_RULES
 from llorch_export.tokenizer.tekken import read_tekken
 from llorch_export.tokenizer.tiktoken_file import read_tiktoken
-from llorch_export.tokenizer.vocabulary import byte_level_bpe
 from llorch_serve.text.token_bytes import byte_level_alphabet
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from support.builders.multilingual import multilingual_texts

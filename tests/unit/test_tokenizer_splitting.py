@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from llorch_export.tokenizer.bpe import pre_tokenizer
 from llorch_export.tokenizer.reading import tokenizer_from_gguf
 from llorch_export.tokenizer.splitting import SPLITTING_RULES
-from llorch_export.tokenizer.vocabulary import pre_tokenizer
 from llorch_serve.errors import ArtifactError
 from support.builders.checkpoints import gguf_tokenizer_metadata
 from support.builders.paired_bytes import paired_bytes

@@ -14,10 +14,11 @@ from tokenizers import AddedToken, Tokenizer
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
 from llorch_export.config.fields import Fields
+from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, templates_from_folder, templates_from_gguf
 from llorch_export.tokenizer.sampling_defaults import defaults_from_folder, defaults_from_gguf
 from llorch_export.tokenizer.splitting import UNCUT, splitting_rules
-from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary, byte_level_bpe, sentencepiece_bpe
+from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary
 from llorch_export.tokenizer.vocabulary_files import read_vocabulary
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.tokenizer_library import MAX_TOKEN_CHARS, check_token_sizes, read_tokenizer
@@ -63,13 +64,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)},
         origin=f"{origin}: tokenizer",
     )
-    model = fields.get("model")
-    if model not in ("gpt2", "llama"):
-        kind = f", {_OTHER_MODELS[model]}" if isinstance(model, str) and model in _OTHER_MODELS else ""
-        raise ArtifactError(
-            f"{origin}: tokenizer.ggml.model is {model!r}{kind}; supported are gpt2 and llama. "
-            "Use a GGUF file that carries its tokenizer, or export from the original Hugging Face folder"
-        )
+    model = _model(fields, origin)
     tokens = fields.array("tokens", str)
     if not 0 < len(tokens) <= vocab_size:
         raise ArtifactError(
@@ -114,6 +109,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         stop_token_ids=tuple(sorted(stop for stop in stops if stop is not None)),
         generation=defaults_from_gguf(metadata, origin),
     )
+
+
+def _model(fields: Fields, origin: str) -> str:
+    """Return which of the two kinds of tokenizers a file has. Raises ArtifactError for any other."""
+    model = fields.get("model")
+    if model not in ("gpt2", "llama"):
+        kind = f", {_OTHER_MODELS[model]}" if isinstance(model, str) and model in _OTHER_MODELS else ""
+        raise ArtifactError(
+            f"{origin}: tokenizer.ggml.model is {model!r}{kind}; supported are gpt2 and llama. "
+            "Use a GGUF file that carries its tokenizer, or export from the original Hugging Face folder"
+        )
+    return str(model)
 
 
 def _is_phi_3(metadata: Mapping[str, object]) -> bool:
