@@ -257,6 +257,7 @@ def _assign(index: int, value: object) -> Any:
             r"lacks"),
         (_spm(scores=[1.0]), r"scores has 1 items, expected 268"),
         (_spm(scores=None), r"lacks scores"),
+        (_spm(remove_extra_whitespaces=True), r"remove_extra_whitespaces is True, expected false"),
         (_spm(scores=[float("nan")] * 268), r"score of token 0 is nan"),
         (_changed("tokens", _assign(300, "a" * 2049)), r"token of 2049 characters"),
     ],

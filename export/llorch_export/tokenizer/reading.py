@@ -120,6 +120,8 @@ def _model(fields: Fields, origin: str) -> str:
             f"{origin}: tokenizer.ggml.model is {model!r}{kind}; supported are gpt2 and llama. "
             "Use a GGUF file that carries its tokenizer, or export from the original Hugging Face folder"
         )
+    if fields.boolean("remove_extra_whitespaces", False) and model == "llama":
+        raise fields.wrong("remove_extra_whitespaces", "false, since spaces are not removed here")
     return str(model)
 
 
