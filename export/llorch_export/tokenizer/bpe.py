@@ -53,6 +53,8 @@ def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
     tokenizer = _tokenizer(
         vocabulary, merges, byte_fallback=False, fuse_unk=False, ignore_merges=rules.whole_words_first
     )
+    if rules.composes:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizer(rules)
     tokenizer.decoder = decoders.ByteLevel()
     _finish(tokenizer, vocabulary)

@@ -1,7 +1,8 @@
 """How byte-level BPE tokenizers cut a text before they merge, by the name that GGUF files give it.
 
-``tokenizer.ggml.pre`` names the model whose tokenizer was trained with the rules. Where llama.cpp stands in
-for a rule with a simpler one, since it has no categories of letters, the rule here is the model's own.
+``tokenizer.ggml.pre`` names the model whose tokenizer was trained with the rules. Where llama.cpp has a
+simpler rule in place of one, or none, the rule here is the model's own: llama.cpp knows no capitals beyond
+ASCII, and composes no characters.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ class SplittingRules:
 
     patterns: regular expressions. Each cuts its matches out of what the one before left.
     whole_words_first: a piece that is a token is taken as it is, before any merge is tried.
+    composes: characters are composed first (Unicode's NFC).
     adds_bos: the token for the beginning of a text comes first, where a GGUF file does not say.
     """
 
     patterns: tuple[str, ...]
     whole_words_first: bool = False
+    composes: bool = False
     adds_bos: bool = False
 
 
@@ -103,8 +106,9 @@ _RULES: Final[tuple[tuple[SplittingRules, str], ...]] = (
     ),
     (
         SplittingRules((_DIGIT, _GPT2)),
-        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+        "smollm starcoder refact codeshell exaone minerva-7b mellum2",
     ),
+    (SplittingRules((_DIGIT, _GPT2), composes=True), "command-r"),
     (
         SplittingRules((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
         "falcon",
@@ -116,8 +120,12 @@ _RULES: Final[tuple[tuple[SplittingRules, str], ...]] = (
     (SplittingRules((_LLAMA3,), whole_words_first=True), "glm4 glm5"),
     (SplittingRules((_LLAMA3,)), "smaug-bpe dbrx chatglm-bpe"),
     (
+        SplittingRules((_QWEN2,), composes=True),
+        "qwen2",
+    ),
+    (
         SplittingRules((_QWEN2,)),
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+        "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
     ),
     (
         SplittingRules(
@@ -127,7 +135,8 @@ _RULES: Final[tuple[tuple[SplittingRules, str], ...]] = (
                     letters=r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
                     symbols=r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
                 ),
-            )
+            ),
+            composes=True,
         ),
         "qwen35",
     ),
