@@ -154,6 +154,14 @@ def test_whole_words_come_before_merges_for_llama_3_only() -> None:
     assert len(_tokenizer(base=metadata).encode("zqx", add_special_tokens=False).ids) == 3
 
 
+def test_of_a_merge_that_is_there_twice_the_first_counts() -> None:
+    metadata: dict[str, Any] = gguf_tokenizer_metadata()
+    once = _tokenizer(base=metadata)
+    merges = metadata["tokenizer.ggml.merges"]
+    twice = _tokenizer(base=metadata | {"tokenizer.ggml.merges": [*merges, *merges[:50]]})
+    assert [twice.encode(text).ids for text in TEXTS] == [once.encode(text).ids for text in TEXTS]
+
+
 def test_pieces_merge_by_score_not_by_order() -> None:
     tokenizer = _tokenizer(
         {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False}, base=_spm()
@@ -257,6 +265,9 @@ def _assign(index: int, value: object) -> Any:
             r"lacks"),
         (_spm(scores=[1.0]), r"scores has 1 items, expected 268"),
         (_spm(scores=None), r"lacks scores"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": [1] * 999}, r"pre is \[1, 1.*expected a name"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "x" * 999}, r"pre-tokenizer 'x{100}' is not"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.model": "x" * 999}, r"model is 'x{99}; supported"),
         (_spm(remove_extra_whitespaces=True), r"remove_extra_whitespaces is True, expected false"),
         (_spm(scores=[float("nan")] * 268), r"score of token 0 is nan"),
         (_changed("tokens", _assign(300, "a" * 2049)), r"token of 2049 characters"),

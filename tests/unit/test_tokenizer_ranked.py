@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.source.open import open_checkpoint
 from llorch_export.tokenizer import tiktoken_file
-from llorch_export.tokenizer.ranked_tokens import merges_by_rank
+from llorch_export.tokenizer.ranked_tokens import check_ranked, merges_by_rank
 from llorch_export.tokenizer.reading import tokenizer_from_folder
 from llorch_export.tokenizer.splitting import SPLITTING_RULES
 from llorch_export.tokenizer.vocabulary_files import vocabulary_files
@@ -234,7 +234,8 @@ def test_special_tokens_of_a_tiktoken_file_are_those_of_tokenizer_config(tmp_pat
     [
         (_tiktoken(TOKENS[:-1]), {}, f"a tiktoken file of {len(TOKENS) - 1} tokens, expected {len(TOKENS)}"),
         (_tiktoken(TOKENS).replace(b" 7\n", b" 8\n"), {}, "line 8 is broken"),
-        (_tiktoken(TOKENS) + b"%% 5", {}, f"line {len(TOKENS) + 1} is broken"),
+        (_tiktoken(TOKENS) + b"%% 5", {}, f"file of {len(TOKENS) + 1} tokens"),
+        (_tiktoken(TOKENS).replace(b"BQ==", b"%Q=="), {}, "line 6 is broken"),
         (_tiktoken([*TOKENS[:-1], TOKENS[0]]), {}, "has 1 tokens twice"),
         (_tiktoken(TOKENS), _added(len(TOKENS) + 1, "<|begin_of_text|>"), "expected 269, the next free one"),
         (_tiktoken(TOKENS), _added(len(TOKENS), "<|begin_of_text|>", rstrip=True), "takes spaces around it"),
@@ -247,6 +248,18 @@ def test_a_broken_tiktoken_file_is_refused_by_name(
     message = _refusal(_folder(tmp_path / "m", {"tokenizer.model": data}, config))
     assert found in message
     assert "tokenizer.model" in message
+
+
+@pytest.mark.usefixtures("small")
+def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
+    data = _tiktoken(TOKENS).replace(b"\n", b"\r\n")
+    assert _read(_folder(tmp_path / "m", {"tokenizer.model": data})).get_vocab_size() == len(TOKENS) + 30
+
+
+def test_tokens_that_are_too_long_together_are_refused() -> None:
+    tokens = [place.to_bytes(256, "little") for place in range(2**16 + 1)]
+    with pytest.raises(ArtifactError, match="tokens of 16777472 bytes together, expected at most 16777216"):
+        check_ranked(tokens, origin="x")
 
 
 def test_all_ways_to_make_a_token_are_merges() -> None:

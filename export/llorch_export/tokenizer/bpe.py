@@ -50,6 +50,7 @@ def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
             )
         merges.append((left, right))
     rules = vocabulary.rules
+    merges = list(dict.fromkeys(merges))  # of a merge that is there twice the first counts, as for llama.cpp
     tokenizer = _tokenizer(
         vocabulary, merges, byte_fallback=False, fuse_unk=False, ignore_merges=rules.whole_words_first
     )

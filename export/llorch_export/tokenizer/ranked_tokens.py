@@ -11,7 +11,7 @@ from typing import Final
 
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.token_bytes import byte_level_alphabet
-from llorch_serve.text.tokenizer_library import MAX_MERGES
+from llorch_serve.text.tokenizer_library import MAX_MERGES, MAX_VOCABULARY_CHARS
 
 MAX_TOKEN_BYTES: Final = 256
 """Longest token; looking for its halves costs by the square. Published vocabularies have up to 128."""
@@ -20,13 +20,20 @@ _CHARACTERS: Final = str.maketrans({chr(byte): char for char, byte in byte_level
 
 
 def check_ranked(tokens: Sequence[bytes], *, origin: str) -> None:
-    """Raise ArtifactError for tokens that are empty, huge or there twice, or if a byte has none."""
+    """Raise ArtifactError for tokens that are empty or there twice, too long, alone or together, or if a byte
+    has none.
+    """
     for rank, token in enumerate(tokens):
         if not 0 < len(token) <= MAX_TOKEN_BYTES:
             raise ArtifactError(
                 f"{origin}: token {rank} has {len(token)} bytes, expected 1 to {MAX_TOKEN_BYTES}; fetch the "
                 f"file again"
             )
+    if (total := sum(map(len, tokens))) > MAX_VOCABULARY_CHARS:
+        raise ArtifactError(
+            f"{origin} has tokens of {total} bytes together, expected at most {MAX_VOCABULARY_CHARS}; fetch "
+            f"the file again"
+        )
     known = set(tokens)
     if len(known) < len(tokens):
         raise ArtifactError(

@@ -78,7 +78,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
     bos = _token_id(fields, "bos_token_id", 1 if spm else None, highest)
     eos = _token_id(fields, "eos_token_id", 2 if spm else None, highest)
     unknown = _token_id(fields, "unknown_token_id", 0 if spm else None, highest)
-    rules = UNCUT if spm else splitting_rules(str(fields.get("pre") or "default"), origin=origin)
+    rules = UNCUT if spm else splitting_rules(_pre(fields), origin=origin)
     vocabulary = Vocabulary(
         tokens=tokens,
         kinds=kinds,
@@ -117,12 +117,20 @@ def _model(fields: Fields, origin: str) -> str:
     if model not in ("gpt2", "llama"):
         kind = f", {_OTHER_MODELS[model]}" if isinstance(model, str) and model in _OTHER_MODELS else ""
         raise ArtifactError(
-            f"{origin}: tokenizer.ggml.model is {model!r}{kind}; supported are gpt2 and llama. "
+            f"{origin}: tokenizer.ggml.model is {repr(model)[:100]}{kind}; supported are gpt2 and llama. "
             "Use a GGUF file that carries its tokenizer, or export from the original Hugging Face folder"
         )
     if fields.boolean("remove_extra_whitespaces", False) and model == "llama":
         raise fields.wrong("remove_extra_whitespaces", "false, since spaces are not removed here")
     return str(model)
+
+
+def _pre(fields: Fields) -> str:
+    """Return the name of the rules by which a text is cut; files of old converters name none."""
+    pre = fields.get("pre")
+    if not isinstance(pre, str | None):
+        raise fields.wrong("pre", "a name")
+    return pre or "default"
 
 
 def _is_phi_3(metadata: Mapping[str, object]) -> bool:

@@ -2,7 +2,7 @@
 
 ``tokenizer.ggml.pre`` names the model whose tokenizer was trained with the rules. Where llama.cpp has a
 simpler rule in place of one, or none, the rule here is the model's own: llama.cpp knows no capitals beyond
-ASCII, and composes no characters.
+ASCII, and composes no characters. Rules whose time grows by the square of a row of digits are left out.
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ _RULES: Final[tuple[tuple[SplittingRules, str], ...]] = (
         "tekken",
     ),
     (SplittingRules((_cased_words(_UP_TO_3),)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
-    (SplittingRules((r"\d{1,3}(?=(?:\d{3})*\b)", _cased_words(_UP_TO_3))), "tiny_aya cohere2moe"),
     (SplittingRules((_YOUTU_SCRIPTS, _cased_words(_DIGIT)), whole_words_first=True), "youtu"),
     (
         SplittingRules((r"\p{Han}+|" + _cased_words(_UP_TO_3, without=r"&&[^\p{Han}]", breaks=""),)),
@@ -201,7 +200,6 @@ _RULES: Final[tuple[tuple[SplittingRules, str], ...]] = (
     ),
     (SplittingRules((_BLOOM,)), "bloom poro-chat gpt3-finnish"),
     (SplittingRules((_BLOOM, _DIGIT)), "viking"),
-    (SplittingRules((r"\p{N}+", r"(?=(\d{3})+(?!\d))")), "superbpe"),
     (
         SplittingRules(
             (
@@ -226,7 +224,7 @@ def splitting_rules(name: str, *, origin: str) -> SplittingRules:
     """Return the rules of that name. Raises ArtifactError for one that is not known."""
     if name not in SPLITTING_RULES:
         raise ArtifactError(
-            f"{origin}: pre-tokenizer {name!r} is not supported; supported are "
+            f"{origin}: pre-tokenizer {name[:100]!r} is not supported; supported are "
             f"{', '.join(sorted(SPLITTING_RULES))}. Export from the original Hugging Face folder"
         )
     return SPLITTING_RULES[name]

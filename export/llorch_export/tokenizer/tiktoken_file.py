@@ -51,13 +51,14 @@ def read_tiktoken(
     add_bos, add_eos: the file itself does not say; ``tokenizer_config.json`` does.
     Raises ArtifactError if the file is damaged or another model's.
     """
-    tokens = _tokens(data, origin)
-    if len(tokens) != _TOKENS:
+    count = data.count(b"\n") + (not data.endswith(b"\n"))
+    if count != _TOKENS:
         raise ArtifactError(
-            f"{origin} is a tiktoken file of {len(tokens)} tokens, expected {_TOKENS}, those of Llama 3: of "
+            f"{origin} is a tiktoken file of {count} tokens, expected {_TOKENS}, those of Llama 3: of "
             f"other models the splitting rules are not known; make a tokenizer.json with transformers: "
             f"AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export again"
         )
+    tokens = _tokens(data, origin)
     check_ranked(tokens, origin=origin)
     special = _added_texts(added, origin) if added else _reserved(_LLAMA_3_1 if since_3_1 else _LLAMA_3)
     if _TOKENS + len(special) > vocab_size:
@@ -81,8 +82,8 @@ def read_tiktoken(
 
 def _tokens(data: bytes, origin: str) -> list[bytes]:
     tokens: list[bytes] = []
-    for rank, line in enumerate(data.splitlines()):
-        text, _, number = line.partition(b" ")
+    for rank, line in enumerate(data.removesuffix(b"\n").split(b"\n")):
+        text, _, number = line.removesuffix(b"\r").partition(b" ")
         try:
             if number != str(rank).encode():
                 raise ValueError(f"its rank is {number[:20]!r}")
