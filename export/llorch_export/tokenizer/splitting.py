@@ -175,7 +175,7 @@ _RULES: Final[tuple[tuple[SplittingRules, str], ...]] = (
                 r"[\r\n]",
                 rf"\s?[{_CASED}]+",
                 "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-                r"\s+$",
+                r"(?<!\s)\s+$",  # tried once for each row of spaces, not from each of its places
                 _CHINESE,
                 r"\p{N}+",
             )
