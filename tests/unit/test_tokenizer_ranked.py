@@ -25,6 +25,8 @@ from support.builders.checkpoints import VOCAB_SIZE, write_hf_folder
 from support.builders.multilingual import multilingual_texts
 from support.builders.ranked_tokens import SPECIAL, TOKENS, tekken_document
 
+DATA = Path(__file__).parents[1] / "data" / "published"
+PUBLISHED = [json.loads(line) for line in (DATA / "llama_3_special_tokens.jsonl").read_text().splitlines()]
 TEKKEN = SPLITTING_RULES["tekken"].patterns[0]
 
 
@@ -186,29 +188,16 @@ def test_a_tiktoken_file_gives_the_ids_of_its_definition(tmp_path: Path) -> None
         assert tokenizer.decode(expected) == text
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("since_3_1", [False, True])
-def test_special_tokens_of_a_tiktoken_file_are_metas(tmp_path: Path, since_3_1: bool) -> None:
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 8192}  # fmt: skip
+@pytest.mark.parametrize("line", PUBLISHED, ids=lambda line: line["from"])
+def test_special_tokens_of_a_tiktoken_file_are_metas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(tiktoken_file, "_TOKENS", len(TOKENS))
     folder = _folder(tmp_path / "m", {"tokenizer.model": _tiktoken(TOKENS)})
-    config = {"rope_scaling": scaling} if since_3_1 else {}
-    assets = tokenizer_from_folder(ModelFolder(folder), config, vocab_size=VOCAB_SIZE)
+    config = {"rope_scaling": {"rope_type": "llama3"}} if line["since_3_1"] else {}
+    assets = tokenizer_from_folder(ModelFolder(folder), config, vocab_size=1024)
     tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
-    names = [tokenizer.id_to_token(len(TOKENS) + place) for place in (0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 29)]
-    reserved = "<|reserved_special_token_{}|>".format
-    if since_3_1:
-        assert names == [
-            "<|begin_of_text|>", "<|end_of_text|>", reserved(0), "<|finetune_right_pad_id|>", reserved(2),
-            "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>",
-            reserved(3), reserved(21),
-        ]  # fmt: skip
-    else:
-        assert names == [
-            "<|begin_of_text|>", "<|end_of_text|>", reserved(0), reserved(2), reserved(3),
-            "<|start_header_id|>", "<|end_header_id|>", reserved(4), "<|eot_id|>", reserved(5), reserved(6),
-            reserved(24),
-        ]  # fmt: skip
+    assert [tokenizer.id_to_token(len(TOKENS) + place) for place in range(256)] == line["texts"]
 
 
 def _added(first: int, *texts: str, **flags: bool) -> dict[str, object]:
