@@ -4,6 +4,9 @@ pytest's.
 usage: PYTHON run_llamacpp.py quantize SOURCE TARGET TYPE     TYPE as llama.cpp's own tool names it: Q4_K_M
        PYTHON run_llamacpp.py logits FILE OUTPUT <windows     a JSON array of arrays of token ids, each a
        context of its own
+       PYTHON run_llamacpp.py tokens FILE PRE... <texts       a JSON array of texts; for each pre-tokenizer
+       PRE, in place of the file's own ("" for that), a line of JSON: pre, adds_bos, and ids, a list for each
+       text
 
 Logits are an array [tokens, vocabulary] in float32, windows one after the other, in numpy's format. A source
 that is quantised already is widened first.
@@ -49,11 +52,24 @@ def logits(path: str, output: str, windows: list[list[int]]) -> None:
     np.save(output, np.concatenate(found))
 
 
+def tokens(path: str, pre: str, texts: list[str]) -> dict[str, object]:
+    """Return the ids of texts, in which no special token is looked for, and whether BOS would come first."""
+    changes: dict[str, bool | int | float | str] = {"tokenizer.ggml.pre": pre} if pre else {}
+    model = llama_cpp.Llama(path, vocab_only=True, kv_overrides=changes, verbose=False)
+    vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+    ids = [model.tokenize(text.encode(), add_bos=False, special=False) for text in texts]
+    return {"pre": pre, "adds_bos": llama_cpp.llama_vocab_get_add_bos(vocabulary), "ids": ids}
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["quantize", source, target, kind]:
             quantize(source, target, kind)
         case ["logits", path, output]:
             logits(path, output, json.load(sys.stdin))
+        case ["tokens", path, *pre]:
+            texts = json.load(sys.stdin)
+            for name in pre:
+                print(json.dumps(tokens(path, name, texts)))  # noqa: T201 - a script's output
         case _:
             sys.exit(__doc__)

@@ -24,6 +24,7 @@ from support.builders import (
     chat_templates,
     checkpoints,
     foreign_folders,
+    ranked_tokens,
     tiny_artifact,
     tiny_tokenizers,
 )
@@ -80,6 +81,7 @@ def seeds(scratch: Path) -> Iterator[tuple[str, str, bytes]]:
         normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     yield "sentencepiece", "bpe", model.with_suffix(".model").read_bytes()
+    yield "tekken", "small", json.dumps(ranked_tokens.tekken_document(), separators=(",", ":")).encode()
     yield "tokenizer", "byte-level", tiny_tokenizers.byte_level().to_str().encode()
     yield "tokenizer", "byte-fallback", tiny_tokenizers.byte_fallback().to_str().encode()
     yield "tokenizer", "metaspace", tiny_tokenizers.byte_fallback(metaspace=True).to_str().encode()

@@ -28,9 +28,10 @@ from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.file import parse_recipe
 from llorch_export.source.open import open_checkpoint
+from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.reading import tokenizer_from_folder
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
-from llorch_export.tokenizer.vocabulary import sentencepiece_bpe
+from llorch_export.tokenizer.tekken import read_tekken
 from llorch_serve.artifact.manifest import decode_manifest
 from llorch_serve.bench.schema import read_report
 from llorch_serve.calls.callers import Caller
@@ -195,6 +196,17 @@ def _sentencepiece() -> Callable[[bytes], object]:
         built = sentencepiece_bpe(vocabulary).to_str()
         Tokenizer.from_json(built.encode(), origin="tokenizer.model").encode(
             "Hello, world", add_special_tokens=True
+        )
+
+    return run
+
+
+def _tekken() -> Callable[[bytes], object]:
+    def run(data: bytes) -> None:
+        vocabulary = read_tekken(data, add_bos=True, add_eos=False, vocab_size=512, origin="tekken.json")
+        built = byte_level_bpe(vocabulary).to_str()
+        Tokenizer.from_json(built.encode(), origin="tekken.json").encode(
+            "Hello, w\u00f6rld 123", add_special_tokens=True
         )
 
     return run
@@ -369,6 +381,7 @@ TARGETS: Mapping[str, Target] = {
     "report": Target(_report, json=True),
     "safetensors": Target(_safetensors),
     "sentencepiece": Target(_sentencepiece),
+    "tekken": Target(_tekken, json=True),
     "template": Target(_template),
     "tokenizer": Target(_tokenizer, json=True),
 }

@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
+from llorch_export.tokenizer.bpe import sentencepiece_bpe
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
-from llorch_export.tokenizer.vocabulary import sentencepiece_bpe
 
 CORPUS = (
     "Whether the weather is fine or whether the weather is not, we weather the weather whatever the weather.",

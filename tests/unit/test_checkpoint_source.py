@@ -110,6 +110,14 @@ def test_a_hub_id_that_cannot_be_had_says_why(tmp_path: Path, hub_cache: Path, m
             {"model.safetensors", "config.json"},
         ),
         (["config.json", "only.gguf", "original/tokenizer.model"], {"config.json", "only.gguf"}),
+        (
+            ["model.safetensors", "tekken.json", "tokenizer.model.v3.bak"],
+            {"model.safetensors", "tekken.json"},
+        ),
+        (
+            ["model.safetensors", "tekken.json", "tokenizer.model.v3", "tokenizer.json"],
+            {"model.safetensors", "tokenizer.json"},
+        ),
     ],
 )  # fmt: skip
 def test_only_what_an_export_needs_is_fetched(

@@ -114,7 +114,8 @@ def test_bos_and_eos_are_added_as_the_file_says(family: str, bos: bool, eos: boo
 
 
 @pytest.mark.parametrize(
-    ("pre", "added"), [("gpt-2", False), ("llama-bpe", True), ("llama3", True), ("smollm", False)]
+    ("pre", "added"),
+    [("gpt-2", False), ("llama-bpe", True), ("falcon3", True), ("tekken", True), ("smollm", False)],
 )
 def test_whether_bos_is_added_by_default_depends_on_the_kind(pre: str, added: bool) -> None:
     tokenizer = _tokenizer({"tokenizer.ggml.add_bos_token": None, "tokenizer.ggml.pre": pre})
@@ -153,6 +154,14 @@ def test_whole_words_come_before_merges_for_llama_3_only() -> None:
     assert len(_tokenizer(base=metadata).encode("zqx", add_special_tokens=False).ids) == 3
 
 
+def test_of_a_merge_that_is_there_twice_the_first_counts() -> None:
+    metadata: dict[str, Any] = gguf_tokenizer_metadata()
+    once = _tokenizer(base=metadata)
+    merges = metadata["tokenizer.ggml.merges"]
+    twice = _tokenizer(base=metadata | {"tokenizer.ggml.merges": [*merges, *merges[:50]]})
+    assert [twice.encode(text).ids for text in TEXTS] == [once.encode(text).ids for text in TEXTS]
+
+
 def test_pieces_merge_by_score_not_by_order() -> None:
     tokenizer = _tokenizer(
         {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False}, base=_spm()
@@ -182,6 +191,29 @@ def test_byte_tokens_are_not_found_in_text_but_user_defined_ones_are() -> None:
     assert tokenizer.decode(ids) == "atoolb"  # special tokens are left out, user-defined ones are text
 
 
+def test_special_tokens_of_phi_3_take_the_white_space_after_them() -> None:
+    base = _spm(add_bos_token=False, add_space_prefix=False)
+    tokens, kinds = base["tokenizer.ggml.tokens"], base["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(kinds, list)
+    tokens[-2:] = ["<|end|>", "<|endoftext|>"]
+    kinds[-2:] = [3, 3]
+    for named in ({"general.architecture": "phi3"}, {"general.name": "My Phi-3 chat"}):
+        tokenizer = _tokenizer(named, base=base)
+        assert _spell(tokenizer, "ab<|end|> \n\u3000ab</s>\n") == ["ab", "<|end|>", "ab", "</s>"]
+        assert _spell(tokenizer, "<s> <|endoftext|> ") == ["<s>", "▁", "<|endoftext|>", "▁"]
+    assert _spell(_tokenizer(base=base), "<|end|> ab") == ["<|end|>", "▁ab"]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [("bert", "WordPiece"), ("t5", "Unigram"), ("rwkv", "longest match"), ("none", "no tokenizer")],
+)
+def test_a_tokenizer_of_another_kind_is_refused_by_name(model: str, kind: str) -> None:
+    with pytest.raises(ArtifactError, match=f"model is '{model}'.*{kind}.*supported are gpt2 and llama"):
+        _assets({"tokenizer.ggml.model": model})
+
+
 def test_sampling_values_of_the_file_are_read() -> None:
     changes: dict[str, object] = {
         "general.sampling.temp": 0.5,
@@ -209,7 +241,7 @@ def _assign(index: int, value: object) -> Any:
     [
         ({}, r"tokenizer.ggml.model is None; supported are gpt2 and llama"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.model": "t5"}, r"tokenizer.ggml.model is 't5'"),
-        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "tekken"}, r"pre-tokenizer 'tekken' is not "
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "gemma4"}, r"pre-tokenizer 'gemma4' is not "
             r"supported; supported "
             r"are"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": []}, r"has 0 tokens"),
@@ -233,6 +265,10 @@ def _assign(index: int, value: object) -> Any:
             r"lacks"),
         (_spm(scores=[1.0]), r"scores has 1 items, expected 268"),
         (_spm(scores=None), r"lacks scores"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": [1] * 999}, r"pre is \[1, 1.*expected a name"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.pre": "x" * 999}, r"pre-tokenizer 'x{100}' is not"),
+        (gguf_tokenizer_metadata() | {"tokenizer.ggml.model": "x" * 999}, r"model is 'x{99}; supported"),
+        (_spm(remove_extra_whitespaces=True), r"remove_extra_whitespaces is True, expected false"),
         (_spm(scores=[float("nan")] * 268), r"score of token 0 is nan"),
         (_changed("tokens", _assign(300, "a" * 2049)), r"token of 2049 characters"),
     ],

@@ -15,6 +15,7 @@ from llorch_export.checkpoint.folder import LICENCE_FILE
 from llorch_export.checkpoint.safetensors import CONVERT_PICKLE, INDEX, SINGLE
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FOLDER
 from llorch_export.tokenizer.reading import FOLDER_FILES
+from llorch_export.tokenizer.vocabulary_files import vocabulary_files
 from llorch_serve.errors import ArtifactError
 
 _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -75,7 +76,8 @@ def fetch_snapshot(repo_id: str, *, is_complete: Callable[[Path], bool], config_
 def _wanted(files: list[str], repo_id: str, *, config_only: bool) -> list[str]:
     """Return which files of a repository to fetch: weights of one kind, and the small files with them."""
     top = [name for name in files if "/" not in name]
-    small = [name for name in top if name in (_CONFIG, *FOLDER_FILES) or LICENCE_FILE.match(name)]
+    named = {_CONFIG, *FOLDER_FILES, *vocabulary_files(top)}
+    small = [name for name in top if name in named or LICENCE_FILE.match(name)]
     small += [name for name in files if _TEMPLATE.fullmatch(name)]
     if SINGLE in top:
         weights = [SINGLE]

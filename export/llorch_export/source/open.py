@@ -20,6 +20,7 @@ from llorch_export.config.hf import config_from_hf
 from llorch_export.source import hub
 from llorch_export.tokenizer.chat_templates import template_files
 from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder, tokenizer_from_gguf
+from llorch_export.tokenizer.vocabulary_files import files_of_vocabulary
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -194,7 +195,8 @@ def _folder_config(folder: ModelFolder) -> tuple[LlamaConfig, dict[str, object]]
 
 
 def _content_files(folder: ModelFolder) -> tuple[Path, ...]:
-    small = (folder.find(name) for name in (_CONFIG, INDEX, *FOLDER_FILES))
+    names = dict.fromkeys((_CONFIG, INDEX, *FOLDER_FILES, *files_of_vocabulary(folder)))
+    small = (folder.find(name) for name in names)
     return (*(path for path in small if path is not None), *template_files(folder), *weight_files(folder))
 
 

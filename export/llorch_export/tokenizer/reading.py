@@ -14,16 +14,30 @@ from tokenizers import AddedToken, Tokenizer
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
 from llorch_export.config.fields import Fields
+from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, templates_from_folder, templates_from_gguf
 from llorch_export.tokenizer.sampling_defaults import defaults_from_folder, defaults_from_gguf
-from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
-from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary, byte_level_bpe, sentencepiece_bpe
+from llorch_export.tokenizer.splitting import UNCUT, splitting_rules
+from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary
+from llorch_export.tokenizer.vocabulary_files import read_vocabulary
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.tokenizer_library import MAX_TOKEN_CHARS, check_token_sizes, read_tokenizer
 
 # Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are
 # control tokens.
 _END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>"})
+# Kinds of tokenizers that GGUF files hold and that are not rebuilt here.
+_OTHER_MODELS: Final = {
+    "bert": "WordPiece, as BERT has it",
+    "t5": "a Unigram model, as T5 has it",
+    "rwkv": "RWKV's longest match",
+    "plamo2": "PLaMo 2's table of suffixes",
+    "gemma4": "BPE on characters, as Gemma 4 has it",
+    "hybriddna": "BPE and k-mers of DNA",
+    "whitespace": "words between white space",
+    "no_vocab": "no tokenizer",
+    "none": "no tokenizer",
+}
 _MAKE_TOKENIZER: Final = (
     "make one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export "
     "again"
@@ -50,12 +64,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)},
         origin=f"{origin}: tokenizer",
     )
-    model = fields.get("model")
-    if model not in ("gpt2", "llama"):
-        raise ArtifactError(
-            f"{origin}: tokenizer.ggml.model is {model!r}; supported are gpt2 and llama. "
-            "Use a GGUF file that carries its tokenizer, or export from the original Hugging Face folder"
-        )
+    model = _model(fields, origin)
     tokens = fields.array("tokens", str)
     if not 0 < len(tokens) <= vocab_size:
         raise ArtifactError(
@@ -69,19 +78,20 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
     bos = _token_id(fields, "bos_token_id", 1 if spm else None, highest)
     eos = _token_id(fields, "eos_token_id", 2 if spm else None, highest)
     unknown = _token_id(fields, "unknown_token_id", 0 if spm else None, highest)
-    pre = fields.get("pre") or "default"
+    rules = UNCUT if spm else splitting_rules(_pre(fields), origin=origin)
     vocabulary = Vocabulary(
         tokens=tokens,
         kinds=kinds,
         bos=bos,
         eos=eos,
         unknown=unknown,
-        add_bos=fields.boolean("add_bos_token", spm or pre in ("llama-bpe", "llama3", "llama-v3")),
+        add_bos=fields.boolean("add_bos_token", spm or rules.adds_bos),
         add_eos=fields.boolean("add_eos_token", False),
         scores=fields.array("scores", float, length=len(tokens)) if spm else (),
         merges=() if spm else fields.array("merges", str),
-        pre=str(pre),
+        rules=rules,
         space_prefix=spm and fields.boolean("add_space_prefix", True),
+        strips_space=spm and _is_phi_3(metadata),
         origin=origin,
     )
     built = sentencepiece_bpe(vocabulary) if spm else byte_level_bpe(vocabulary)
@@ -101,6 +111,34 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
     )
 
 
+def _model(fields: Fields, origin: str) -> str:
+    """Return which of the two kinds of tokenizers a file has. Raises ArtifactError for any other."""
+    model = fields.get("model")
+    if model not in ("gpt2", "llama"):
+        kind = f", {_OTHER_MODELS[model]}" if isinstance(model, str) and model in _OTHER_MODELS else ""
+        raise ArtifactError(
+            f"{origin}: tokenizer.ggml.model is {repr(model)[:100]}{kind}; supported are gpt2 and llama. "
+            "Use a GGUF file that carries its tokenizer, or export from the original Hugging Face folder"
+        )
+    if fields.boolean("remove_extra_whitespaces", False) and model == "llama":
+        raise fields.wrong("remove_extra_whitespaces", "false, since spaces are not removed here")
+    return str(model)
+
+
+def _pre(fields: Fields) -> str:
+    """Return the name of the rules by which a text is cut; files of old converters name none."""
+    pre = fields.get("pre")
+    if not isinstance(pre, str | None):
+        raise fields.wrong("pre", "a name")
+    return pre or "default"
+
+
+def _is_phi_3(metadata: Mapping[str, object]) -> bool:
+    """Return whether a file holds a Phi-3: GGUF has no place for what its special tokens do to spaces."""
+    name = str(metadata.get("general.name", "")).lower()
+    return metadata.get("general.architecture") == "phi3" or "phi-3" in name or "phi3" in name
+
+
 def tokenizer_from_folder(
     folder: ModelFolder, config: Mapping[str, object], *, vocab_size: int
 ) -> TokenizerAssets:
@@ -115,7 +153,7 @@ def tokenizer_from_folder(
     generation = folder.read_json("generation_config.json") or {}
     data = folder.read_bytes("tokenizer.json", limit=MAX_JSON_BYTES)
     if data is None:
-        data = _converted(folder, settings, vocab_size).to_str().encode()
+        data = _converted(folder, settings, config, vocab_size).to_str().encode()
     tokenizer = _parsed(data, folder)
     ends = (
         *_named_id(tokenizer, settings, "eos_token", vocab_size, folder),
@@ -140,25 +178,20 @@ def _parsed(data: bytes, folder: ModelFolder) -> Tokenizer:
     return read_tokenizer(data, origin=str(folder.path / "tokenizer.json"))
 
 
-def _converted(folder: ModelFolder, settings: Mapping[str, object], vocab_size: int) -> Tokenizer:
-    """Build a tokenizer from ``tokenizer.model`` and the tokens that were added to it later."""
-    path = folder.path / "tokenizer.model"
-    data = folder.read_bytes("tokenizer.model", limit=MAX_JSON_BYTES)
-    if data is None:
-        raise ArtifactError(
-            f"{folder.path} has neither tokenizer.json nor tokenizer.model, so text cannot be encoded; "
-            f"{_MAKE_TOKENIZER}"
-        )
+def _converted(
+    folder: ModelFolder, settings: Mapping[str, object], config: Mapping[str, object], vocab_size: int
+) -> Tokenizer:
+    """Build a tokenizer from a bare vocabulary and the tokens that were added to it later."""
     flags = Fields(settings, origin=str(folder.path / "tokenizer_config.json"))
-    vocabulary = read_sentencepiece(
-        data,
-        add_bos=flags.boolean("add_bos_token", True),
-        add_eos=flags.boolean("add_eos_token", False),
-        vocab_size=vocab_size,
-        origin=str(path),
-    )
-    tokenizer = sentencepiece_bpe(vocabulary)
-    for token_id, token in sorted(_added_tokens(folder, flags).items()):
+    added = _added_tokens(folder, flags)
+    vocabulary = read_vocabulary(folder, flags, added, config, vocab_size=vocab_size)
+    if vocabulary is None:
+        raise ArtifactError(
+            f"{folder.path} has neither tokenizer.json nor tokenizer.model nor tekken.json, so text cannot "
+            f"be encoded; {_MAKE_TOKENIZER}"
+        )
+    tokenizer = sentencepiece_bpe(vocabulary) if vocabulary.scores else byte_level_bpe(vocabulary)
+    for token_id, token in sorted(added.items()):
         if tokenizer.id_to_token(token_id) == token.content:
             continue
         if token_id != tokenizer.get_vocab_size():

@@ -23,7 +23,7 @@ class TokenBytes:
         self._inner = inner
         rules = decoder_rules(inner)
         kinds = {rule.get("type") for rule in rules}
-        self._byte_level = _byte_level_alphabet() if "ByteLevel" in kinds else {}
+        self._byte_level = byte_level_alphabet() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
         self._replaced = [pair for rule in rules if (pair := _replacement(rule)) is not None]
         # Of a decoder with none of these rules (WordPiece, say) tokens are what it shows of each alone.
@@ -77,7 +77,7 @@ def _replacement(rule: dict[str, object]) -> tuple[str, str] | None:
     return None
 
 
-def _byte_level_alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """Return the byte that each character of byte-level vocabularies stands for.
 
     Bytes that are printable in Latin-1 are written as themselves, the others, in their order, as the
