@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from llorch_export.adapter.apply import with_adapters
 from llorch_export.artifact.companions import planned, with_int8_cache, with_prompt_graph
 from llorch_export.artifact.description import (
     GRAPH_FILE,
@@ -28,7 +29,6 @@ from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
@@ -86,8 +86,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     check_output(options.output, force=force)
     checkpoint = open_checkpoint(options.source)
     check_source(base, checkpoint)
-    if options.lora is not None:
-        checkpoint = with_adapter(checkpoint, options.lora)
+    checkpoint = with_adapters(checkpoint, options.lora)
     resolved = resolve(options, checkpoint.config)
     text = None
     if resolved.calibration is not None:
@@ -126,7 +125,8 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
-    return tuple(notice for notice in found if notice is not None)
+    of_adapters = [f"{one.name}: {notice}" for one in checkpoint.adapters for notice in one.notices]
+    return (*of_adapters, *(notice for notice in found if notice is not None))
 
 
 def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> DecoderGraph:

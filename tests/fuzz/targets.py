@@ -20,8 +20,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from llorch_export.adapter.apply import adapt
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.safetensors import file_tensors, folder_tensors
 from llorch_export.config.fp8 import fp8_format
 from llorch_export.config.hf import config_from_hf
@@ -182,7 +183,7 @@ def _adapter() -> Callable[[bytes], object]:
             "adapter_model.safetensors": weights,
         }
         with folder_of(files) as path:
-            merged_tensors(tensors, path)
+            adapt(config, tensors, (AdapterChoice(path),), source="tiny")
 
     return run
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llorch_export.checkpoint.lora import with_adapter
+from llorch_export.adapter.apply import with_adapters
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
 from llorch_export.source.open import fingerprint, open_checkpoint
@@ -58,7 +59,9 @@ def test_weights_are_w_plus_scaling_b_a_rounded_once(
     tmp_path: Path, kind: str, options: dict[str, Any], scaling: Callable[[str], float]
 ) -> None:
     factors = write_adapter(tmp_path / "lora", CONFIG, **options)
-    checkpoint = with_adapter(open_checkpoint(str(base(tmp_path, kind))), tmp_path / "lora")
+    checkpoint = with_adapters(
+        open_checkpoint(str(base(tmp_path, kind))), (AdapterChoice(tmp_path / "lora"),)
+    )
     for name, expected in merged(CONFIG, factors, scaling).items():
         found = checkpoint.tensors[name].load()
         np.testing.assert_array_almost_equal_nulp(found, expected.astype(np.float32), nulp=1)
@@ -70,12 +73,15 @@ def test_the_adapter_is_part_of_the_source(tmp_path: Path) -> None:
     write_adapter(tmp_path / "two", CONFIG, lora_alpha=7)
     source = base(tmp_path)
     plain = open_checkpoint(str(source))
-    prints = {fingerprint(c) for c in (plain, *(with_adapter(plain, tmp_path / n) for n in ("one", "two")))}
+    prints = {
+        fingerprint(c)
+        for c in (plain, *(with_adapters(plain, (AdapterChoice(tmp_path / n),)) for n in ("one", "two")))
+    }
     assert len(prints) == 3
-    artifact = export_tiny(source, tmp_path / "out", lora=tmp_path / "one")
+    artifact = export_tiny(source, tmp_path / "out", lora=(AdapterChoice(tmp_path / "one"),))
     assert artifact.manifest.source.adapter == "one"
     assert artifact.manifest.source.fingerprint in prints
-    again = export_tiny(source, tmp_path / "out", lora=tmp_path / "two", if_changed=True)
+    again = export_tiny(source, tmp_path / "out", lora=(AdapterChoice(tmp_path / "two"),), if_changed=True)
     assert again.manifest.source.adapter == "two"
     assert again.manifest.fingerprint != artifact.manifest.fingerprint
     assert export_tiny(source, tmp_path / "out", force=True).manifest.source.adapter is None
@@ -84,7 +90,7 @@ def test_the_adapter_is_part_of_the_source(tmp_path: Path) -> None:
 def test_a_merged_weight_no_longer_claims_the_storage_type_of_its_base(tmp_path: Path) -> None:
     write_adapter(tmp_path / "lora", CONFIG)
     source = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", weight_type="Q8_0")))
-    tensors = with_adapter(source, tmp_path / "lora").tensors
+    tensors = with_adapters(source, (AdapterChoice(tmp_path / "lora"),)).tensors
     assert tensors["model.layers.0.self_attn.q_proj.weight"].dtype == "F32"
     assert tensors["model.layers.0.self_attn.k_proj.weight"].dtype == "Q8_0"
 
@@ -92,7 +98,7 @@ def test_a_merged_weight_no_longer_claims_the_storage_type_of_its_base(tmp_path:
 def refusal(tmp_path: Path, **options: Any) -> str:
     write_adapter(tmp_path / "lora", CONFIG, **options)
     with pytest.raises(ArtifactError) as caught:
-        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+        with_adapters(open_checkpoint(str(base(tmp_path))), (AdapterChoice(tmp_path / "lora"),))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -102,7 +108,7 @@ def refusal(tmp_path: Path, **options: Any) -> str:
     [
         ("peft_type", "IA3"),
         ("modules_to_save", ["lm_head"]),
-        ("bias", "all"),
+        ("bias", "some"),
         ("use_dora", True),
         ("lora_bias", True),
         ("use_qalora", True),
@@ -112,10 +118,18 @@ def refusal(tmp_path: Path, **options: Any) -> str:
         ("exclude_modules", ["q_proj"]),
         ("layer_replication", [[0, 2]]),
         ("trainable_token_indices", [1]),
-        ("layers_pattern", "h"),
         ("layers_to_transform", ["1"]),
-        ("rank_pattern", {".*q_proj": 2}),
-        ("alpha_pattern", {"q_proj|v_proj": 2}),
+        ("alora_invocation_tokens", [1, 2]),
+        ("kasa_config", {"beta": 1}),
+        ("use_bdlora", {"nblocks": 2}),
+        ("init_lora_weights", "corda"),
+        ("init_lora_weights", "loftq"),
+        ("init_lora_weights", "later_kind"),
+        ("trainable_token_indices", [1, 1]),
+        ("trainable_token_indices", {"embed_tokens": [-1]}),
+        ("modules_to_save", "lm_head"),
+        ("rank_pattern", {"(?=layers).*q_proj": 2}),
+        ("alpha_pattern", {"(q_proj": 2}),
         ("alpha_pattern", {"q_proj": -1}),
         ("r", 0),
         ("lora_alpha", "much"),
@@ -141,8 +155,13 @@ def add(key: str, *shape: int) -> Callable[[Factors], None]:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (add("base_model.model.lm_head.weight", 512, 64), "base_model.model.lm_head.weight"),
-        (add("base_model.model.model.embed_tokens.lora_embedding_A", 4, 512), "lora_embedding_A"),
+        (add("base_model.model.score.weight", 2, 64), "adapts score"),
+        (add("base_model.model.lm_head.vera_lambda_b", 64), "base_model.model.lm_head.vera_lambda_b"),
+        (add("base_model.model.lm_head.weight", 512, 32), "lm_head has weight [512, 32], expected weight [512, 64]"),
+        (add("base_model.model.lm_head.weight", 600, 64), "resizes one table alone"),
+        (add(f"{UP}.bias", 96), "expected no bias"),
+        (add("base_model.model.model.embed_tokens.lora_embedding_A", 4, 512), "adapters for 1 modules: model.embed_tokens"),
+        (add("base_model.model.model.layers.0.self_attn.q_proj.lora_A.other.weight", 4, 64), "are the same part"),
         (add(f"{UP}.lora_magnitude_vector", 96), "lora_magnitude_vector"),
         (add(f"{UP}.lora_A.weight", 4, 64), "against the config, adapters for 1 modules: "
             "model.layers.0.mlp.up_proj"),
@@ -172,7 +191,7 @@ def test_a_factor_that_is_not_finite_is_refused_when_it_is_read(tmp_path: Path) 
 
     write_adapter(tmp_path / "lora", CONFIG, edit=damage)
     with pytest.raises(ArtifactError, match=r"q_proj\.lora_B\.weight holds NaN"):
-        export_tiny(base(tmp_path), tmp_path / "out", lora=tmp_path / "lora")
+        export_tiny(base(tmp_path), tmp_path / "out", lora=(AdapterChoice(tmp_path / "lora"),))
     assert not (tmp_path / "out").exists()
 
 
@@ -184,16 +203,18 @@ def test_an_incomplete_folder_is_refused(tmp_path: Path, missing: str, message: 
     write_adapter(tmp_path / "lora", CONFIG)
     (tmp_path / "lora" / missing).rename(tmp_path / "lora" / "adapter_model.bin")
     with pytest.raises(ArtifactError, match=message):
-        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+        with_adapters(open_checkpoint(str(base(tmp_path))), (AdapterChoice(tmp_path / "lora"),))
 
 
 def test_no_folder_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is no folder"):
-        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+        with_adapters(open_checkpoint(str(base(tmp_path))), (AdapterChoice(tmp_path / "lora"),))
 
 
 def test_a_preview_refuses_what_the_export_would(tmp_path: Path) -> None:
     write_adapter(tmp_path / "lora", CONFIG, use_dora=True)
-    options = ExportOptions(source=str(base(tmp_path)), output=tmp_path / "out", lora=tmp_path / "lora")
+    options = ExportOptions(
+        source=str(base(tmp_path)), output=tmp_path / "out", lora=(AdapterChoice(tmp_path / "lora"),)
+    )
     with pytest.raises(ArtifactError, match="use_dora"):
         preview(options)
