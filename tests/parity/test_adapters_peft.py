@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from llorch_export.adapter.apply import with_adapters
 from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.source.open import open_checkpoint
-from support.builders.checkpoints import of_family, write_hf_folder
+from llorch_export.verify.reference import Reference
+from support.builders.adapters import write_adapter
+from support.builders.checkpoints import of_family, tiny_llama_config, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids
 from support.oracles.peft_adapters import adapted_model, logits, make_adapter, merged_weights
 from tolerances import FP32_LOGITS
@@ -91,21 +95,68 @@ UNMERGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
     ),
 }
+Logits = npt.NDArray[np.float32]
+# Of those that PEFT merges, the ones that are exported too.
+EXPORTED = {"dora", "biases", "tied, head saved", "fused"}
 IDS = [5, 2, 77, *random_ids(29)]
+
+
+def checkpoint_of(folder: Path, *choices: AdapterChoice) -> Checkpoint:
+    return with_adapters(open_checkpoint(str(folder)), choices)
+
+
+def artifact_logits(folder: Path, out: Path, *choices: AdapterChoice) -> Logits:
+    return all_logits(export_tiny(folder, out, lora=choices), IDS)
 
 
 @pytest.mark.parametrize("name", [*MERGED, *UNMERGED])
 def test_an_adapter_computes_what_peft_computes(tmp_path: Path, name: str) -> None:
+    """So does the reference of ``llorch verify``, whose arithmetic is torch's own."""
     overrides, settings = (MERGED | UNMERGED)[name]
     folder, path = write_hf_folder(tmp_path / "model", overrides), tmp_path / "lora"
     make_adapter(folder, path, **{"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **settings})
     model = adapted_model(folder, path)
     expected = logits(model, IDS)
-    artifact = export_tiny(folder, tmp_path / "out", lora=(AdapterChoice(path),))
-    np.testing.assert_allclose(all_logits(artifact, IDS), expected, atol=FP32_LOGITS, rtol=0)
+    checkpoint = checkpoint_of(folder, AdapterChoice(path))
+    np.testing.assert_allclose(Reference(checkpoint).logits(IDS), expected, atol=FP32_LOGITS, rtol=0)
+    if name in UNMERGED or name in EXPORTED:
+        ours = artifact_logits(folder, tmp_path / "out", AdapterChoice(path))
+        np.testing.assert_allclose(ours, expected, atol=FP32_LOGITS, rtol=0)
     if name in MERGED:
-        tensors = with_adapters(open_checkpoint(str(folder)), (AdapterChoice(path),)).tensors
         weights = merged_weights(model)
-        for key, tensor in tensors.items():
+        for key, tensor in checkpoint.tensors.items():
             if key in weights:
                 np.testing.assert_array_almost_equal_nulp(tensor.load(), weights[key].astype(np.float32), 1)
+
+
+def test_names_of_the_unfused_form_are_merged_into_a_fused_model(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model", PHI3)
+    write_adapter(tmp_path / "lora", tiny_llama_config(**PHI3))
+    choice = AdapterChoice(tmp_path / "lora")
+    reference = Reference(checkpoint_of(folder, choice)).logits(IDS)
+    ours = artifact_logits(folder, tmp_path / "out", choice)
+    np.testing.assert_allclose(ours, reference, atol=FP32_LOGITS, rtol=0)
+
+
+def test_several_adapters_with_weights_are_what_the_reference_computes(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model", TIED | QWEN2)
+    first = {"target_modules": ALL, "bias": "all", "trainable_token_indices": [3, 4]}
+    second = {"target_modules": QV, "use_rslora": True}
+    for number, settings in enumerate((first, second)):
+        make_adapter(folder, tmp_path / f"{number}", seed=number, task_type="CAUSAL_LM", **settings)
+    choices = AdapterChoice(tmp_path / "0"), AdapterChoice(tmp_path / "1", -0.5)
+    reference = Reference(checkpoint_of(folder, *choices)).logits(IDS)
+    ours = artifact_logits(folder, tmp_path / "out", *choices)
+    np.testing.assert_allclose(ours, reference, atol=FP32_LOGITS, rtol=0)
+
+
+def test_a_resized_vocabulary_computes_what_peft_computes(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model", TIED)
+    make_adapter(folder, tmp_path / "lora", resize=520, target_modules=QV, task_type="CAUSAL_LM")
+    expected = logits(adapted_model(folder, tmp_path / "lora", resize=520), IDS)
+    choice = AdapterChoice(tmp_path / "lora")
+    checkpoint = checkpoint_of(folder, choice)
+    assert checkpoint.config.tie_word_embeddings
+    ours = artifact_logits(folder, tmp_path / "out", choice)
+    np.testing.assert_allclose(ours, expected, atol=FP32_LOGITS, rtol=0)
+    np.testing.assert_allclose(Reference(checkpoint).logits(IDS), expected, atol=FP32_LOGITS, rtol=0)

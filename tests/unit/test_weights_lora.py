@@ -218,3 +218,63 @@ def test_a_preview_refuses_what_the_export_would(tmp_path: Path) -> None:
     )
     with pytest.raises(ArtifactError, match="use_dora"):
         preview(options)
+
+
+def test_several_adapters_are_summed_with_their_weights(tmp_path: Path) -> None:
+    one = write_adapter(tmp_path / "one", CONFIG)
+    two = write_adapter(
+        tmp_path / "two", CONFIG, ranks={"q_proj": 2}, rank_pattern={"q_proj": 2}, lora_alpha=3
+    )
+    choices = (AdapterChoice(tmp_path / "one"), AdapterChoice(tmp_path / "two", -0.5))
+    checkpoint = with_adapters(open_checkpoint(str(base(tmp_path))), choices)
+    expected = {name: value.astype(np.float64) for name, value in tiny_weights(CONFIG).items()}
+    for factors, scaling in ((one, lambda r: 6 / r), (two, lambda r: -0.5 * 3 / r)):
+        for name, a in factors.items():
+            if name.endswith(".a"):
+                module = name.removesuffix(".a")
+                product = factors[f"{module}.b"].astype(np.float64) @ a
+                expected[f"{module}.weight"] += scaling(len(a)) * product
+    for name, value in expected.items():
+        found = checkpoint.tensors[name].load()
+        np.testing.assert_array_almost_equal_nulp(found, value.astype(np.float32), nulp=1)
+
+
+def test_weights_are_part_of_the_source_and_of_the_manifest(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_adapter(tmp_path / name, CONFIG)
+    source = base(tmp_path)
+    seen = set()
+    for first, second, told in (
+        (1.0, 1.0, "one + two"),
+        (0.5, 1.0, "one=0.5 + two"),
+        (1.0, 0.5, "one + two=0.5"),
+    ):
+        choices = (AdapterChoice(tmp_path / "one", first), AdapterChoice(tmp_path / "two", second))
+        manifest = export_tiny(source, tmp_path / "out", lora=choices, force=True).manifest
+        assert manifest.source.adapter == told
+        seen |= {manifest.source.fingerprint}
+        assert export_tiny(source, tmp_path / "out", lora=choices, if_changed=True).manifest == manifest
+    assert len(seen) == 3
+
+
+def saved_head(factors: Factors) -> None:
+    factors["base_model.model.lm_head.weight"] = np.ones((512, 64), np.float32)
+
+
+def test_what_replaces_weights_has_no_weight_and_stands_alone(tmp_path: Path) -> None:
+    source = open_checkpoint(str(base(tmp_path)))
+    for name in ("one", "two"):
+        write_adapter(tmp_path / name, CONFIG, edit=saved_head, modules_to_save=["lm_head"])
+    write_adapter(tmp_path / "plain", CONFIG)
+    with pytest.raises(
+        ArtifactError, match=r"replaces or rescales lm_head\.weight, which cannot be done 0\.5"
+    ):
+        with_adapters(source, (AdapterChoice(tmp_path / "one", 0.5),))
+    with pytest.raises(ArtifactError, match=r"two adapters change lm_head\.weight"):
+        with_adapters(source, tuple(AdapterChoice(tmp_path / name) for name in ("one", "two")))
+    both = with_adapters(source, (AdapterChoice(tmp_path / "plain", 2.0), AdapterChoice(tmp_path / "one")))
+    assert (both.tensors["lm_head.weight"].load() == 1).all()
+
+
+def test_a_saved_module_that_is_missing_is_refused(tmp_path: Path) -> None:
+    assert "lacks the weights of lm_head" in refusal(tmp_path, modules_to_save=["lm_head"])

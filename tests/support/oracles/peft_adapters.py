@@ -27,7 +27,6 @@ def make_adapter(
     resize: rows of the vocabulary. settings: of PEFT's LoraConfig.
     """
     import peft
-    import torch
 
     model = base_model(folder)
     if resize is not None:
@@ -35,13 +34,20 @@ def make_adapter(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in adapted.parameters():
-                if parameter.requires_grad:
-                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.2
-                    parameter.copy_((parameter + noise).float())
+        draw(adapted, seed)
         adapted.float().save_pretrained(path, save_embedding_layers=resize is not None or "auto")
+
+
+def draw(adapted: Any, seed: int) -> None:
+    """Change all that is trainable by random numbers, to values that float32 has."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if parameter.requires_grad or ".lora_" in name:  # those of a published one are frozen
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.2
+                parameter.copy_((parameter + noise).float())
 
 
 def adapted_model(folder: Path, path: Path, *, resize: int | None = None) -> Any:
