@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from llorch_export.adapter.apply import with_adapters
+from llorch_export.adapter.apply import adapter_notices, with_adapters
 from llorch_export.artifact.companions import planned, with_int8_cache, with_prompt_graph
 from llorch_export.artifact.description import (
     GRAPH_FILE,
@@ -125,8 +125,7 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
-    of_adapters = [f"{one.name}: {notice}" for one in checkpoint.adapters for notice in one.notices]
-    return (*of_adapters, *(notice for notice in found if notice is not None))
+    return (*adapter_notices(checkpoint.adapters), *(notice for notice in found if notice is not None))
 
 
 def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> DecoderGraph:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.adapter.apply import adapt
+from llorch_export.adapter.apply import adapt, adapter_notices
 from llorch_export.artifact.companions import planned
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.names import expected_tensors, parameters
@@ -41,6 +41,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         "recipe": resolved.recipe,
         "context_length": resolved.context_length,
         "parameters": parameters(config),
+        "notices": adapter_notices(adapted.adapters),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": resolved.prompts,
         "prompt_data_bytes": prompt_bytes,

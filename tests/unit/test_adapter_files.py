@@ -144,6 +144,7 @@ def test_other_tools_files_are_called_by_their_name(base: Checkpoint, tmp_path: 
         ({"use_later_thing": False, "later_config": {}}, "ignored: later_config, use_later_thing"),
         ({"base_model_name_or_path": "unsloth/m-unsloth-bnb-4bit"}, "quantised unsloth/m-unsloth-bnb-4bit"),
         ({"base_model_name_or_path": "other/model"}, "trained on other/model, and is merged into m"),
+        ({"ensure_weight_tying": True}, "ensure_weight_tying has no effect"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out has no effect"),
         ({"bias": "all"}, "the base model has none"),
         ({"layers_pattern": "layers"}, "layers_pattern has no effect"),

@@ -276,5 +276,19 @@ def test_what_replaces_weights_has_no_weight_and_stands_alone(tmp_path: Path) ->
     assert (both.tensors["lm_head.weight"].load() == 1).all()
 
 
+def test_a_bias_that_no_graph_has_is_refused(tmp_path: Path) -> None:
+    def edit(factors: Factors) -> None:
+        factors |= {
+            "base_model.model.lm_head.lora_A.weight": np.ones((4, 64), np.float32),
+            "base_model.model.lm_head.lora_B.weight": np.ones((512, 4), np.float32),
+            "base_model.model.lm_head.lora_B.bias": np.ones(512, np.float32),
+        }
+        for key in list(factors):
+            if "lm_head" not in key:
+                del factors[key]
+
+    assert "lm_head.bias" in refusal(tmp_path, edit=edit, target_modules=["lm_head"], lora_bias=True)
+
+
 def test_a_saved_module_that_is_missing_is_refused(tmp_path: Path) -> None:
     assert "lacks the weights of lm_head" in refusal(tmp_path, modules_to_save=["lm_head"])

@@ -30,6 +30,7 @@ from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,11 @@ def with_adapters(checkpoint: Checkpoint, choices: Sequence[AdapterChoice]) -> C
         tokenizer=tokenizer,
         adapters=adapters,
     )
+
+
+def adapter_notices(adapters: Sequence[Adapter]) -> tuple[str, ...]:
+    """Return what a person should know about adapters, a line each."""
+    return tuple(f"adapter {one.name}: {notice}" for one in adapters for notice in one.notices)
 
 
 def adapt(
@@ -148,16 +154,21 @@ def _combined(first: Change | None, second: Change, name: str) -> Change:
 
 def _with_biases(config: LlamaConfig, changes: Mapping[str, Change]) -> LlamaConfig:
     """Return the config with the biases that adapters add; those of modules without one are zero."""
-    added = {
-        name.removesuffix(".bias").rpartition(".")[2]
-        for name in changes
-        if name.endswith(".bias") and name not in expected_tensors(config)
-    }
-    attention, mlp = added.intersection(_ATTENTION), added.difference(_ATTENTION)
+    known = expected_tensors(config)
+    added = [name for name in changes if name.endswith(".bias") and name not in known]
+    modules = {name.removesuffix(".bias").rpartition(".")[2] for name in added}
+    attention, mlp = modules.intersection(_ATTENTION), modules.intersection(_MLP)
     if attention:
         key = "attention_bias" if "o_proj" in attention or config.attention_bias else "qkv_bias"
         config = msgspec.structs.replace(config, **{key: True})
-    return msgspec.structs.replace(config, mlp_bias=True) if mlp else config
+    if mlp:
+        config = msgspec.structs.replace(config, mlp_bias=True)
+    left = sorted(changes.keys() - expected_tensors(config).keys())
+    if left:
+        raise ArtifactError(
+            f"the adapter has {left[0]} for a module that can have no bias; use an adapter without lora_bias"
+        )
+    return config
 
 
 def _merged(

@@ -121,9 +121,11 @@ def _rescaled(
         return total
     with np.errstate(divide="ignore", invalid="ignore"):  # a row of zeros; reported as not finite
         if columns is not None:
-            return total * columns()
-        lengths = np.sqrt(np.square(total).sum(axis=1))
-        return total * (read_rows(change.magnitude, start, stop).astype(np.float64) / lengths)[:, None]
+            total *= columns()
+        else:
+            lengths = np.sqrt(np.square(total).sum(axis=1))
+            total *= (read_rows(change.magnitude, start, stop).astype(np.float64) / lengths)[:, None]
+    return total
 
 
 def _column_factors(source: LazyTensor, change: Change) -> Callable[[], _Values] | None:
@@ -140,7 +142,8 @@ def _column_factors(source: LazyTensor, change: Change) -> Callable[[], _Values]
         for start in range(0, rows, step):
             squares += np.square(_sum(source, change, start, min(start + step, rows))).sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return read_float32(magnitude).astype(np.float64) / np.sqrt(squares)
+            lengths: _Values = read_float32(magnitude).astype(np.float64) / np.sqrt(squares)
+        return lengths
 
     return factors
 

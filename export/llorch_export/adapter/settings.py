@@ -112,6 +112,9 @@ def read_settings(data: Mapping[str, object], *, origin: str, base: LlamaConfig)
     ranks, alphas = (_patterns(fields, key, origin) for key in ("rank_pattern", "alpha_pattern"))
     if fields.boolean("fan_in_fan_out", False):
         notices.append("fan_in_fan_out has no effect on linear layers, which is what these models have")
+    ties = fields.boolean("ensure_weight_tying", False)
+    if ties and not base.tie_word_embeddings:
+        notices.append("ensure_weight_tying has no effect, because the base model has two tables")
     bias = fields.get("bias")
     if bias not in (None, "none", "all", "lora_only"):
         raise fields.wrong("bias", "'none', 'all' or 'lora_only'")
@@ -128,7 +131,7 @@ def read_settings(data: Mapping[str, object], *, origin: str, base: LlamaConfig)
         lora_bias=fields.boolean("lora_bias", False),
         biases=bias in ("all", "lora_only"),
         tokens=_tokens(fields),
-        ties=fields.boolean("ensure_weight_tying", False),
+        ties=ties and base.tie_word_embeddings,
         base_model=name if isinstance(name, str) else None,
         notices=(*notices, *_ignored(fields, data, origin)),
     )
@@ -231,9 +234,14 @@ def base_model_notice(settings: AdapterSettings, source: str) -> str | None:
     """
     name = settings.base_model
     last = "" if name is None else name.replace("\\", "/").rstrip("/").rpartition("/")[2]
-    if name is None or last in _NO_NAME or last.lower() == source.lower():
+    if name is None or last in _NO_NAME or _plain(last) == _plain(source):
         return None
     shown = name[:120]
     if _QUANTISED.search(last) and not _QUANTISED.search(source):
         return f"it was trained on the quantised {shown}, and is merged into the weights of {source}"
     return f"it was trained on {shown}, and is merged into {source}"
+
+
+def _plain(name: str) -> str:
+    """Return a name without what file names and titles write differently."""
+    return re.sub(r"[\W_]", "", name).lower()

@@ -150,7 +150,7 @@ class Pattern:
     def have(self, module: str) -> bool:
         """Tell whether the key is for a module."""
         if self.expression is None:
-            return self.key == module or self.key in _ends(module)
+            return f".{module}".endswith(f".{self.key}")
         return self.expression.matches(module)
 
 
