@@ -183,7 +183,9 @@ def _adapter() -> Callable[[bytes], object]:
             "adapter_model.safetensors": weights,
         }
         with folder_of(files) as path:
-            adapt(config, tensors, (AdapterChoice(path),), source="tiny")
+            adapted = adapt(config, tensors, (AdapterChoice(path),), source="tiny")
+            for tensor in adapted.tensors.values():
+                tensor.load_rows(0, min(tensor.shape[0], 2))
 
     return run
 

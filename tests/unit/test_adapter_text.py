@@ -152,3 +152,10 @@ def test_one_table_alone_cannot_grow(tmp_path: Path, folder: Path) -> None:
 
     with pytest.raises(ArtifactError, match="resizes one table alone"):
         merged(folder, adapter(tmp_path, folder, edit=edit))
+
+
+def test_a_table_with_too_few_rows_for_the_tokenizer_is_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ArtifactError, match="leaves 500 rows of the embedding"):
+        merged(folder, adapter(tmp_path, folder, edit=tables(500)))
+    with pytest.raises(ArtifactError, match="tables of 0 rows"):
+        merged(folder, adapter(tmp_path, folder, "none", edit=tables(0)))

@@ -23,7 +23,7 @@ from llorch_export.adapter.modules import ModelModules
 from llorch_export.adapter.parts import sort_parts
 from llorch_export.adapter.settings import AdapterSettings, base_model_notice, read_settings
 from llorch_export.adapter.tables import UNTIED, settle_tables, table_changes
-from llorch_export.adapter.text import adapted_text
+from llorch_export.adapter.text import adapted_text, check_covered
 from llorch_export.checkpoint.base import Adapter, Checkpoint, LazyTensor
 from llorch_export.checkpoint.names import EMBEDDING, HEAD, expected_tensors
 from llorch_serve.artifact.manifest import LlamaConfig
@@ -64,6 +64,8 @@ def with_adapters(checkpoint: Checkpoint, choices: Sequence[AdapterChoice]) -> C
         return checkpoint
     adapted = adapt(checkpoint.config, checkpoint.tensors, choices, source=checkpoint.name)
     tokenizer, adapters = adapted_text(checkpoint.tokenizer, adapted.adapters, adapted.config.vocab_size)
+    if adapted.config.vocab_size < checkpoint.config.vocab_size:
+        check_covered(tokenizer, adapted.config.vocab_size, checkpoint.path)
     return dataclasses.replace(
         checkpoint,
         config=adapted.config,

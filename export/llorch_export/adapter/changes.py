@@ -48,6 +48,8 @@ def _piece_changes(
 ) -> Iterator[tuple[str, Change]]:
     """Return what happens to the weight and the bias of a piece."""
     weight, bias = f"{piece.module}.weight", f"{piece.module}.bias"
+    if len(model.weight_shape(module)) != 2 and not parts.keys() <= {Part.WEIGHT, Part.BIAS}:
+        raise _misfit(module, parts, f"weight {list(model.weight_shape(module))} alone", settings)
     factors = _product(module, parts, settings, model)
     wants_magnitude = settings.dora and factors is not None
     if wants_magnitude is not (Part.MAGNITUDE in parts):

@@ -22,6 +22,7 @@ from llorch_export.checkpoint.stream import read_float32, same_bytes
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
+_MAX_ROWS: Final = 2**22
 UNTIED: Final = (
     "the adapter changes one of the embedding and the head, which the base model shares, so the two are "
     "stored apart (PEFT's merge_and_unload would change both)"
@@ -119,4 +120,6 @@ def _resized(config: LlamaConfig, changes: Sequence[Mapping[str, Change]]) -> Ll
             f"{path} resizes one table alone: {listed} rows, expected the same number of both; save the "
             f"adapter with save_embedding_layers=True"
         )
+    if not 0 < rows[EMBEDDING] <= _MAX_ROWS:
+        raise ArtifactError(f"{path} has tables of {rows[EMBEDDING]} rows, expected 1 to {_MAX_ROWS}")
     return msgspec.structs.replace(config, vocab_size=rows[EMBEDDING])

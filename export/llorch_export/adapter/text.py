@@ -49,6 +49,17 @@ def adapted_text(
     return found, tuple(result)
 
 
+def check_covered(text: TokenizerAssets, vocab_size: int, source: Path) -> None:
+    """Raise ArtifactError if a vocabulary that was made smaller has no row for a token."""
+    ids = read_tokenizer(text.tokenizer_json, origin=f"the tokenizer of {source}").get_vocab().values()
+    highest = max((*ids, *text.stop_token_ids), default=0)
+    if highest >= vocab_size:
+        raise ArtifactError(
+            f"the adapter leaves {vocab_size} rows of the embedding, and the tokenizer of {source} has token "
+            f"{highest}; put the tokenizer that it was trained with into the adapter's folder"
+        )
+
+
 def _noted(adapter: Adapter, notice: str) -> Adapter:
     return dataclasses.replace(adapter, notices=(*adapter.notices, notice))
 
