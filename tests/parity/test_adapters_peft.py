@@ -15,7 +15,7 @@ from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.reference import Reference
 from support.builders.adapters import write_adapter
-from support.builders.checkpoints import of_family, tiny_llama_config, write_hf_folder
+from support.builders.checkpoints import of_family, tiny_llama_config, write_gguf, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids
 from support.oracles.peft_adapters import adapted_model, logits, make_adapter, merged_weights
 from tolerances import FP32_LOGITS
@@ -160,3 +160,17 @@ def test_a_resized_vocabulary_computes_what_peft_computes(tmp_path: Path) -> Non
     ours = artifact_logits(folder, tmp_path / "out", choice)
     np.testing.assert_allclose(ours, expected, atol=FP32_LOGITS, rtol=0)
     np.testing.assert_allclose(Reference(checkpoint).logits(IDS), expected, atol=FP32_LOGITS, rtol=0)
+
+
+def test_a_gguf_file_is_adapted_as_the_folder_of_its_weights_is(tmp_path: Path) -> None:
+    """Its tables come apart and it gets biases, none of which the file has."""
+    folder, gguf = write_hf_folder(tmp_path / "m", TIED), write_gguf(tmp_path / "m.gguf", TIED)
+    settings = {"target_modules": ["embed_tokens", "lm_head", "q_proj", "down_proj"]}
+    make_adapter(folder, tmp_path / "lora", r=4, task_type="CAUSAL_LM", **settings)
+    make_adapter(folder, tmp_path / "biased", r=4, task_type="CAUSAL_LM", target_modules=ALL, lora_bias=True)
+    choices = AdapterChoice(tmp_path / "lora"), AdapterChoice(tmp_path / "biased", 0.5)
+    expected = Reference(checkpoint_of(folder, *choices)).logits(IDS)
+    ours = artifact_logits(gguf, tmp_path / "out", *choices)
+    np.testing.assert_allclose(ours, expected, atol=FP32_LOGITS, rtol=0)
+    reference = Reference(checkpoint_of(gguf, *choices)).logits(IDS)
+    np.testing.assert_allclose(reference, expected, atol=FP32_LOGITS, rtol=0)

@@ -292,3 +292,26 @@ def test_a_bias_that_no_graph_has_is_refused(tmp_path: Path) -> None:
 
 def test_a_saved_module_that_is_missing_is_refused(tmp_path: Path) -> None:
     assert "lacks the weights of lm_head" in refusal(tmp_path, modules_to_save=["lm_head"])
+
+
+def test_single_tokens_of_tied_tables_beside_an_adapted_head_are_refused(tmp_path: Path) -> None:
+    def edit(factors: Factors) -> None:
+        factors |= {
+            "base_model.model.lm_head.lora_A.weight": np.ones((4, 64), np.float32),
+            "base_model.model.lm_head.lora_B.weight": np.ones((512, 4), np.float32),
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones(
+                (1, 64), np.float32
+            ),
+        }
+
+    tied = {"tie_word_embeddings": True}
+    write_adapter(
+        tmp_path / "lora",
+        tiny_llama_config(**tied),
+        edit=edit,
+        trainable_token_indices=[3],
+        target_modules=["q_proj", "v_proj", "down_proj", "lm_head"],
+    )
+    source = open_checkpoint(str(write_hf_folder(tmp_path / "m", tied)))
+    with pytest.raises(ArtifactError, match="adapted otherwise too"):
+        with_adapters(source, (AdapterChoice(tmp_path / "lora"),))

@@ -64,6 +64,11 @@ def table_changes(
         only_tokens = embedding == Change(tokens=embedding.tokens)
         resized = embedding.replaced is not None and embedding.replaced.shape[0] != base.vocab_size
         return TableChanges(own, shared=only_tokens or resized)
+    if embedding is not None and embedding.tokens is not None and head.tokens is None:
+        raise ArtifactError(
+            f"{settings.origin}: trainable_token_indices of tied tables changes both, and the head is "
+            f"adapted otherwise too, which is not known to be merged right; leave the head out of the adapter"
+        )
     replaced = embedding is not None and embedding == Change(replaced=embedding.replaced)
     if (
         replaced
