@@ -96,8 +96,14 @@ UNMERGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 Logits = npt.NDArray[np.float32]
+# What a cheaper row, or a test of the config's reader, nearly covers.
+SLOW = {
+    "rslora", "fan_in_fan_out", "excluded by expression", "layers", "dora", "biases of the adapted",
+    "saved norms", "gaussian", "orthogonal", "tied, embedding saved", "lora_bias of all",
+    "fused, all-linear", "tokens",
+}  # fmt: skip
 # Of those that PEFT merges, the ones that are exported too.
-EXPORTED = {"dora", "biases", "tied, head saved", "fused"}
+EXPORTED = {"dora, rslora, patterns", "biases", "tied, head saved", "fused"}
 IDS = [5, 2, 77, *random_ids(29)]
 
 
@@ -109,7 +115,10 @@ def artifact_logits(folder: Path, out: Path, *choices: AdapterChoice) -> Logits:
     return all_logits(export_tiny(folder, out, lora=choices), IDS)
 
 
-@pytest.mark.parametrize("name", [*MERGED, *UNMERGED])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in [*MERGED, *UNMERGED]],
+)
 def test_an_adapter_computes_what_peft_computes(tmp_path: Path, name: str) -> None:
     """So does the reference of ``llorch verify``, whose arithmetic is torch's own."""
     overrides, settings = (MERGED | UNMERGED)[name]

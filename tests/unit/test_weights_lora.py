@@ -131,6 +131,7 @@ def refusal(tmp_path: Path, **options: Any) -> str:
         ("rank_pattern", {"(?=layers).*q_proj": 2}),
         ("alpha_pattern", {"(q_proj": 2}),
         ("alpha_pattern", {"q_proj": -1}),
+        ("rank_pattern", {f"(.?){{900}}{n}": 4 for n in range(9)}),
         ("r", 0),
         ("lora_alpha", "much"),
         ("target_modules", []),

@@ -46,6 +46,11 @@ class Expression:
     _states: tuple[_State, ...]
     _start: int
 
+    @property
+    def size(self) -> int:
+        """The number of states, which says how long a match may take."""
+        return len(self._states)
+
     def matches(self, text: str) -> bool:
         """Tell whether the expression matches the whole of ``text``, as ``re.fullmatch`` does."""
         active = self._closure({self._start}, text, 0)

@@ -22,7 +22,7 @@ MERGE_FIRST: Final = "merge it with PEFT (merge_and_unload, save_pretrained) and
 _MAX_RANK: Final = 2**10
 _MAX_ALPHA: Final = 1e6
 _MAX_PATTERNS: Final = 2**13
-_MAX_EXPRESSIONS: Final = 32
+_MAX_STATES: Final = 4000  # of all expressions of a key together; sixteen of Unsloth's
 _MAX_TOKENS: Final = 2**16
 
 # What PEFT adapts where the config names no modules; it knows no default for the other families.
@@ -179,11 +179,11 @@ def _patterns(fields: Fields, key: str, origin: str) -> list[tuple[Pattern, Fiel
     """Return the keys of a pattern setting, each with the fields that hold its value."""
     found = fields.mapping(key)
     patterns = [read_pattern(name, f"{origin}: {key}") for name in found]
-    expressions = sum(pattern.expression is not None for pattern in patterns)
-    if len(patterns) > _MAX_PATTERNS or expressions > _MAX_EXPRESSIONS:
+    states = sum(pattern.expression.size for pattern in patterns if pattern.expression is not None)
+    if len(patterns) > _MAX_PATTERNS or states > _MAX_STATES:
         raise ArtifactError(
-            f"{origin}: {key} has {len(patterns)} keys, {expressions} of them expressions; expected at most "
-            f"{_MAX_PATTERNS} and {_MAX_EXPRESSIONS}"
+            f"{origin}: {key} has {len(patterns)} keys and its expressions {states} states, expected at most "
+            f"{_MAX_PATTERNS} and {_MAX_STATES}; write modules' names in place of expressions"
         )
     own = Fields(found, origin=f"{origin}: {key}")
     return [(pattern, own) for pattern in patterns]
