@@ -142,6 +142,7 @@ def test_other_tools_files_are_called_by_their_name(base: Checkpoint, tmp_path: 
     [
         ({"merge_weights": False, "enable_lora": None}, "ignored: merge_weights"),
         ({"use_later_thing": False, "later_config": {}}, "ignored: later_config, use_later_thing"),
+        ({"later_group_size": 16}, "ignored: later_group_size"),
         ({"base_model_name_or_path": "unsloth/m-unsloth-bnb-4bit"}, "quantised unsloth/m-unsloth-bnb-4bit"),
         ({"base_model_name_or_path": "other/model"}, "trained on other/model, and is merged into m"),
         ({"ensure_weight_tying": True}, "ensure_weight_tying has no effect"),

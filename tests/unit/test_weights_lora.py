@@ -131,12 +131,16 @@ def refusal(tmp_path: Path, **options: Any) -> str:
         ("rank_pattern", {"(?=layers).*q_proj": 2}),
         ("alpha_pattern", {"(q_proj": 2}),
         ("alpha_pattern", {"q_proj": -1}),
-        ("rank_pattern", {f"(.?){{900}}{n}": 4 for n in range(9)}),
+        ("rank_pattern", {f"(.?){{400}}{n}": 4 for n in range(9)}),
         ("r", 0),
         ("lora_alpha", "much"),
         ("target_modules", []),
         ("target_modules", None),
         ("use_new_thing", True),
+        ("new_mode", "other"),
+        ("new_tokens", [1]),
+        ("new_config", {"a": 1}),
+        ("enable_lora", [True, False, True]),
     ],
 )
 def test_what_is_more_than_two_factors_is_refused_by_name(

@@ -24,7 +24,7 @@ from llorch_export.adapter.notation import (
     parsed,
 )
 
-_MAX_STATES: Final = 4000
+_MAX_STATES: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)

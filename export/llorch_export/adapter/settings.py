@@ -22,7 +22,7 @@ MERGE_FIRST: Final = "merge it with PEFT (merge_and_unload, save_pretrained) and
 _MAX_RANK: Final = 2**10
 _MAX_ALPHA: Final = 1e6
 _MAX_PATTERNS: Final = 2**13
-_MAX_STATES: Final = 4000  # of all expressions of a key together; sixteen of Unsloth's
+_MAX_STATES: Final = 2000  # of all expressions of a key together; eight of Unsloth's
 _MAX_TOKENS: Final = 2**16
 
 # What PEFT adapts where the config names no modules; it knows no default for the other families.
@@ -209,9 +209,12 @@ def _tokens(fields: Fields) -> dict[str, tuple[int, ...]]:
 
 
 def _ignored(fields: Fields, data: Mapping[str, object], origin: str) -> list[str]:
-    """Return a notice of keys that PEFT does not know; refuse those that are switched on."""
-    unknown = sorted(set(fields.unasked(known=_NOT_READ)))
-    loud = [key for key in unknown if not _is_neutral(data.get(key))]
+    """Return a notice of keys that PEFT does not know; refuse those that are switched on.
+
+    A number switches nothing on by itself: PEFT's are sizes of what a flag, an object or a list asks for.
+    """
+    unknown = fields.unasked(known=_NOT_READ)
+    loud = [key for key in unknown if not _is_neutral(data[key]) and type(data[key]) not in (int, float)]
     if loud:
         raise ArtifactError(
             f"{origin} has settings that are not understood and might change the merge: "
