@@ -159,16 +159,26 @@ def test_several_adapters_with_weights_are_what_the_reference_computes(tmp_path:
     np.testing.assert_allclose(ours, reference, atol=FP32_LOGITS, rtol=0)
 
 
-def test_a_resized_vocabulary_computes_what_peft_computes(tmp_path: Path) -> None:
-    folder = write_hf_folder(tmp_path / "model", TIED)
-    make_adapter(folder, tmp_path / "lora", resize=520, target_modules=QV, task_type="CAUSAL_LM")
-    expected = logits(adapted_model(folder, tmp_path / "lora", resize=520), IDS)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "tokens",
+    [None, [*range(512, 520)], {"embed_tokens": [514], "lm_head": [514]}],
+    ids=["all", "list", "both"],
+)
+def test_a_resized_vocabulary_computes_what_peft_computes(tmp_path: Path, tied: bool, tokens: Any) -> None:
+    folder = write_hf_folder(tmp_path / "model", TIED if tied else {})
+    settings = {"target_modules": QV, "trainable_token_indices": tokens}
+    make_adapter(folder, tmp_path / "lora", resize=520, task_type="CAUSAL_LM", **settings)
+    expected = logits(adapted_model(folder, tmp_path / "lora", resize=520), [*IDS, 514])
     choice = AdapterChoice(tmp_path / "lora")
     checkpoint = checkpoint_of(folder, choice)
-    assert checkpoint.config.tie_word_embeddings
-    ours = artifact_logits(folder, tmp_path / "out", choice)
-    np.testing.assert_allclose(ours, expected, atol=FP32_LOGITS, rtol=0)
-    np.testing.assert_allclose(Reference(checkpoint).logits(IDS), expected, atol=FP32_LOGITS, rtol=0)
+    assert checkpoint.config.tie_word_embeddings is tied
+    assert checkpoint.config.vocab_size == 520
+    found = Reference(checkpoint).logits([*IDS, 514])
+    np.testing.assert_allclose(found, expected, atol=FP32_LOGITS, rtol=0)
+    if tied and tokens is not None:
+        ours = all_logits(export_tiny(folder, tmp_path / "out", lora=(choice,)), [*IDS, 514])
+        np.testing.assert_allclose(ours, expected, atol=FP32_LOGITS, rtol=0)
 
 
 def test_a_gguf_file_is_adapted_as_the_folder_of_its_weights_is(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def read_settings(data: Mapping[str, object], *, origin: str, base: LlamaConfig)
         dora=fields.boolean("use_dora", False),
         lora_bias=fields.boolean("lora_bias", False),
         biases=bias in ("all", "lora_only"),
-        tokens=_tokens(fields),
+        tokens=_tokens(fields, tied=base.tie_word_embeddings),
         ties=ties and base.tie_word_embeddings,
         base_model=name if isinstance(name, str) else None,
         notices=(*notices, *_ignored(fields, data, origin)),
@@ -189,8 +189,11 @@ def _patterns(fields: Fields, key: str, origin: str) -> list[tuple[Pattern, Fiel
     return [(pattern, own) for pattern in patterns]
 
 
-def _tokens(fields: Fields) -> dict[str, tuple[int, ...]]:
-    """Return ``trainable_token_indices``: a list is for the embedding, an object names its modules."""
+def _tokens(fields: Fields, *, tied: bool) -> dict[str, tuple[int, ...]]:
+    """Return ``trainable_token_indices``: a list is for the embedding, an object names its modules.
+
+    What is said of a tied embedding alone is for the head too.
+    """
     value = fields.get("trainable_token_indices")
     if value is None:
         return {}
@@ -205,6 +208,8 @@ def _tokens(fields: Fields) -> dict[str, tuple[int, ...]]:
             or len(set(ids)) != len(ids)
         ):
             raise fields.wrong("trainable_token_indices", "lists of different token ids")
+    if tied and len(found) == 1 and str(next(iter(found))).endswith("embed_tokens"):
+        found = {**found, "lm_head": next(iter(found.values()))}
     return {name: tuple(ids) for name, ids in found.items()}
 
 

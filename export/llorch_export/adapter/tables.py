@@ -18,7 +18,7 @@ from llorch_export.adapter.merge import Change
 from llorch_export.adapter.modules import TABLES
 from llorch_export.adapter.settings import AdapterSettings
 from llorch_export.checkpoint.names import EMBEDDING, HEAD
-from llorch_export.checkpoint.stream import read_float32, same_bytes
+from llorch_export.checkpoint.stream import TensorRange, read_float32, same_bytes
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -69,25 +69,25 @@ def table_changes(
             f"{settings.origin}: trainable_token_indices of tied tables changes both, and the head is "
             f"adapted otherwise too, which is not known to be merged right; leave the head out of the adapter"
         )
-    replaced = embedding is not None and embedding == Change(replaced=embedding.replaced)
-    if (
-        replaced
-        and head == Change(replaced=head.replaced)
-        and embedding is not None
-        and _same(embedding, head)
-    ):
+    if embedding is not None and _is_whole(embedding) and _is_whole(head) and _same(embedding, head):
         return TableChanges({EMBEDDING: embedding}, shared=True)
     return TableChanges(own, shared=False)
 
 
+def _is_whole(change: Change) -> bool:
+    """Tell whether a change gives a whole table, and adds nothing to it."""
+    return change.replaced is not None and change == Change(replaced=change.replaced, tokens=change.tokens)
+
+
 def _same(embedding: Change, head: Change) -> bool:
-    """Tell whether a head's change is the embedding's: the same table, and transposed factors."""
-    if (embedding.replaced is None) is not (head.replaced is None):
+    """Tell whether a head's change is the embedding's: the same rows, and transposed factors."""
+    if not _same_values(embedding.replaced, head.replaced):
         return False
-    if embedding.replaced is not None and head.replaced is not None:
-        left, right = embedding.replaced, head.replaced
-        if left.codec is not right.codec or not same_bytes(left, right):
-            return False
+    mine, other = embedding.tokens, head.tokens
+    if (mine is None) is not (other is None):
+        return False
+    if mine is not None and other is not None:
+        return mine.ids == other.ids and _same_values(mine.values, other.values)
     if len(embedding.products) != len(head.products):
         return False
     return all(
@@ -95,6 +95,12 @@ def _same(embedding: Change, head: Change) -> bool:
         and np.array_equal(read_float32(mine.b).T, read_float32(other.a))
         for mine, other in zip(embedding.products, head.products, strict=True)
     )
+
+
+def _same_values(left: TensorRange | None, right: TensorRange | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left.codec is right.codec and same_bytes(left, right)
 
 
 def settle_tables(
