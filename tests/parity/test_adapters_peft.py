@@ -159,24 +159,41 @@ def test_several_adapters_with_weights_are_what_the_reference_computes(tmp_path:
     np.testing.assert_allclose(ours, reference, atol=FP32_LOGITS, rtol=0)
 
 
-@pytest.mark.parametrize("tied", [True, False])
+# Settings with a vocabulary that was resized first, and whether tied tables stay one.
+RESIZED: dict[str, tuple[dict[str, Any], bool]] = {
+    "plain": ({"target_modules": QV}, True),
+    "tokens": ({"target_modules": QV, "trainable_token_indices": [*range(512, 520)]}, True),
+    "tokens of both": (
+        {"target_modules": QV, "trainable_token_indices": {"embed_tokens": [514], "lm_head": [514]}},
+        True,
+    ),
+    "both saved": ({"target_modules": QV, "modules_to_save": ["embed_tokens", "lm_head"]}, False),
+    "one saved": ({"target_modules": QV, "modules_to_save": ["embed_tokens"]}, False),
+    "both adapted": ({"target_modules": ["embed_tokens", "lm_head"]}, False),
+    "embedding adapted": ({"target_modules": ["embed_tokens", "q_proj"]}, False),
+    "head adapted": ({"target_modules": ["lm_head", "q_proj"], "use_dora": True}, False),
+}
+
+
+# Of two tables PEFT saves none that is not adapted, so that a file with one of them is incomplete.
+WITH_TWO_TABLES = [name for name in RESIZED if name not in ("embedding adapted", "head adapted")]
+
+
 @pytest.mark.parametrize(
-    "tokens",
-    [None, [*range(512, 520)], {"embed_tokens": [514], "lm_head": [514]}],
-    ids=["all", "list", "both"],
+    ("name", "tied"), [*((name, True) for name in RESIZED), *((name, False) for name in WITH_TWO_TABLES)]
 )
-def test_a_resized_vocabulary_computes_what_peft_computes(tmp_path: Path, tied: bool, tokens: Any) -> None:
+def test_a_resized_vocabulary_computes_what_peft_computes(tmp_path: Path, name: str, tied: bool) -> None:
+    settings, stay_tied = RESIZED[name]
     folder = write_hf_folder(tmp_path / "model", TIED if tied else {})
-    settings = {"target_modules": QV, "trainable_token_indices": tokens}
-    make_adapter(folder, tmp_path / "lora", resize=520, task_type="CAUSAL_LM", **settings)
+    make_adapter(folder, tmp_path / "lora", resize=520, **{"task_type": "CAUSAL_LM", **settings})
     expected = logits(adapted_model(folder, tmp_path / "lora", resize=520), [*IDS, 514])
     choice = AdapterChoice(tmp_path / "lora")
     checkpoint = checkpoint_of(folder, choice)
-    assert checkpoint.config.tie_word_embeddings is tied
+    assert checkpoint.config.tie_word_embeddings is (tied and stay_tied)
     assert checkpoint.config.vocab_size == 520
     found = Reference(checkpoint).logits([*IDS, 514])
     np.testing.assert_allclose(found, expected, atol=FP32_LOGITS, rtol=0)
-    if tied and tokens is not None:
+    if tied:
         ours = all_logits(export_tiny(folder, tmp_path / "out", lora=(choice,)), [*IDS, 514])
         np.testing.assert_allclose(ours, expected, atol=FP32_LOGITS, rtol=0)
 

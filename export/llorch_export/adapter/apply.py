@@ -123,7 +123,7 @@ def _read(choice: AdapterChoice, config: LlamaConfig, model: ModelModules, sourc
         notices.append(other)
     if parts.copies:
         notices.append(
-            f"{len(parts.copies)} tensors that repeat the base model's weights are ignored, as PEFT does: "
+            f"{len(parts.copies)} tensors that repeat others, or the base model's, are ignored as PEFT does: "
             f"{', '.join(parts.copies[:4])}"
         )
     if settings.biases and not any(name.endswith(".bias") for name in changes):

@@ -34,6 +34,8 @@ class Part(StrEnum):
     TOKENS = "trainable_tokens_delta"
     WEIGHT = "weight"
     BIAS = "bias"
+    SAVED_WEIGHT = "modules_to_save.weight"
+    SAVED_BIAS = "modules_to_save.bias"
 
 
 FACTORS: Final = (Part.A, Part.B, Part.EMBEDDING_A, Part.EMBEDDING_B)
@@ -47,10 +49,12 @@ _SHAPES: Final = (
     (rf"\.lora_embedding_B{_NAME}", Part.EMBEDDING_B),
     (rf"\.lora_magnitude_vector{_NAME}(?:\.weight)?", Part.MAGNITUDE),
     (rf"\.token_adapter\.trainable_tokens_delta{_NAME}", Part.TOKENS),
-    # Copies of the base model's own weights, which stand beside what replaces them.
+    # Copies of the base model's weights, which stand beside what replaces them.
     (rf"\.(?:original_module\.(?:weight|bias)|token_adapter\.trainable_tokens_original{_NAME})", None),
-    (rf"(?:\.(?:token_adapter\.)?base_layer|\.modules_to_save{_NAME})?\.weight", Part.WEIGHT),
-    (rf"(?:\.base_layer|\.modules_to_save{_NAME})?\.bias", Part.BIAS),
+    (rf"\.modules_to_save{_NAME}\.weight", Part.SAVED_WEIGHT),
+    (rf"\.modules_to_save{_NAME}\.bias", Part.SAVED_BIAS),
+    (r"(?:\.(?:token_adapter\.)?base_layer)?\.weight", Part.WEIGHT),
+    (r"(?:\.base_layer)?\.bias", Part.BIAS),
 )
 _KEYS: Final = tuple((re.compile(rf"(?P<module>[\w.]+?){end}"), part) for end, part in _SHAPES)
 
@@ -93,7 +97,24 @@ def sort_parts(tensors: Mapping[str, TensorRange]) -> SortedParts:
             f"{next(iter(tensors.values())).path} holds {len(names)} adapters, {', '.join(sorted(names)[:8])}"
             f"; save each in a folder of its own"
         )
+    for parts in modules.values():
+        copies += _one_of_each(parts)
     return SortedParts(modules, tuple(copies))
+
+
+def _one_of_each(parts: dict[Part, TensorRange]) -> list[str]:
+    """Let a saved module be its module's weight; return the names of those that are there under both names.
+
+    PEFT reads the plain name then.
+    """
+    copies = []
+    for saved, plain in ((Part.SAVED_WEIGHT, Part.WEIGHT), (Part.SAVED_BIAS, Part.BIAS)):
+        source = parts.pop(saved, None)
+        if source is not None and plain in parts:
+            copies.append(source.name)
+        elif source is not None:
+            parts[plain] = source
+    return copies
 
 
 def _taken_apart(key: str, source: TensorRange) -> tuple[str, Part | None, str | None]:

@@ -59,6 +59,11 @@ def table_changes(
                 f"differently; save the adapter again"
             )
         return TableChanges({EMBEDDING: next(iter(own.values()))}, shared=True)
+    if embedding is None or head is None:
+        only, other = (embedding, HEAD) if head is None else (head, EMBEDDING)
+        assert only is not None
+        if only.products and only.replaced is not None:  # the table that the factors are for, still shared
+            return TableChanges({**own, other: Change(replaced=only.replaced)}, shared=False)
     if head is None:
         assert embedding is not None
         only_tokens = embedding == Change(tokens=embedding.tokens)

@@ -6,12 +6,12 @@ here anew, from the definitions: what PEFT's layers compute, in float64, on whol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llorch_export.adapter.files import read_files
 from llorch_export.adapter.modules import EMBEDDING_MODULE, HEAD_MODULE
-from llorch_export.adapter.parts import Part, sort_parts
+from llorch_export.adapter.parts import FACTORS, Part, Parts, sort_parts
 from llorch_export.adapter.settings import AdapterSettings, read_settings
 from llorch_export.checkpoint.base import Adapter, Checkpoint
 from llorch_export.checkpoint.stream import TensorRange, read_float32
@@ -21,17 +21,29 @@ from llorch_export.config.families import FUSED_MODULES
 def merge_adapters(torch: Any, model: Any, checkpoint: Checkpoint) -> None:
     """Merge the checkpoint's adapters into ``model``, the base model as transformers has it."""
     base = checkpoint.base_config or checkpoint.config
+    read = []
+    for adapter in checkpoint.adapters:
+        files = read_files(adapter.path)
+        settings = read_settings(files.config, origin=files.origin, base=base)
+        modules = dict(sort_parts(files.tensors).modules)
+        if checkpoint.config.tie_word_embeddings and EMBEDDING_MODULE in modules:
+            modules.pop(HEAD_MODULE, None)  # the same change, of the same table
+        read.append((adapter, settings, modules))
     if base.tie_word_embeddings and not checkpoint.config.tie_word_embeddings:
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        _untie(torch, model, [modules for _, _, modules in read])
     with torch.no_grad():
-        for adapter in checkpoint.adapters:
-            files = read_files(adapter.path)
-            settings = read_settings(files.config, origin=files.origin, base=base)
-            modules = dict(sort_parts(files.tensors).modules)
-            if checkpoint.config.tie_word_embeddings and EMBEDDING_MODULE in modules:
-                modules.pop(HEAD_MODULE, None)  # the same change, of the same table
+        for adapter, settings, modules in read:
             for name, parts in modules.items():
                 _merge_module(torch, _Place(model, name), parts, settings, adapter)
+
+
+def _untie(torch: Any, model: Any, adapters: Sequence[Parts]) -> None:
+    """Give the head a table of its own; first resize the shared one that factors of one side are for."""
+    for modules in adapters:
+        tables = [modules[name] for name in (EMBEDDING_MODULE, HEAD_MODULE) if name in modules]
+        if len(tables) == 1 and Part.WEIGHT in tables[0] and not tables[0].keys().isdisjoint(FACTORS):
+            model.lm_head.weight.data = torch.from_numpy(read_float32(tables[0][Part.WEIGHT]))
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
 
 
 class _Place:
