@@ -180,7 +180,11 @@ WITH_TWO_TABLES = [name for name in RESIZED if name not in ("embedding adapted",
 
 
 @pytest.mark.parametrize(
-    ("name", "tied"), [*((name, True) for name in RESIZED), *((name, False) for name in WITH_TWO_TABLES)]
+    ("name", "tied"),
+    [
+        *((name, True) for name in RESIZED),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in WITH_TWO_TABLES),
+    ],
 )
 def test_a_resized_vocabulary_computes_what_peft_computes(tmp_path: Path, name: str, tied: bool) -> None:
     settings, stay_tied = RESIZED[name]

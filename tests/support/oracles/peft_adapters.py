@@ -30,7 +30,7 @@ def make_adapter(
 
     model = base_model(folder)
     if resize is not None:
-        model.resize_token_embeddings(resize)
+        model.resize_token_embeddings(resize, mean_resizing=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
@@ -56,7 +56,7 @@ def adapted_model(folder: Path, path: Path, *, resize: int | None = None) -> Any
 
     model = base_model(folder)
     if resize is not None:
-        model.resize_token_embeddings(resize)
+        model.resize_token_embeddings(resize, mean_resizing=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return peft.PeftModel.from_pretrained(model, path, autocast_adapter_dtype=False).eval()
