@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_serve.artifact.manifest import (
     Activations,
     ComputeType,
@@ -50,7 +51,7 @@ class Rule:
 class ExportOptions:
     """What to export, to where, and how.
 
-    lora: folder of a PEFT adapter to merge into the weights.
+    lora: adapters in PEFT's format to merge into the weights.
     precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included; None
         is int8.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
@@ -93,7 +94,7 @@ class ExportOptions:
     max_context: int | None = None
     force: bool = False
     if_changed: bool = False
-    lora: Path | None = None
+    lora: tuple[AdapterChoice, ...] = ()
     rules: tuple[Rule, ...] = ()
     calibration: Path | None = None
     transforms: tuple[TransformName, ...] = ()

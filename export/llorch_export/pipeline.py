@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from llorch_export.adapter.apply import adapter_notices, with_adapters
 from llorch_export.artifact.companions import planned, with_int8_cache, with_prompt_graph
 from llorch_export.artifact.description import (
     GRAPH_FILE,
@@ -28,7 +29,6 @@ from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
@@ -87,8 +87,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     check_output(options.output, force=force)
     checkpoint = open_checkpoint(options.source)
     check_source(base, checkpoint)
-    if options.lora is not None:
-        checkpoint = with_adapter(checkpoint, options.lora)
+    checkpoint = with_adapters(checkpoint, options.lora)
     resolved = resolve(options, checkpoint.config)
     text = None
     if resolved.calibration is not None:
@@ -127,7 +126,8 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
-    notices = [*checkpoint.notices, *(notice for notice in found if notice is not None)]
+    notices = [*checkpoint.notices, *adapter_notices(checkpoint.adapters)]
+    notices += (notice for notice in found if notice is not None)
     if resolved.recipe.precision == "source":
         matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
         notices.append(carried_notice(tensor.dtype for tensor in matrices))

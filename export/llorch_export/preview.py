@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.adapter.apply import adapt, adapter_notices
 from llorch_export.artifact.companions import planned
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.checkpoint.lora import merged_tensors
 from llorch_export.checkpoint.names import expected_tensors, parameters
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
@@ -28,10 +30,10 @@ def preview(options: ExportOptions) -> dict[str, object]:
     :func:`llorch_export.pipeline.export` does.
     """
     config, tensors = _opened(options.source, base_recipe(options))
+    adapted = adapt(config, tensors, options.lora, source=Path(options.source).name)
+    config, tensors = adapted.config, adapted.tensors
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     resolved = resolve(options, config)
-    if options.lora is not None:
-        tensors = merged_tensors(tensors, options.lora)
     graph, prompt_bytes = planned(resolved, *fixed_transforms(config, tensors, resolved.recipe))
     kv_dtype: KvDtype = "int8" if resolved.recipe.int8_cache else graph.kv.dtype
     return {
@@ -39,6 +41,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         "recipe": resolved.recipe,
         "context_length": resolved.context_length,
         "parameters": parameters(config),
+        "notices": adapter_notices(adapted.adapters),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": resolved.prompts,
         "prompt_data_bytes": prompt_bytes,

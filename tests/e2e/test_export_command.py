@@ -163,6 +163,7 @@ def test_a_dry_run_needs_no_weights(name, parameters, key_value_rows):
         "recipe",
         "context_length",
         "data_bytes",
+        "notices",
         "kv_bytes_per_token",
         "inputs",
     } <= document.keys()

@@ -72,7 +72,7 @@ def test_shards_that_are_missing_or_cut_never_become_garbage_or_zeros(tmp_path):
     assert second.name in refused_export(source, tmp_path, 3)
 
 
-def test_an_adapter_that_cannot_be_merged(tmp_path):
+def test_an_adapter_that_lacks_what_its_config_names(tmp_path):
     source = write_hf_folder(tmp_path / "source")
     write_adapter(tmp_path / "lora", tiny_llama_config(), use_dora=True)
     before = listing(tmp_path)

@@ -36,9 +36,10 @@ def test_gguf_is_its_own_reference(tiny_gguf, tmp_path, export_here):
     assert document["kl"] < 1e-6
 
 
-def test_an_adapter_is_part_of_both_sides(tiny_source, tmp_path, export_here):
+def test_adapters_are_part_of_both_sides(tiny_source, tmp_path, export_here):
     write_adapter(tmp_path / "lora", tiny_llama_config())
-    merge = ("--lora", tmp_path / "lora")
+    write_adapter(tmp_path / "a=1", tiny_llama_config(), lora_alpha=2)
+    merge = ("--lora", tmp_path / "lora", "--lora", f"{tmp_path / 'a=1'}=-0.5")
     artifact = export_here(tiny_source, tmp_path / "a", "--precision", "fp32", *merge)
     document = llorch_here("verify", artifact, "--against", tiny_source, *merge, "--json").document()
     assert document["kl"] < 1e-6

@@ -72,6 +72,22 @@ def seeds(scratch: Path) -> Iterator[tuple[str, str, bytes]]:
         "q",
         json.dumps({"config": adapters.settings(target_modules=["q_proj"]), "tensors": hidden}).encode(),
     )
+    prefix = "base_model.model.model.layers.0.self_attn"
+    rich = {
+        f"{prefix}.q_proj.lora_A.default.weight": [4, 16],
+        f"{prefix}.q_proj.lora_B.default.weight": [16, 4],
+        f"{prefix}.q_proj.lora_magnitude_vector": [16],
+        "base_model.model.lm_head.modules_to_save.weight": [512, 16],
+        "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": [2, 16],
+    }
+    changes = {
+        "target_modules": r".*\.(q_proj)",
+        "rank_pattern": {"^model.*q_proj": 4},
+        "modules_to_save": ["lm_head"],
+        "trainable_token_indices": [1, 5],
+        "use_dora": True,
+    }
+    yield "adapter", "rich", json.dumps({"config": adapters.settings(**changes), "tensors": rich}).encode()
     model = scratch / "spm"
     (scratch / "text").write_text(
         "\n".join(["hello world of tokens", "the quick brown fox", "jumps over the lazy dog"] * 50)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.verify.layers.stages import Kind
 from llorch_export.verify.layers.verify import LayerReport, verify_layers
 from llorch_serve.errors import UsageError
@@ -165,15 +166,15 @@ def test_an_adapter_is_part_of_the_reference(tmp_path: Path, source: Path) -> No
     """Without it the first projection that it changes departs."""
     adapter = tmp_path / "lora"
     write_adapter(adapter, tiny_llama_config())
-    export_tiny(source, tmp_path / "out", lora=adapter)
-    found = verify_layers(tmp_path / "out", str(source), silent, lora=adapter)
+    export_tiny(source, tmp_path / "out", lora=(AdapterChoice(adapter),))
+    found = verify_layers(tmp_path / "out", str(source), silent, lora=(AdapterChoice(adapter),))
     assert found.passed
     assert found.same_source
     without = check(tmp_path / "out", source)
     assert without.first_departing is not None
     assert without.first_departing.name == "model.layers.0.self_attn.qkv_proj"
     with pytest.raises(UsageError, match="--lora"):
-        verify_layers(tmp_path / "out", str(source), silent, lora=adapter, llama_cpp=True)
+        verify_layers(tmp_path / "out", str(source), silent, lora=(AdapterChoice(adapter),), llama_cpp=True)
 
 
 def test_a_short_context_shortens_the_proof(tmp_path: Path, source: Path) -> None:

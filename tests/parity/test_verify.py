@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.divergence import Verification, verify
 from llorch_export.verify.reference import Reference
@@ -236,8 +237,8 @@ def test_an_adapter_is_verified_against_its_own_merge(tmp_path: Path) -> None:
     write_adapter(
         tmp_path / "lora", tiny_llama_config(), use_rslora=True, alpha_pattern={"layers.1.mlp.down_proj": 2}
     )
-    artifact = export_tiny(source, tmp_path / "artifact", lora=tmp_path / "lora")
-    result = verify(artifact.folder, str(source), silent, lora=tmp_path / "lora")
+    artifact = export_tiny(source, tmp_path / "artifact", lora=(AdapterChoice(tmp_path / "lora"),))
+    result = verify(artifact.folder, str(source), silent, lora=(AdapterChoice(tmp_path / "lora"),))
     assert result.kl < KL_FP32
     assert result.same_source
     without = verify(artifact.folder, str(source), silent)

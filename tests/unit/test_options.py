@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.kl_limits import INT4_HEAD_KL_LIMIT, KL_LIMIT
@@ -187,4 +188,4 @@ def test_source_takes_no_adapter() -> None:
     with pytest.raises(
         UsageError, match="--lora adapter changes weights whose blocks --precision source would keep"
     ):
-        recipe(precision="source", lora=Path("adapter"))
+        recipe(precision="source", lora=(AdapterChoice(Path("adapter")),))

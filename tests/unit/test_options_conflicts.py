@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.conflict_rows import Conflict
@@ -24,7 +25,7 @@ VALUES: dict[str, list[Any]] = {
     "accuracy_level": [0, 4],
     "quantizer": [*get_args(Quantizer)],
     "scale_type": [*get_args(ComputeType)],
-    "lora": [Path("adapter")],
+    "lora": [(AdapterChoice(Path("adapter")),)],
     "rules": [
         (Rule(("*",), precision="int8", label="rule 1"),),
         (Rule(("*",), precision="int4", label="rule 1"),),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import MANIFEST_NAME
@@ -111,8 +112,8 @@ def test_a_renamed_file_gives_another_id(tmp_path: Path) -> None:
 def test_a_renamed_adapter_is_named(tmp_path: Path, model: Path) -> None:
     adapter = tmp_path / "one"
     write_adapter(adapter, tiny_llama_config())
-    assert changed(model, tmp_path / "out", lora=adapter)
-    assert changed(model, tmp_path / "out", lora=adapter.rename(tmp_path / "two"))
+    assert changed(model, tmp_path / "out", lora=(AdapterChoice(adapter),))
+    assert changed(model, tmp_path / "out", lora=(AdapterChoice(adapter.rename(tmp_path / "two")),))
     assert json.loads((tmp_path / "out" / MANIFEST_NAME).read_text())["source"]["adapter"] == "two"
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.optimum import interpreter
 from llorch_export.optimum.export import export_via_optimum
 from llorch_export.optimum.interpreter import find_optimum
@@ -207,7 +208,14 @@ def test_a_graph_without_cache_or_of_other_sizes_is_refused(tmp_path: Path, stan
 
 def test_options_that_optimum_cannot_follow_are_refused(tmp_path: Path, stand: Stand) -> None:
     source, output, python = write_hf_folder(tmp_path / "model"), tmp_path / "out", stand()
-    refused(source, output, python, "--lora .* has no effect with --via", UsageError, lora=tmp_path)
+    refused(
+        source,
+        output,
+        python,
+        "--lora .* has no effect with --via",
+        UsageError,
+        lora=(AdapterChoice(tmp_path),),
+    )
     refused(source, output, python, "--interop genai has no effect", UsageError, interop="genai")
     no_effect: tuple[tuple[str, dict[str, Any]], ...] = (
         ("--transform rotate", {"transforms": ("rotate",)}),

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llorch_export.checkpoint.lora import with_adapter
+from llorch_export.adapter.apply import with_adapters
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.options import ExportOptions
 from llorch_export.preview import preview
 from llorch_export.source.open import fingerprint, open_checkpoint
@@ -58,7 +59,9 @@ def test_weights_are_w_plus_scaling_b_a_rounded_once(
     tmp_path: Path, kind: str, options: dict[str, Any], scaling: Callable[[str], float]
 ) -> None:
     factors = write_adapter(tmp_path / "lora", CONFIG, **options)
-    checkpoint = with_adapter(open_checkpoint(str(base(tmp_path, kind))), tmp_path / "lora")
+    checkpoint = with_adapters(
+        open_checkpoint(str(base(tmp_path, kind))), (AdapterChoice(tmp_path / "lora"),)
+    )
     for name, expected in merged(CONFIG, factors, scaling).items():
         found = checkpoint.tensors[name].load()
         np.testing.assert_array_almost_equal_nulp(found, expected.astype(np.float32), nulp=1)
@@ -70,12 +73,15 @@ def test_the_adapter_is_part_of_the_source(tmp_path: Path) -> None:
     write_adapter(tmp_path / "two", CONFIG, lora_alpha=7)
     source = base(tmp_path)
     plain = open_checkpoint(str(source))
-    prints = {fingerprint(c) for c in (plain, *(with_adapter(plain, tmp_path / n) for n in ("one", "two")))}
+    prints = {
+        fingerprint(c)
+        for c in (plain, *(with_adapters(plain, (AdapterChoice(tmp_path / n),)) for n in ("one", "two")))
+    }
     assert len(prints) == 3
-    artifact = export_tiny(source, tmp_path / "out", lora=tmp_path / "one")
+    artifact = export_tiny(source, tmp_path / "out", lora=(AdapterChoice(tmp_path / "one"),))
     assert artifact.manifest.source.adapter == "one"
     assert artifact.manifest.source.fingerprint in prints
-    again = export_tiny(source, tmp_path / "out", lora=tmp_path / "two", if_changed=True)
+    again = export_tiny(source, tmp_path / "out", lora=(AdapterChoice(tmp_path / "two"),), if_changed=True)
     assert again.manifest.source.adapter == "two"
     assert again.manifest.fingerprint != artifact.manifest.fingerprint
     assert export_tiny(source, tmp_path / "out", force=True).manifest.source.adapter is None
@@ -84,7 +90,7 @@ def test_the_adapter_is_part_of_the_source(tmp_path: Path) -> None:
 def test_a_merged_weight_no_longer_claims_the_storage_type_of_its_base(tmp_path: Path) -> None:
     write_adapter(tmp_path / "lora", CONFIG)
     source = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", weight_type="Q8_0")))
-    tensors = with_adapter(source, tmp_path / "lora").tensors
+    tensors = with_adapters(source, (AdapterChoice(tmp_path / "lora"),)).tensors
     assert tensors["model.layers.0.self_attn.q_proj.weight"].dtype == "F32"
     assert tensors["model.layers.0.self_attn.k_proj.weight"].dtype == "Q8_0"
 
@@ -92,7 +98,7 @@ def test_a_merged_weight_no_longer_claims_the_storage_type_of_its_base(tmp_path:
 def refusal(tmp_path: Path, **options: Any) -> str:
     write_adapter(tmp_path / "lora", CONFIG, **options)
     with pytest.raises(ArtifactError) as caught:
-        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+        with_adapters(open_checkpoint(str(base(tmp_path))), (AdapterChoice(tmp_path / "lora"),))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -102,7 +108,7 @@ def refusal(tmp_path: Path, **options: Any) -> str:
     [
         ("peft_type", "IA3"),
         ("modules_to_save", ["lm_head"]),
-        ("bias", "all"),
+        ("bias", "some"),
         ("use_dora", True),
         ("lora_bias", True),
         ("use_qalora", True),
@@ -112,16 +118,29 @@ def refusal(tmp_path: Path, **options: Any) -> str:
         ("exclude_modules", ["q_proj"]),
         ("layer_replication", [[0, 2]]),
         ("trainable_token_indices", [1]),
-        ("layers_pattern", "h"),
         ("layers_to_transform", ["1"]),
-        ("rank_pattern", {".*q_proj": 2}),
-        ("alpha_pattern", {"q_proj|v_proj": 2}),
+        ("alora_invocation_tokens", [1, 2]),
+        ("kasa_config", {"beta": 1}),
+        ("use_bdlora", {"nblocks": 2}),
+        ("init_lora_weights", "corda"),
+        ("init_lora_weights", "loftq"),
+        ("init_lora_weights", "later_kind"),
+        ("trainable_token_indices", [1, 1]),
+        ("trainable_token_indices", {"embed_tokens": [-1]}),
+        ("modules_to_save", "lm_head"),
+        ("rank_pattern", {"(?=layers).*q_proj": 2}),
+        ("alpha_pattern", {"(q_proj": 2}),
         ("alpha_pattern", {"q_proj": -1}),
+        ("rank_pattern", {f"(.?){{400}}{n}": 4 for n in range(9)}),
         ("r", 0),
         ("lora_alpha", "much"),
         ("target_modules", []),
         ("target_modules", None),
         ("use_new_thing", True),
+        ("new_mode", "other"),
+        ("new_tokens", [1]),
+        ("new_config", {"a": 1}),
+        ("enable_lora", [True, False, True]),
     ],
 )
 def test_what_is_more_than_two_factors_is_refused_by_name(
@@ -141,8 +160,13 @@ def add(key: str, *shape: int) -> Callable[[Factors], None]:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (add("base_model.model.lm_head.weight", 512, 64), "base_model.model.lm_head.weight"),
-        (add("base_model.model.model.embed_tokens.lora_embedding_A", 4, 512), "lora_embedding_A"),
+        (add("base_model.model.score.weight", 2, 64), "adapts score"),
+        (add("base_model.model.lm_head.vera_lambda_b", 64), "base_model.model.lm_head.vera_lambda_b"),
+        (add("base_model.model.lm_head.weight", 512, 32), "lm_head has weight [512, 32], expected weight [512, 64]"),
+        (add("base_model.model.lm_head.weight", 600, 64), "resizes one table alone"),
+        (add(f"{UP}.bias", 96), "expected no bias"),
+        (add("base_model.model.model.embed_tokens.lora_embedding_A", 4, 512), "adapters for 1 modules: model.embed_tokens"),
+        (add("base_model.model.model.layers.0.self_attn.q_proj.lora_A.other.weight", 4, 64), "are the same part"),
         (add(f"{UP}.lora_magnitude_vector", 96), "lora_magnitude_vector"),
         (add(f"{UP}.lora_A.weight", 4, 64), "against the config, adapters for 1 modules: "
             "model.layers.0.mlp.up_proj"),
@@ -172,7 +196,7 @@ def test_a_factor_that_is_not_finite_is_refused_when_it_is_read(tmp_path: Path) 
 
     write_adapter(tmp_path / "lora", CONFIG, edit=damage)
     with pytest.raises(ArtifactError, match=r"q_proj\.lora_B\.weight holds NaN"):
-        export_tiny(base(tmp_path), tmp_path / "out", lora=tmp_path / "lora")
+        export_tiny(base(tmp_path), tmp_path / "out", lora=(AdapterChoice(tmp_path / "lora"),))
     assert not (tmp_path / "out").exists()
 
 
@@ -184,16 +208,115 @@ def test_an_incomplete_folder_is_refused(tmp_path: Path, missing: str, message: 
     write_adapter(tmp_path / "lora", CONFIG)
     (tmp_path / "lora" / missing).rename(tmp_path / "lora" / "adapter_model.bin")
     with pytest.raises(ArtifactError, match=message):
-        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+        with_adapters(open_checkpoint(str(base(tmp_path))), (AdapterChoice(tmp_path / "lora"),))
 
 
 def test_no_folder_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is no folder"):
-        with_adapter(open_checkpoint(str(base(tmp_path))), tmp_path / "lora")
+        with_adapters(open_checkpoint(str(base(tmp_path))), (AdapterChoice(tmp_path / "lora"),))
 
 
 def test_a_preview_refuses_what_the_export_would(tmp_path: Path) -> None:
     write_adapter(tmp_path / "lora", CONFIG, use_dora=True)
-    options = ExportOptions(source=str(base(tmp_path)), output=tmp_path / "out", lora=tmp_path / "lora")
+    options = ExportOptions(
+        source=str(base(tmp_path)), output=tmp_path / "out", lora=(AdapterChoice(tmp_path / "lora"),)
+    )
     with pytest.raises(ArtifactError, match="use_dora"):
         preview(options)
+
+
+def test_several_adapters_are_summed_with_their_weights(tmp_path: Path) -> None:
+    one = write_adapter(tmp_path / "one", CONFIG)
+    two = write_adapter(
+        tmp_path / "two", CONFIG, ranks={"q_proj": 2}, rank_pattern={"q_proj": 2}, lora_alpha=3
+    )
+    choices = (AdapterChoice(tmp_path / "one"), AdapterChoice(tmp_path / "two", -0.5))
+    checkpoint = with_adapters(open_checkpoint(str(base(tmp_path))), choices)
+    expected = {name: value.astype(np.float64) for name, value in tiny_weights(CONFIG).items()}
+    for factors, scaling in ((one, lambda r: 6 / r), (two, lambda r: -0.5 * 3 / r)):
+        for name, a in factors.items():
+            if name.endswith(".a"):
+                module = name.removesuffix(".a")
+                product = factors[f"{module}.b"].astype(np.float64) @ a
+                expected[f"{module}.weight"] += scaling(len(a)) * product
+    for name, value in expected.items():
+        found = checkpoint.tensors[name].load()
+        np.testing.assert_array_almost_equal_nulp(found, value.astype(np.float32), nulp=1)
+
+
+def test_weights_are_part_of_the_source_and_of_the_manifest(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_adapter(tmp_path / name, CONFIG)
+    source = base(tmp_path)
+    seen = set()
+    for first, second, told in (
+        (1.0, 1.0, "one + two"),
+        (0.5, 1.0, "one=0.5 + two"),
+        (1.0, 0.5, "one + two=0.5"),
+    ):
+        choices = (AdapterChoice(tmp_path / "one", first), AdapterChoice(tmp_path / "two", second))
+        manifest = export_tiny(source, tmp_path / "out", lora=choices, force=True).manifest
+        assert manifest.source.adapter == told
+        seen |= {manifest.source.fingerprint}
+        assert export_tiny(source, tmp_path / "out", lora=choices, if_changed=True).manifest == manifest
+    assert len(seen) == 3
+
+
+def saved_head(factors: Factors) -> None:
+    factors["base_model.model.lm_head.weight"] = np.ones((512, 64), np.float32)
+
+
+def test_what_replaces_weights_has_no_weight_and_stands_alone(tmp_path: Path) -> None:
+    source = open_checkpoint(str(base(tmp_path)))
+    for name in ("one", "two"):
+        write_adapter(tmp_path / name, CONFIG, edit=saved_head, modules_to_save=["lm_head"])
+    write_adapter(tmp_path / "plain", CONFIG)
+    with pytest.raises(
+        ArtifactError, match=r"replaces or rescales lm_head\.weight, which cannot be done 0\.5"
+    ):
+        with_adapters(source, (AdapterChoice(tmp_path / "one", 0.5),))
+    with pytest.raises(ArtifactError, match=r"two adapters change lm_head\.weight"):
+        with_adapters(source, tuple(AdapterChoice(tmp_path / name) for name in ("one", "two")))
+    both = with_adapters(source, (AdapterChoice(tmp_path / "plain", 2.0), AdapterChoice(tmp_path / "one")))
+    assert (both.tensors["lm_head.weight"].load() == 1).all()
+
+
+def test_a_bias_that_no_graph_has_is_refused(tmp_path: Path) -> None:
+    def edit(factors: Factors) -> None:
+        factors |= {
+            "base_model.model.lm_head.lora_A.weight": np.ones((4, 64), np.float32),
+            "base_model.model.lm_head.lora_B.weight": np.ones((512, 4), np.float32),
+            "base_model.model.lm_head.lora_B.bias": np.ones(512, np.float32),
+        }
+        for key in list(factors):
+            if "lm_head" not in key:
+                del factors[key]
+
+    assert "lm_head.bias" in refusal(tmp_path, edit=edit, target_modules=["lm_head"], lora_bias=True)
+
+
+def test_a_saved_module_that_is_missing_is_refused(tmp_path: Path) -> None:
+    assert "lacks the weights of lm_head" in refusal(tmp_path, modules_to_save=["lm_head"])
+
+
+def test_single_tokens_of_tied_tables_beside_an_adapted_head_are_refused(tmp_path: Path) -> None:
+    def edit(factors: Factors) -> None:
+        factors |= {
+            "base_model.model.lm_head.lora_A.weight": np.ones((4, 64), np.float32),
+            "base_model.model.lm_head.lora_B.weight": np.ones((512, 4), np.float32),
+            "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones(
+                (1, 64), np.float32
+            ),
+        }
+
+    tied = {"tie_word_embeddings": True}
+    write_adapter(
+        tmp_path / "lora",
+        tiny_llama_config(**tied),
+        edit=edit,
+        trainable_token_indices=[3],
+        target_modules=["q_proj", "v_proj", "down_proj", "lm_head"],
+    )
+    source = open_checkpoint(str(write_hf_folder(tmp_path / "m", tied)))
+    with pytest.raises(ArtifactError, match="adapted otherwise too"):
+        with_adapters(source, (AdapterChoice(tmp_path / "lora"),))

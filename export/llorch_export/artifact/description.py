@@ -111,7 +111,8 @@ def up_to_date(output: Path, says: Mapping[str, Any], progress: Progress) -> Art
 
 def fingerprint_source(checkpoint: Checkpoint, progress: Progress) -> str:
     """Return the SHA-256 of a checkpoint's content, and tell ``progress`` of the reading."""
-    files = (*checkpoint.content_files, *(checkpoint.adapter.content_files if checkpoint.adapter else ()))
+    adapted = (path for adapter in checkpoint.adapters for path in adapter.content_files)
+    files = (*checkpoint.content_files, *adapted)
     total = sum(path.stat().st_size for path in files)
     return fingerprint(checkpoint, lambda n: progress("reading source", n, total))
 
@@ -162,9 +163,18 @@ def checkpoint_fields(
             kind=checkpoint.kind,
             name=checkpoint.path.name,
             fingerprint=source_print,
-            adapter=checkpoint.adapter.name if checkpoint.adapter else None,
+            adapter=_adapters(checkpoint),
         ),
     }
+
+
+def _adapters(checkpoint: Checkpoint) -> str | None:
+    """Return what has been merged: names, each with its weight where that is not 1."""
+    names = [
+        adapter.name if adapter.weight == 1 else f"{adapter.name}={adapter.weight:g}"
+        for adapter in checkpoint.adapters
+    ]
+    return " + ".join(names) or None
 
 
 def base_manifest(

@@ -81,11 +81,17 @@ class TokenizerAssets:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter that has been merged into a checkpoint's tensors; ``name`` is its folder's."""
+    """A LoRA adapter that has been merged into a checkpoint's tensors.
+
+    name: its folder's. weight: what its change was multiplied by. content_files: the files that were read.
+    notices: what a person should know about it, a line each.
+    """
 
     path: Path
     name: str
     content_files: tuple[Path, ...]
+    weight: float = 1.0
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,8 @@ class Checkpoint:
     tensors: exactly the tensors that ``config`` calls for, by Hugging Face name.
     content_files: the files whose bytes make the fingerprint, in a fixed order.
     licence_files: files that travel along with the weights.
-    adapter: what ``tensors`` has been merged with, if anything.
+    adapters: what ``tensors`` has been merged with, if anything.
+    base_config: the config before that, where ``config`` may differ by it.
     notices: what a person should know of how it was read, a line each.
     only_read_here: transformers cannot read these files as they are, since names or files are arranged in a
         way of their own.
@@ -111,6 +118,7 @@ class Checkpoint:
     tokenizer: TokenizerAssets
     content_files: tuple[Path, ...]
     licence_files: tuple[Path, ...]
-    adapter: Adapter | None = None
+    adapters: tuple[Adapter, ...] = ()
+    base_config: LlamaConfig | None = None
     notices: tuple[str, ...] = ()
     only_read_here: bool = False

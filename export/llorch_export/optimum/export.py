@@ -88,7 +88,7 @@ def _recipe(options: ExportOptions) -> Recipe:
     more.
     """
     for flag, value in (
-        ("--lora", options.lora),
+        ("--lora", options.lora[0].path if options.lora else None),
         ("--interop", options.interop),
         ("--calibration", options.calibration),
         ("--activations", options.activations),

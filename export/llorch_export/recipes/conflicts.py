@@ -120,8 +120,8 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
     Conflict(
         "lora",
         ("precision",),
-        lambda s: s.storage is Storage.SOURCE and s.options.lora is not None,
-        lambda s: f"--lora {s.options.lora} {_CHANGED_WEIGHTS}",
+        lambda s: s.storage is Storage.SOURCE and bool(s.options.lora),
+        lambda s: f"--lora {s.options.lora[0].path} {_CHANGED_WEIGHTS}",
     ),
     Conflict(
         "transforms",

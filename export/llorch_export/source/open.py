@@ -58,12 +58,16 @@ def list_content_files(source: str) -> tuple[Path, ...]:
 
 
 def fingerprint(checkpoint: Checkpoint, progress: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a checkpoint's content, its adapter's included; see :func:`fingerprint_files`."""
+    """Return the SHA-256 of a checkpoint's content, its adapters' included; see :func:`fingerprint_files`."""
     base = fingerprint_files(checkpoint.content_files, progress)
-    if checkpoint.adapter is None:
+    if not checkpoint.adapters:
         return base
-    adapter = fingerprint_files(checkpoint.adapter.content_files, progress)
-    return hashlib.sha256(f"{base} {adapter}".encode()).hexdigest()
+    parts = [base]
+    for adapter in checkpoint.adapters:
+        parts.append(fingerprint_files(adapter.content_files, progress))
+        if adapter.weight != 1:
+            parts.append(repr(adapter.weight))
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | None = None) -> str:

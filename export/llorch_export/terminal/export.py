@@ -79,6 +79,7 @@ def command(
 
     """  # noqa: E501 - an example is one line
     with required("export"):
+        from llorch_export.adapter.choice import parse_choices
         from llorch_export.options import ExportOptions
         from llorch_export.preview import preview
         from llorch_export.recipes.default import default_recipe
@@ -88,7 +89,7 @@ def command(
     options = ExportOptions(
         source=source,
         output=artifact.output or Path(),
-        lora=artifact.lora,
+        lora=parse_choices(artifact.lora or ()),
         target=artifact.target,
         force=replacing.force,
         if_changed=replacing.if_changed,

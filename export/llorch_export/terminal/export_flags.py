@@ -37,10 +37,11 @@ class ArtifactFlags(FlagGroup, frozen=True):
         typer.Option("--output", "-o", metavar="DIR", help="The artifact's folder.", show_default=False),
     ] = None
     lora: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
-            metavar="DIR",
-            help="Merge the LoRA adapter in this PEFT folder into the weights.",
+            metavar="DIR[=WEIGHT]",
+            help="Merge the LoRA adapter in this PEFT folder into the weights, times WEIGHT if there is one; "
+            "may be repeated.",
             show_default=False,
         ),
     ] = None

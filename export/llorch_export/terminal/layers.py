@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.verify.layers.original_basis import RESTORED
 from llorch_export.verify.layers.stages import Kind, Measure, Stage
 from llorch_export.verify.layers.verify import LayerReport, verify_layers
@@ -16,7 +17,9 @@ from llorch_serve.terminal.console import byte_progress, fail, say, write, write
 _NAMES: Final = 6  # values that were not compared that are named
 
 
-def show_layers(artifact: Path, against: str, *, lora: Path | None, llama_cpp: bool, as_json: bool) -> bool:
+def show_layers(
+    artifact: Path, against: str, *, lora: tuple[AdapterChoice, ...], llama_cpp: bool, as_json: bool
+) -> bool:
     """Prove an artifact and print the result; tell whether every stage is within its tolerance."""
     with byte_progress() as progress:
         report = verify_layers(artifact, against, progress, lora=lora, llama_cpp=llama_cpp)

@@ -15,6 +15,7 @@ from llorch_serve.terminal.groups import FlagGroup, composed
 from llorch_serve.terminal.requirements import required
 
 if TYPE_CHECKING:
+    from llorch_export.adapter.choice import AdapterChoice
     from llorch_export.verify.divergence import Verification
     from llorch_serve.fidelity.reference_file import Fidelity
 
@@ -27,8 +28,12 @@ class ProofFlags(FlagGroup, frozen=True):
         typer.Option(metavar="SOURCE", help="The checkpoint it was exported from.", show_default=False),
     ] = None
     lora: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The PEFT folder that was merged into it.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            metavar="DIR[=WEIGHT]",
+            help="A PEFT folder that was merged into it; may be repeated.",
+            show_default=False,
+        ),
     ] = None
     layers: Annotated[
         bool,
@@ -113,13 +118,14 @@ def _passes(artifact: Path, proof: ProofFlags, *, as_json: bool) -> bool:
         return _against_file(artifact, proof.reference, as_json=as_json)
     assert proof.against is not None, "checked with the flags"
     _require_libraries()
+    from llorch_export.adapter.choice import parse_choices
+
+    lora = parse_choices(proof.lora or ())
     if proof.layers:
         from llorch_export.terminal.layers import show_layers
 
-        return show_layers(
-            artifact, proof.against, lora=proof.lora, llama_cpp=proof.llama_cpp, as_json=as_json
-        )
-    return _against_source(artifact, proof.against, proof.lora, proof.write_reference, as_json=as_json)
+        return show_layers(artifact, proof.against, lora=lora, llama_cpp=proof.llama_cpp, as_json=as_json)
+    return _against_source(artifact, proof.against, lora, proof.write_reference, as_json=as_json)
 
 
 def _require_libraries() -> None:
@@ -132,7 +138,7 @@ def _require_libraries() -> None:
 
 
 def _against_source(
-    artifact: Path, against: str, lora: Path | None, keep: Path | None, *, as_json: bool
+    artifact: Path, against: str, lora: tuple[AdapterChoice, ...], keep: Path | None, *, as_json: bool
 ) -> bool:
     from llorch_export.verify.divergence import verify
 

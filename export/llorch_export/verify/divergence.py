@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from llorch_export.adapter.apply import with_adapters
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.lora import with_adapter
 from llorch_export.source.open import fingerprint, open_checkpoint
 from llorch_export.verify.reference import Reference
 from llorch_export.verify.sample_tokens import token_ids
@@ -68,11 +69,10 @@ def verify(
     source: str,
     progress: Callable[[str, int, int], None],
     *,
-    lora: Path | None = None,
+    lora: Sequence[AdapterChoice] = (),
     keep: Path | None = None,
 ) -> Verification:
-    """Compare an artifact with the checkpoint it was made from, merged with the adapter in ``lora`` if it
-    was.
+    """Compare an artifact with the checkpoint it was made from, merged with the adapters in ``lora``.
 
     keep: a file for the reference's log-probabilities at the first positions, see
         :mod:`llorch_serve.fidelity.reference_file`.
@@ -138,14 +138,12 @@ def _keep(
     write_reference(path, header, logits[: len(kept)])
 
 
-def open_source(artifact: Artifact, source: str, lora: Path | None) -> Checkpoint:
-    """Open the checkpoint that an artifact is held against, with the adapter in ``lora`` merged.
+def open_source(artifact: Artifact, source: str, lora: Sequence[AdapterChoice]) -> Checkpoint:
+    """Open the checkpoint that an artifact is held against, with the adapters in ``lora`` merged.
 
     Raises ArtifactError if it cannot be loaded, or if the two cannot be one model.
     """
-    checkpoint = open_checkpoint(source)
-    if lora is not None:
-        checkpoint = with_adapter(checkpoint, lora)
+    checkpoint = with_adapters(open_checkpoint(source), lora)
     vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
     if vocabularies[0] != vocabularies[1]:
         raise ArtifactError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.verify.reference_adapters import merge_adapters
 from llorch_export.verify.reference_config import hf_settings
 from llorch_serve.artifact.manifest import RopeConfig
 from llorch_serve.errors import ArtifactError
@@ -38,8 +38,8 @@ class Reference:
         self._model = _load(transformers, torch, checkpoint)
         if checkpoint.kind == "gguf":
             _adjust_rotary(torch, self._model.model.rotary_emb, checkpoint.config.rope)
-        if checkpoint.adapter is not None and not _is_read_here(checkpoint):
-            _merge_adapter(torch, self._model, checkpoint.adapter.path)
+        if checkpoint.adapters and not _is_read_here(checkpoint):
+            merge_adapters(torch, self._model, checkpoint)
         self.description = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
         if _is_read_here(checkpoint):
             self.description += ", on tensors as llorch reads them"
@@ -64,10 +64,13 @@ def _is_read_here(checkpoint: Checkpoint) -> bool:
 
 def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
     path: Path = checkpoint.path
+    # transformers loads the base model; tensors that are read here are merged already.
+    merged = _is_read_here(checkpoint)
+    settled = checkpoint.config if merged else checkpoint.base_config or checkpoint.config
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     try:
         if checkpoint.kind == "gguf":
-            settings = hf_settings(checkpoint.config)
+            settings = hf_settings(settled)
             config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
             if _is_read_here(checkpoint):
                 return _build(transformers, torch, checkpoint, config)
@@ -88,27 +91,6 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
             f"transformers cannot load {path} as a reference: {' '.join(str(error).split())[:300]}"
         ) from error
     return model.eval()
-
-
-def _merge_adapter(torch: Any, model: Any, path: Path) -> None:
-    """Add ``scaling * B A`` to each adapted weight: what PEFT's merge does, from the definition and by torch
-    alone.
-    """
-    from safetensors.torch import load_file
-
-    config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
-    factors = load_file(path / "adapter_model.safetensors")
-    with torch.no_grad():
-        for key, a in factors.items():
-            if not key.endswith(".lora_A.weight"):
-                continue
-            module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            b = factors[key.replace(".lora_A.", ".lora_B.")]
-            patterns = config.get("alpha_pattern") or {}
-            own = (value for end, value in patterns.items() if f".{module}".endswith(f".{end}"))
-            alpha, rank = next(own, config["lora_alpha"]), a.shape[0]
-            scaling = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-            model.get_submodule(module).weight += scaling * (b.float() @ a.float())
 
 
 def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -> Any:

@@ -277,8 +277,9 @@ class GenerationDefaults(_Struct, frozen=True, kw_only=True):
 class SourceInfo(_Struct, frozen=True, kw_only=True):
     """Where the weights came from.
 
-    fingerprint: SHA-256 over the source's content, the adapter's included.
-    adapter: name of the LoRA adapter that was merged into the weights; None: there was none.
+    fingerprint: SHA-256 over the source's content, the adapters' included.
+    adapter: name of the LoRA adapter that was merged into the weights, or of several with weights, as
+        ``style=0.5 + facts``; None: there was none.
     """
 
     kind: Literal["gguf", "safetensors"]

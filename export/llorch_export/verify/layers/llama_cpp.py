@@ -31,7 +31,7 @@ def check_llama_cpp(checkpoint: Checkpoint) -> None:
     """Raise UsageError if the source is not a GGUF file alone, ProviderError if llama-cpp-python is
     missing.
     """
-    if checkpoint.adapter is not None:
+    if checkpoint.adapters:
         raise UsageError("--llama-cpp runs the file without the adapter of --lora; leave one of them out")
     if checkpoint.kind != "gguf":
         raise UsageError(f"--llama-cpp needs a GGUF file and {checkpoint.path} is none; leave it out")

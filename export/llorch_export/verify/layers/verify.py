@@ -4,7 +4,7 @@ departs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.source.open import fingerprint
 from llorch_export.verify.divergence import open_source
 from llorch_export.verify.layers.graph import GraphRun, run_observed
@@ -65,12 +66,12 @@ def verify_layers(
     source: str,
     progress: Callable[[str, int, int], None],
     *,
-    lora: Path | None = None,
+    lora: Sequence[AdapterChoice] = (),
     llama_cpp: bool = False,
 ) -> LayerReport:
     """Compare an artifact with the checkpoint it was made from, stage by stage.
 
-    lora: the folder of the adapter that was merged into it.
+    lora: the adapters that were merged into it.
     llama_cpp: compare logits with llama.cpp's too; see :mod:`.llama_cpp` for its errors.
     Raises ArtifactError if either cannot be loaded or their vocabularies differ, ProviderError if the runtime
     does not show the graph's inner values.
