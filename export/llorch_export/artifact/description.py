@@ -164,6 +164,8 @@ def checkpoint_fields(
             fingerprint=source_print,
             adapter=checkpoint.adapter.name if checkpoint.adapter else None,
         ),
+        "ignored_settings": checkpoint.ignored_settings or msgspec.UNSET,
+        "code_not_run": checkpoint.code_not_run or msgspec.UNSET,
     }
 
 

@@ -98,6 +98,7 @@ class Checkpoint:
     content_files: the files whose bytes make the fingerprint, in a fixed order.
     licence_files: files that travel along with the weights.
     adapter: what ``tensors`` has been merged with, if anything.
+    ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -109,3 +110,5 @@ class Checkpoint:
     content_files: tuple[Path, ...]
     licence_files: tuple[Path, ...]
     adapter: Adapter | None = None
+    ignored_settings: tuple[str, ...] = ()
+    code_not_run: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
 from llorch_export.config.families import FAMILIES, SUPPORTED_GGUF, Family
 from llorch_export.config.fields import Fields, refuse_unknown
 from llorch_export.config.gguf_rope import GgufRopeTensors, rope_from_gguf
@@ -19,10 +20,9 @@ from llorch_export.config.hf import (
     MAX_WIDTH,
     checked,
     head_size,
-    spaced_no_rope_layers,
 )
-from llorch_export.config.inert_keys import INERT_GGUF_KEYS
 from llorch_export.config.rope import RopeContext
+from llorch_export.config.windows import spaced_no_rope_layers
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 

@@ -69,3 +69,5 @@ def show_preview(preview: Any, *, as_json: bool) -> None:
         f"{preview['parameters']:,} parameters; {preview['data_bytes'] / 2**20:,.1f} MiB of weights; "
         f"{prompts}KV cache {preview['kv_bytes_per_token']:,} bytes a token in {preview['kv_dtype']}\n"
     )
+    for notice in preview["notices"]:
+        say(f"note: {notice}")

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.config.families import FAMILIES
 from llorch_export.verify.reference_config import hf_settings
 from llorch_serve.artifact.manifest import RopeConfig
 from llorch_serve.errors import ArtifactError
-
-_UNKNOWN_TO_GGUF_LOADER = ("smollm3", "granite")
 
 
 class Reference:
@@ -57,7 +56,8 @@ class Reference:
 
 
 def _is_read_here(checkpoint: Checkpoint) -> bool:
-    return checkpoint.kind == "gguf" and checkpoint.config.architecture in _UNKNOWN_TO_GGUF_LOADER
+    known = FAMILIES[checkpoint.config.architecture].gguf_in_transformers
+    return checkpoint.kind == "gguf" and not known
 
 
 def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
