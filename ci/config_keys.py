@@ -55,11 +55,10 @@ _BASES: Final = (
 )
 # Methods of a config that stand for a key which a file may have.
 _PROPERTIES_OF_FILES: Final = frozenset({"per_layer_config", "rope_scaling"})
+# Dropout happens while training only; every family has its own names for it.
+_DROPOUT: Final = ("dropout", "pdrop")
 # Keys that are read on the way and leave logits at inference as they are, each with the reason.
 _WITHOUT_EFFECT: Final = {
-    "attention_dropout": "dropout, while training only",
-    "embd_pdrop": "dropout, while training only",
-    "resid_pdrop": "dropout, while training only",
     "gradient_checkpointing": "memory while training",
     "chunk_size_feed_forward": "slices of the same product",
     "distributed_config": "over which devices a model is spread",
@@ -114,7 +113,8 @@ def _keys(family: str, causal_lm: str) -> set[str]:
     for module, name in ((configuration, config_class), *_BASES):
         read |= {key for node in _building(_definitions(module)[name]) for key in _own_reads(node)}
     # What the classes keep to themselves is private, a method or a value of the class.
-    return {key for key in read if not key.startswith("_")} - _class_members() - set(_WITHOUT_EFFECT)
+    public = {key for key in read if not key.startswith("_") and not key.endswith(_DROPOUT)}
+    return public - _class_members() - set(_WITHOUT_EFFECT)
 
 
 @functools.cache

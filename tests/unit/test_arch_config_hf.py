@@ -231,6 +231,7 @@ def test_published_phi3_settings_are_accepted() -> None:
             r"0"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": ["2"] * 8}}, r"long_factor.*expected numbers"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG, "long_mscale": 1.2}}, r"long_mscale is 1.2, expected 1"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 64}}, r"expected it beside the rotary settings"),
         ("llama", {"rope_scaling": {**YARN, "beta_fast": 0}}, r"beta_fast is 0"),
         ("llama", {"rope_scaling": {"type": "yarn"}}, r"lacks factor"),
         ("llama", {"rope_theta": 1.0, "rope_scaling": YARN}, r"expected a number above 1"),

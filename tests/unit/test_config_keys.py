@@ -59,8 +59,9 @@ def test_every_key_that_transformers_asks_for_while_it_computes_is_in_the_table(
         model(torch.tensor([[1, 2, 3]]))
     of_files = asked & {*data, *plain.__dataclass_fields__}
     assert len(of_files) > 10
-    # Drawing weights, spreading a model over devices, and what is refused in every family.
-    elsewhere = {"initializer_range", "is_encoder_decoder", *(n for n in of_files if n.endswith("_plan"))}
+    # Drawing weights, dropout, spreading a model over devices, and what is refused in every family.
+    elsewhere = {"initializer_range", "is_encoder_decoder"}
+    elsewhere |= {name for name in of_files if name.endswith(("_plan", "dropout", "pdrop"))}
     assert of_files <= reference_keys().keys[model_type] | set(generator()._WITHOUT_EFFECT) | elsewhere
 
 

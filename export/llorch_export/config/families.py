@@ -23,7 +23,8 @@ class Family:
         ``reference_keys.json`` says it.
     windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types``
         names.
-    qkv_bias, qk_norm: biases on q, k and v only; RMS norm of query and key heads.
+    qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
+    qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
     no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
     partial_rotary: a leading part of each head may be rotated.
@@ -34,6 +35,7 @@ class Family:
     in_gguf: llama.cpp knows the family under its own name.
     gguf_in_transformers: transformers reads such files.
     permuted: conversion to GGUF interleaves the two halves of query and key heads.
+    fixed: keys that transformers reads for this family alone, with the one value that is supported.
     """
 
     architecture: str
@@ -41,7 +43,7 @@ class Family:
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
     biases: frozenset[str] = frozenset()
     windows: Literal["none", "all layers", "by layer"] = "none"
-    qkv_bias: bool = False
+    qkv_bias: bool | str = False
     qk_norm: bool = False
     multipliers: bool = False
     no_rope_interval: int = 0
@@ -52,6 +54,7 @@ class Family:
     in_gguf: bool = True
     gguf_in_transformers: bool = True
     permuted: bool = False
+    fixed: Mapping[str, object] = field(default_factory=dict)
 
 
 _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})

@@ -70,7 +70,8 @@ def config_from_gguf(
         attention_bias="attention_bias" in family.biases
         and _has_bias(shapes, "attn_q", "attn_k", "attn_v", "attn_output"),
         mlp_bias="mlp_bias" in family.biases and _has_bias(shapes, "ffn_gate", "ffn_up", "ffn_down"),
-        qkv_bias=family.qkv_bias,
+        qkv_bias=family.qkv_bias is True
+        or (bool(family.qkv_bias) and _has_bias(shapes, "attn_q", "attn_k", "attn_v")),
         qk_norm=family.qk_norm,
         # llama.cpp knows the pattern by the architecture alone.
         no_rope_layers=spaced_no_rope_layers(family.no_rope_interval, layers)

@@ -87,7 +87,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     def count(key: str, high: int) -> int:
         return fields.integer(key, int(defaults[key]), high=high)
 
-    _require_plain_decoder(fields, origin)
+    _require_plain_decoder(fields, family, origin)
     hidden, heads = count("hidden_size", MAX_WIDTH), count("num_attention_heads", MAX_HEADS)
     layers = count("num_hidden_layers", MAX_LAYERS)
     max_positions = count("max_position_embeddings", MAX_POSITIONS)
@@ -118,7 +118,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         tie_word_embeddings=fields.boolean("tie_word_embeddings", bool(defaults["tie_word_embeddings"])),
         attention_bias=_bias(fields, family, "attention_bias"),
         mlp_bias=_bias(fields, family, "mlp_bias"),
-        qkv_bias=family.qkv_bias,
+        qkv_bias=_qkv_bias(fields, family),
         qk_norm=family.qk_norm,
         no_rope_layers=rotating,
         sliding_window=window,
@@ -131,7 +131,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     return checked(config, origin), ignored
 
 
-def _require_plain_decoder(fields: Fields, origin: str) -> None:
+def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     """Refuse what no family here has."""
     fp8_format(fields.get("quantization_config"), origin=origin)  # refuses every other packing
     if fields.get("hidden_act") != "swish":  # the same by another name
@@ -140,11 +140,22 @@ def _require_plain_decoder(fields: Fields, origin: str) -> None:
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
+    for key, supported in family.fixed.items():
+        fields.require(key, supported, f"the only value supported for {family.architecture}")
 
 
 def _bias(fields: Fields, family: Family, key: str) -> bool:
     """Return a bias flag; a family that does not read it has no such biases."""
-    return fields.boolean(key, False) if key in reference_keys().keys[family.architecture] else False
+    if key == family.qkv_bias or key not in reference_keys().keys[family.architecture]:
+        return False
+    return fields.boolean(key, bool(family.defaults.get(key, False)))
+
+
+def _qkv_bias(fields: Fields, family: Family) -> bool:
+    """Tell whether q, k and v alone have biases."""
+    if isinstance(family.qkv_bias, bool):
+        return family.qkv_bias
+    return fields.boolean(family.qkv_bias, bool(family.defaults.get(family.qkv_bias, False)))
 
 
 def head_size(

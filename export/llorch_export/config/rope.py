@@ -127,7 +127,13 @@ def _original_context(fields: Fields, rope: Fields, context: RopeContext) -> int
         source.integer(_ORIGINAL, high=MAX_POSITIONS) if _ORIGINAL in source else None
         for source in (fields, rope)
     )
-    return outer or inner or context.family.outer_original_context
+    usual = context.family.outer_original_context
+    if usual is not None and outer is None and inner not in (None, usual):
+        raise rope.wrong(
+            _ORIGINAL,
+            f"it beside the rotary settings, where transformers looks for it and else takes {usual}",
+        )
+    return outer or inner or usual
 
 
 def _rotary_dim(fields: Fields, context: RopeContext) -> int | None:
