@@ -222,6 +222,7 @@ def test_published_phi3_settings_are_accepted() -> None:
         ("granite", {"residual_multiplier": 0.0}, r"residual_multiplier is 0.0"),
         ("granite", {"logits_scaling": math.inf}, r"logits_scaling is inf"),
         ("granite", {"sliding_window": 9}, r"sliding_window is 9"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2}}, r"type is 'linear', expected default or longrope"),
         ("phi3", {"full_attn_mod": 2}, r"full_attn_mod is 2, expected 1"),
         ("phi3", {"partial_rotary_factor": 0.2}, r"3 of 16 elements of a head are rotated"),
         ("phi3", {"partial_rotary_factor": 1.5}, r"partial_rotary_factor is 1.5"),

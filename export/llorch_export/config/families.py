@@ -30,7 +30,8 @@ class Family:
     partial_rotary: a leading part of each head may be rotated.
     outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope
         settings.
-    longrope_names: further names by which the family's config.json means longrope.
+    longrope_names: further names by which the family's config.json means longrope, the only scaling that such
+        a family has there.
     fused: q, k, v are stored as one tensor, gate and up as another.
     in_gguf: llama.cpp knows the family under its own name.
     gguf_in_transformers: transformers reads such files.

@@ -118,6 +118,10 @@ def _kind(rope: Fields, context: RopeContext) -> str:
     kind = new_name or old_name or "default"
     if not isinstance(kind, str):
         raise rope.wrong("rope_type" if new_name else "type", f"a name; supported are {_KINDS}")
+    if context.family.longrope_names and kind not in ("default", "longrope", *context.family.longrope_names):
+        raise rope.wrong(
+            "rope_type" if new_name else "type", "default or longrope, which are all that the family has"
+        )
     return "longrope" if kind in context.family.longrope_names else kind
 
 
