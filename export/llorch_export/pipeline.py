@@ -29,6 +29,7 @@ from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.config.unread import notice_of
 from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
@@ -126,7 +127,8 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
-    notices = [*checkpoint.notices, *adapter_notices(checkpoint.adapters)]
+    left_aside = notice_of(checkpoint.ignored_settings, checkpoint.code_not_run)
+    notices = [*left_aside, *checkpoint.notices, *adapter_notices(checkpoint.adapters)]
     notices += (notice for notice in found if notice is not None)
     if resolved.recipe.precision == "source":
         matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)

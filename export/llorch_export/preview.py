@@ -12,13 +12,15 @@ from llorch_export.adapter.apply import adapt, adapter_notices
 from llorch_export.artifact.companions import planned
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.names import expected_tensors, parameters
+from llorch_export.config.hf import ReadConfig
+from llorch_export.config.unread import notice_of
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import check_source, resolve
-from llorch_export.source.open import open_checkpoint, open_config
+from llorch_export.source.open import open_checkpoint, open_settings
 from llorch_export.transform.lazy import Tensors
 from llorch_export.transform.prepare import fixed_transforms
-from llorch_serve.artifact.manifest import KvDtype, LlamaConfig, Recipe
+from llorch_serve.artifact.manifest import KvDtype, Recipe
 
 
 def preview(options: ExportOptions) -> dict[str, object]:
@@ -29,8 +31,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
     Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as
     :func:`llorch_export.pipeline.export` does.
     """
-    config, tensors = _opened(options.source, base_recipe(options))
-    adapted = adapt(config, tensors, options.lora, source=Path(options.source).name)
+    read, tensors = _opened(options.source, base_recipe(options))
+    adapted = adapt(read.config, tensors, options.lora, source=Path(options.source).name)
     config, tensors = adapted.config, adapted.tensors
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     resolved = resolve(options, config)
@@ -41,7 +43,10 @@ def preview(options: ExportOptions) -> dict[str, object]:
         "recipe": resolved.recipe,
         "context_length": resolved.context_length,
         "parameters": parameters(config),
-        "notices": adapter_notices(adapted.adapters),
+        "notices": (
+            *notice_of(read.ignored_settings, read.code_not_run),
+            *adapter_notices(adapted.adapters),
+        ),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": resolved.prompts,
         "prompt_data_bytes": prompt_bytes,
@@ -54,16 +59,16 @@ def preview(options: ExportOptions) -> dict[str, object]:
     }
 
 
-def _opened(source: str, recipe: Recipe) -> tuple[LlamaConfig, Tensors]:
-    """Return the model's config, and tensors that have shapes and, but at precision source, no content."""
+def _opened(source: str, recipe: Recipe) -> tuple[ReadConfig, Tensors]:
+    """Return what the config says, and tensors that have shapes and, but at precision source, no content."""
     if recipe.precision == "source":
         # What the graph holds depends on the type of every tensor, so config.json would not do.
         checkpoint = open_checkpoint(source)
         check_source(recipe, checkpoint)
-        return checkpoint.config, checkpoint.tensors
-    config = open_config(source)
-    return config, {
-        name: LazyTensor(name, shape, "", _unread) for name, shape in expected_tensors(config).items()
+        return ReadConfig(checkpoint.config), checkpoint.tensors
+    read = open_settings(source)
+    return read, {
+        name: LazyTensor(name, shape, "", _unread) for name, shape in expected_tensors(read.config).items()
     }
 
 

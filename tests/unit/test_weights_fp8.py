@@ -137,10 +137,11 @@ def test_scales_without_a_config_that_explains_them_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "compressed-tensors"}, r"quant_method is 'compressed-tensors'"),
-        ({"quant_method": None}, r"quant_method is None"),
-        ({"scale_fmt": "ue8m0"}, r"scale_fmt is 'ue8m0', expected 'float'"),
+        ({"quant_method": "compressed-tensors"}, r"packed as compressed-tensors, which"),
+        ({"quant_method": None}, r"packed as an unnamed format"),
+        ({"scale_fmt": "ue4m3"}, r"scale_fmt is 'ue4m3', expected 'float'"),
         ({"fmt": "e5m2"}, r"fmt is 'e5m2'"),
+        ({"weight_per_tensor": True}, r"weight_per_tensor is True, expected false"),
         ({"activation_scheme": "sometimes"}, r"activation_scheme is 'sometimes'"),
         ({"weight_block_size": [128]}, r"weight_block_size has 1 items, expected 2"),
         ({"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\]"),

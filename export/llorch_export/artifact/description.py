@@ -165,6 +165,8 @@ def checkpoint_fields(
             fingerprint=source_print,
             adapter=_adapters(checkpoint),
         ),
+        "ignored_settings": checkpoint.ignored_settings or msgspec.UNSET,
+        "code_not_run": checkpoint.code_not_run or msgspec.UNSET,
     }
 
 

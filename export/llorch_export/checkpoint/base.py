@@ -108,6 +108,7 @@ class Checkpoint:
     notices: what a person should know of how it was read, a line each.
     only_read_here: transformers cannot read these files as they are, since names or files are arranged in a
         way of their own.
+    ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -122,3 +123,5 @@ class Checkpoint:
     base_config: LlamaConfig | None = None
     notices: tuple[str, ...] = ()
     only_read_here: bool = False
+    ignored_settings: tuple[str, ...] = ()
+    code_not_run: tuple[str, ...] = ()

@@ -11,39 +11,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"]
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One row. What is not said is as in Llama.
 
     architecture: ``model_type`` of config.json, and ``general.architecture`` of a GGUF file.
-    causal_lm: the only entry of ``architectures`` that is accepted.
+    causal_lm: the class of transformers that ``architectures`` names.
     defaults: what transformers takes absent keys to mean, where Llama's config differs.
-    biases: which of the keys ``attention_bias`` and ``mlp_bias`` the family honours.
+    biases: which of ``attention_bias`` and ``mlp_bias`` a GGUF file may have; of config.json
+        ``reference_keys.json`` says it.
     windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types``
         names.
-    qkv_bias, qk_norm: biases on q, k and v only; RMS norm of query and key heads.
+    qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
+    qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
     no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
     partial_rotary: a leading part of each head may be rotated.
     outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope
         settings.
-    longrope_names: further names by which the family's config.json means longrope.
+    longrope_names: further names by which the family's config.json means longrope, the only scaling that such
+        a family has there.
     fused: q, k, v are stored as one tensor, gate and up as another.
     in_gguf: llama.cpp knows the family under its own name.
+    gguf_in_transformers: transformers reads such files.
     permuted: conversion to GGUF interleaves the two halves of query and key heads.
-    fixed: keys with the one value that is accepted.
-    inert: keys of config.json that do not matter for this family alone.
+    fixed: keys that transformers reads for this family alone, with the one value that is supported.
     """
 
-    architecture: Architecture
+    architecture: str
     causal_lm: str
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
     biases: frozenset[str] = frozenset()
     windows: Literal["none", "all layers", "by layer"] = "none"
-    qkv_bias: bool = False
+    qkv_bias: bool | str = False
     qk_norm: bool = False
     multipliers: bool = False
     no_rope_interval: int = 0
@@ -52,9 +53,9 @@ class Family:
     longrope_names: frozenset[str] = frozenset()
     fused: bool = False
     in_gguf: bool = True
+    gguf_in_transformers: bool = True
     permuted: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
-    inert: frozenset[str] = frozenset()
 
 
 _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
@@ -122,10 +123,17 @@ FAMILIES: Final[Mapping[str, Family]] = {
             biases=_BOTH_BIASES,
             windows="by layer",
             no_rope_interval=4,
+            gguf_in_transformers=False,
             permuted=True,
-            inert=frozenset({"max_window_layers"}),  # its layers slide by no_rope_layers
         ),
-        Family("granite", "GraniteForCausalLM", biases=_BOTH_BIASES, multipliers=True, permuted=True),
+        Family(
+            "granite",
+            "GraniteForCausalLM",
+            biases=_BOTH_BIASES,
+            multipliers=True,
+            gguf_in_transformers=False,
+            permuted=True,
+        ),
         Family(
             "phi3",
             "Phi3ForCausalLM",
@@ -141,17 +149,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             outer_original_context=4096,
             longrope_names=frozenset({"su", "yarn"}),
             fused=True,
-            fixed={
-                "lm_head_bias": False,
-                "full_attn_mod": 1,
-                "interpolate_factor": 1,
-                # Code that once came with the weights, and is now part of transformers; nothing here runs it.
-                "auto_map": {
-                    "AutoConfig": "configuration_phi3.Phi3Config",
-                    "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
-                },
-            },
-            inert=frozenset({"embd_pdrop", "resid_pdrop"}),  # dropout, while training only
         ),
     )
 }

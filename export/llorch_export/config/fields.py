@@ -7,10 +7,12 @@ ArtifactError that names the key. What nobody asked for can be listed, and refus
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from llorch_serve.errors import ArtifactError
 
+MAX_NAME: Final = 200
+"""Length up to which a name out of a file is repeated whole."""
 _Item = TypeVar("_Item", int, float, str)
 
 
@@ -23,11 +25,21 @@ class Fields:
 
     def __init__(self, data: Mapping[str, object], *, origin: str) -> None:
         self._data = {key: value for key, value in data.items() if value is not None}
+        self._stated = frozenset(data)
         self._origin = origin
         self._asked: set[str] = set()
 
+    @property
+    def origin(self) -> str:
+        """What the data is called in errors."""
+        return self._origin
+
     def __contains__(self, key: str) -> bool:
         return key in self._data
+
+    def states(self, key: str) -> bool:
+        """Tell whether the key is there, if only with null."""
+        return key in self._stated
 
     def get(self, key: str) -> object:
         """Return the value as it is, or None."""
@@ -118,9 +130,9 @@ class Fields:
 
     def wrong(self, key: str, expected: str) -> ArtifactError:
         """Return the error for a value that is not usable."""
-        shown = repr(self._data.get(key))
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        return ArtifactError(f"{self._origin}: {key} is {shown}, expected {expected}")
+        value = repr(self._data.get(key))
+        value = value if len(value) <= 80 else f"{value[:77]}..."
+        return ArtifactError(f"{self._origin}: {key} is {value}, expected {expected}")
 
     def _present(self, key: str, default: object) -> object:
         value = self.get(key)
@@ -131,6 +143,12 @@ class Fields:
                 f"{self._origin} lacks {key}, which a Llama model needs; the file is incomplete"
             )
         return default
+
+
+def shown(name: str, limit: int = MAX_NAME) -> str:
+    """Return a name out of a file in a form that a terminal prints as one short line."""
+    plain = name if name.isprintable() else repr(name)
+    return plain if len(plain) <= limit else f"{plain[: limit - 3]}..."
 
 
 def refuse_unknown(keys: Sequence[str], origin: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.config.fields import Fields
+from llorch_export.config.fields import Fields, shown
 from llorch_serve.errors import ArtifactError
 
 _MAX_BLOCK: Final = 2**16
 _WAY_OUT: Final = "export from the original weights, or from a GGUF file"
+# How bitsandbytes was named before there was quant_method.
+_OLD_SPELLINGS: Final = {"load_in_4bit": "bitsandbytes 4-bit", "load_in_8bit": "bitsandbytes 8-bit"}
+PACKING_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Where tools say how they packed weights, if not in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +40,46 @@ def fp8_format(config: object, *, origin: str) -> Fp8Format | None:
     fields = Fields(config, origin=where)
     method = fields.get("quant_method")
     if method != "fp8":
-        raise ArtifactError(
-            f"{where}: quant_method is {method!r}, and packed weights of other tools than fp8 cannot be "
-            f"read; {_WAY_OUT}"
-        )
+        raise packed_weights(config, where)
     if fields.get("activation_scheme") not in (None, "dynamic", "static"):
         raise fields.wrong("activation_scheme", "'dynamic' or 'static'")
-    fields.require("fmt", "e4m3", "the storage type of the weights")
-    fields.require("scale_fmt", "float", "scales are float32")
-    for inert in ("dequantize", "modules_to_not_convert", "ignored_layers"):
-        fields.get(inert)  # what is packed is seen from the storage types
+    if fields.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
+        raise fields.wrong("fmt", "'e4m3' or 'float8_e4m3fn' (the storage type of the weights)")
+    # ue8m0: scales are powers of two. Which type they are stored in is seen from the tensors.
+    if fields.get("scale_fmt") not in (None, "float", "ue8m0"):
+        raise fields.wrong("scale_fmt", "'float' or 'ue8m0'")
+    # What is packed is seen from the storage types, and activations are not rounded.
+    for inert in ("dequantize", "modules_to_not_convert", "ignored_layers", "act_per_tensor"):
+        fields.get(inert)
     block = None
     if "weight_block_size" in fields:
         rows, columns = fields.array("weight_block_size", int, length=2)
         if not (0 < rows <= _MAX_BLOCK and 0 < columns <= _MAX_BLOCK):
             raise fields.wrong("weight_block_size", f"two integers from 1 to {_MAX_BLOCK}")
         block = (rows, columns)
+    if fields.boolean("weight_per_tensor", block is None) and block is not None:
+        raise fields.wrong("weight_per_tensor", "false, because weight_block_size is stated")
     if unknown := fields.unasked():
         raise ArtifactError(f"{where} has keys that are not understood: {', '.join(unknown[:8])}; {_WAY_OUT}")
     return Fp8Format(block)
+
+
+def packed_weights(config: Mapping[str, object], where: str) -> ArtifactError:
+    """Return the refusal of weights that another tool has packed, naming the format; ``where`` says where it
+    is stated.
+    """
+    nested = config.get("quantization")  # ModelOpt's own file
+    settings = {**config, **nested} if isinstance(nested, Mapping) else config
+    producer = settings.get("producer")
+    maker = producer.get("name") if isinstance(producer, Mapping) else None
+    names = [settings.get("quant_method") or maker, settings.get("quant_algo"), settings.get("format")]
+    if not any(names) and type(settings.get("group_size")) is int:
+        names = ["MLX groups"]
+    names += [kind for key, kind in _OLD_SPELLINGS.items() if settings.get(key) is True and not names[0]]
+    format_name = " ".join(shown(name, 40) for name in names if isinstance(name, str)) or "an unnamed format"
+    bits = settings.get("bits")
+    width = f" with {bits} bits" if type(bits) is int else ""
+    return ArtifactError(
+        f"{where} says that the weights are packed as {format_name}{width}, which cannot be read; expected "
+        f"plain weights or fp8 with scales; {_WAY_OUT}"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
 from llorch_export.config.families import FAMILIES, SUPPORTED_GGUF, Family
 from llorch_export.config.fields import Fields, refuse_unknown
 from llorch_export.config.gguf_rope import GgufRopeTensors, rope_from_gguf
@@ -19,10 +20,9 @@ from llorch_export.config.hf import (
     MAX_WIDTH,
     checked,
     head_size,
-    spaced_no_rope_layers,
 )
-from llorch_export.config.inert_keys import INERT_GGUF_KEYS
 from llorch_export.config.rope import RopeContext
+from llorch_export.config.windows import spaced_no_rope_layers
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -70,7 +70,8 @@ def config_from_gguf(
         attention_bias="attention_bias" in family.biases
         and _has_bias(shapes, "attn_q", "attn_k", "attn_v", "attn_output"),
         mlp_bias="mlp_bias" in family.biases and _has_bias(shapes, "ffn_gate", "ffn_up", "ffn_down"),
-        qkv_bias=family.qkv_bias,
+        qkv_bias=family.qkv_bias is True
+        or (bool(family.qkv_bias) and _has_bias(shapes, "attn_q", "attn_k", "attn_v")),
         qk_norm=family.qk_norm,
         # llama.cpp knows the pattern by the architecture alone.
         no_rope_layers=spaced_no_rope_layers(family.no_rope_interval, layers)

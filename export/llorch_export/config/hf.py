@@ -1,19 +1,24 @@
 """From a Hugging Face ``config.json`` to a :class:`LlamaConfig`.
 
-Every key is understood, or known to have no influence on inference, or refused by name: a setting that is
-silently dropped gives a model that works on short prompts and is wrong.
+Every setting that transformers reads for the family is understood or refused by name: one that is dropped in
+silence gives a model that works on short prompts and is wrong. What transformers does not read is ignored,
+and named beside the config.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal, cast
 
-from llorch_export.config.families import FAMILIES, SUPPORTED_HF, Family
-from llorch_export.config.fields import Fields, refuse_unknown
-from llorch_export.config.fp8 import fp8_format
-from llorch_export.config.inert_keys import INERT_HF_KEYS
+from llorch_export.config.architectures import code_files, family_of, has_unknown_class
+from llorch_export.config.families import Family
+from llorch_export.config.fields import Fields
+from llorch_export.config.fp8 import fp8_format, packed_weights
+from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.rope import RopeContext, rope_from_hf
+from llorch_export.config.unread import ignored_settings
+from llorch_export.config.windows import no_rope_layers, windows
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -24,7 +29,6 @@ MAX_POSITIONS: Final = 2**26
 MAX_MULTIPLIER: Final = 1e6
 _MAX_VOCAB: Final = 2**22
 _MAX_HEAD_DIM: Final = 1024
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 # What transformers' LlamaConfig takes absent keys to mean; a family's own defaults come first.
 _DEFAULTS: Final[Mapping[str, int | float | bool]] = {
@@ -39,14 +43,45 @@ _DEFAULTS: Final[Mapping[str, int | float | bool]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """A config.json that has been read.
+
+    ignored_settings: names of what transformers does not read for the family, but for what every file says.
+    code_not_run: files of Python that the checkpoint brings.
+    """
+
+    config: LlamaConfig
+    ignored_settings: tuple[str, ...] = ()
+    code_not_run: tuple[str, ...] = ()
+
+
 def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -> LlamaConfig:
+    """Return only the config that :func:`read_config` finds."""
+    return read_config(data, origin=origin).config
+
+
+def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> ReadConfig:
     """Parse the content of a ``config.json``; ``origin`` names it in errors.
 
     Absent keys mean what transformers takes them to mean for that model type.
-    Raises ArtifactError for anything that is not understood, contradictory or out of range.
+    Raises ArtifactError for anything that transformers reads and this exporter does not understand, and for
+    what is contradictory or out of range.
     """
     fields = Fields(data, origin=origin)
-    family = _family(fields, origin)
+    family = family_of(fields, origin)
+    packing = data.get("quantization")  # MLX's; other tools write notes under that key
+    if isinstance(packing, Mapping) and "bits" in packing:
+        raise packed_weights(packing, f"{origin}: quantization")
+    code = code_files(fields)
+    config, of_rope = _model_config(fields, family, origin)
+    own_class = ("architectures",) if has_unknown_class(fields, family) else ()
+    ignored = ignored_settings(fields, reference_keys().keys[family.architecture])
+    return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code)
+
+
+def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaConfig, tuple[str, ...]]:
+    """Return the config, and the names of rotary settings that nothing reads."""
     defaults = {**_DEFAULTS, **family.defaults}
 
     def count(key: str, high: int) -> int:
@@ -57,11 +92,13 @@ def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -
     layers = count("num_hidden_layers", MAX_LAYERS)
     max_positions = count("max_position_embeddings", MAX_POSITIONS)
     # Null means one for each head; only an absent key means the family's own number.
-    kv_default = heads if "num_key_value_heads" in data else int(defaults.get("num_key_value_heads", heads))
+    stated = fields.states("num_key_value_heads")
+    kv_usual = heads if stated else int(defaults.get("num_key_value_heads", heads))
     usual = {"head_dim": defaults["head_dim"]} if "head_dim" in defaults else {}
     head_dim = head_size(fields, "head_dim", hidden, heads, origin=origin, default=usual.get("head_dim"))
-    no_rope_layers = _no_rope_layers(fields, family, layers)
-    window, layer_types = _windows(data, fields, family, layers, max_positions, no_rope_layers)
+    rotating = no_rope_layers(fields, family, layers)
+    window, layer_types = windows(fields, family, layers, max_positions, rotating)
+    rope, ignored = rope_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
         key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
@@ -73,17 +110,17 @@ def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -
         intermediate_size=count("intermediate_size", MAX_WIDTH),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=fields.integer("num_key_value_heads", kv_default, high=MAX_HEADS),
+        num_key_value_heads=fields.integer("num_key_value_heads", kv_usual, high=MAX_HEADS),
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", float(defaults["rms_norm_eps"]), above=0, high=1),
         max_position_embeddings=max_positions,
-        rope=rope_from_hf(fields, RopeContext(family, head_dim, max_positions, origin)),
+        rope=rope,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", bool(defaults["tie_word_embeddings"])),
         attention_bias=_bias(fields, family, "attention_bias"),
         mlp_bias=_bias(fields, family, "mlp_bias"),
-        qkv_bias=family.qkv_bias,
+        qkv_bias=_qkv_bias(fields, family),
         qk_norm=family.qk_norm,
-        no_rope_layers=no_rope_layers,
+        no_rope_layers=rotating,
         sliding_window=window,
         layer_types=cast("tuple[Literal['full_attention', 'sliding_attention'], ...]", layer_types),
         embedding_multiplier=multiplier["embedding_multiplier"],
@@ -91,125 +128,34 @@ def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -
         residual_multiplier=multiplier["residual_multiplier"],
         logits_scaling=multiplier["logits_scaling"],
     )
-    refuse_unknown(fields.unasked(known=INERT_HF_KEYS | family.inert), origin)
-    return checked(config, origin)
-
-
-def _family(fields: Fields, origin: str) -> Family:
-    model_type, architectures = fields.get("model_type"), fields.get("architectures")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        raise ArtifactError(f"{origin}: model_type is {model_type!r}; {SUPPORTED_HF}")
-    if architectures is not None and architectures != [family.causal_lm]:
-        raise ArtifactError(
-            f"{origin}: architectures is {architectures!r}, expected [{family.causal_lm!r}] for model_type "
-            f"{model_type}; "
-            f"{SUPPORTED_HF}"
-        )
-    return family
+    return checked(config, origin), ignored
 
 
 def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     """Refuse what no family here has."""
     fp8_format(fields.get("quantization_config"), origin=origin)  # refuses every other packing
-    fields.require("hidden_act", "silu", "the only activation supported")
-    fields.require("rope_interleaved", False, "rotary pairs are half the head apart")
+    if fields.get("hidden_act") != "swish":  # the same by another name
+        fields.require("hidden_act", "silu", "the only activation supported")
     fields.require("is_encoder_decoder", False, "the model must be a decoder only")
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
-    for key, accepted in family.fixed.items():
-        fields.require(key, accepted, f"the only value known for {family.architecture}")
+    for key, supported in family.fixed.items():
+        fields.require(key, supported, f"the only value supported for {family.architecture}")
 
 
 def _bias(fields: Fields, family: Family, key: str) -> bool:
-    if key in family.biases:
-        return fields.boolean(key, False)
-    fields.require(key, False, f"{family.architecture} has no such biases")
-    return False
+    """Return a bias flag; a family that does not read it has no such biases."""
+    if key == family.qkv_bias or key not in reference_keys().keys[family.architecture]:
+        return False
+    return fields.boolean(key, bool(family.defaults.get(key, False)))
 
 
-def _no_rope_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
-    """Return one number a layer, 0 where it does not rotate; empty if all do."""
-    if not family.no_rope_interval:
-        return ()
-    interval = fields.integer("no_rope_layer_interval", family.no_rope_interval, high=2**31)
-    if "no_rope_layers" not in fields:
-        return spaced_no_rope_layers(interval, layers)
-    # transformers takes more than it has layers; what is beyond them does not matter.
-    numbers = fields.array("no_rope_layers", int)
-    if len(numbers) < layers or not set(numbers) <= {0, 1}:
-        raise fields.wrong("no_rope_layers", f"0 or 1 for each of {layers} layers")
-    return normal_no_rope_layers(tuple(numbers[:layers]))
-
-
-def spaced_no_rope_layers(interval: int, layers: int) -> tuple[int, ...]:
-    """Return the pattern in which the last of every ``interval`` layers does not rotate."""
-    return normal_no_rope_layers(tuple(int((layer + 1) % interval != 0) for layer in range(layers)))
-
-
-def normal_no_rope_layers(pattern: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the pattern, or nothing if all layers rotate."""
-    return pattern if 0 in pattern else ()
-
-
-def _windows(
-    data: Mapping[str, object],
-    fields: Fields,
-    family: Family,
-    layers: int,
-    max_positions: int,
-    no_rope_layers: tuple[int, ...],
-) -> tuple[int | None, tuple[str, ...]]:
-    """Return the attention window and, if only some layers have it, the type of every layer."""
-    if family.windows == "none":
-        fields.require("sliding_window", 0, "attention windows are not supported in this family")
-        fields.require("use_sliding_window", False, "attention windows are not supported in this family")
-        return None, ()
-    # Null means no window; only an absent key means the family's own.
-    default = None if "sliding_window" in data else family.defaults.get("sliding_window")
-    window = fields.integer("sliding_window", int(default or 1), high=2**31 - 1)
-    present = "sliding_window" in fields or default is not None
-    if family.windows == "all layers":
-        if present:
-            fields.require(
-                "use_sliding_window", True, "the window holds in every layer; without one, set it to null"
-            )
-        fields.get("use_sliding_window")
-        return (window if present and window < max_positions else None), ()
-    used = fields.boolean("use_sliding_window", False) and present
-    types = _layer_types(fields, family, layers, no_rope_layers, used=used)
-    if _SLIDING in types and not used:
-        raise fields.wrong(
-            "layer_types", f"only {_FULL}, because use_sliding_window is off or there is no window"
-        )
-    # A window as long as the context hides nothing.
-    if _SLIDING not in types or window >= max_positions:
-        return None, ()
-    return window, types if _FULL in types else ()
-
-
-def _layer_types(
-    fields: Fields, family: Family, layers: int, no_rope_layers: tuple[int, ...], *, used: bool
-) -> tuple[str, ...]:
-    first_sliding = (
-        fields.integer("max_window_layers", int(family.defaults["max_window_layers"]), low=0, high=2**31)
-        if "max_window_layers" in family.defaults
-        else None
-    )
-    if "layer_types" in fields:
-        types = tuple(fields.array("layer_types", str, length=layers))
-        if not set(types) <= {_FULL, _SLIDING}:
-            raise fields.wrong("layer_types", f"{_FULL} or {_SLIDING} for each layer")
-        return types
-    if not used:
-        return (_FULL,) * layers
-    if first_sliding is None:  # SmolLM3: the layers that do not rotate are those that slide
-        return tuple(
-            _FULL if not no_rope_layers or rotates else _SLIDING
-            for rotates in no_rope_layers or (1,) * layers
-        )
-    return tuple(_SLIDING if layer >= first_sliding else _FULL for layer in range(layers))
+def _qkv_bias(fields: Fields, family: Family) -> bool:
+    """Tell whether q, k and v alone have biases."""
+    if isinstance(family.qkv_bias, bool):
+        return family.qkv_bias
+    return fields.boolean(family.qkv_bias, bool(family.defaults.get(family.qkv_bias, False)))
 
 
 def head_size(

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from llorch_export.config.families import Family
-from llorch_export.config.fields import Fields, refuse_unknown
+from llorch_export.config.fields import Fields
+from llorch_export.config.reference_keys import reference_keys
+from llorch_export.config.unread import ignored_settings
 from llorch_serve.artifact.manifest import RopeConfig
 from llorch_serve.errors import ArtifactError
 
@@ -32,14 +34,27 @@ class RopeContext:
     origin: str
 
 
-def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
+def rope_from_hf(fields: Fields, context: RopeContext) -> tuple[RopeConfig, tuple[str, ...]]:
     """Read ``rope_theta``, ``rope_scaling`` or ``rope_parameters``, and the settings next to them.
 
-    Raises ArtifactError for types that are not supported, contradictions and settings that are not
-    understood.
+    Returns them, and the names of settings that transformers does not read for that rotary type.
+    Raises ArtifactError for types that are not supported and for contradictions.
     """
     rope, place = _rope_fields(fields, context)
     kind = _kind(rope, context)
+    result = _rope_config(fields, rope, place, kind, context)
+    table = reference_keys()
+    read = table.default_rope[context.family.architecture] if kind == "default" else table.rope[kind]
+    unasked = rope.unasked()
+    ignored = ignored_settings(rope, read, prefix=f"{place}.")
+    for key in unasked:
+        if isinstance(rope.get(key), dict):
+            raise rope.wrong(key, "a number (rotary settings by kind of layer are not supported)")
+    return result, ignored
+
+
+def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: RopeContext) -> RopeConfig:
+    """Return the rotary settings of type ``kind``, which :func:`_kind` has found."""
     _refuse_differences(fields, rope, place, context.origin)
     outer = fields.number(
         "rope_theta", float(context.family.defaults.get("rope_theta", 10000.0)), above=0, high=MAX_THETA
@@ -51,23 +66,23 @@ def rope_from_hf(fields: Fields, context: RopeContext) -> RopeConfig:
         case "default":
             # Some files say "default" with a factor of 1; any other factor would be a contradiction.
             rope.require("factor", 1, "the rope type is default")
-            result = RopeConfig(theta=theta, rotary_dim=rotary_dim)
+            return RopeConfig(theta=theta, rotary_dim=rotary_dim)
         case "linear":
-            result = RopeConfig(theta=theta, kind="linear", factor=_factor(rope), rotary_dim=rotary_dim)
+            return RopeConfig(theta=theta, kind="linear", factor=_factor(rope), rotary_dim=rotary_dim)
         case "dynamic":
-            result = _dynamic_from_hf(rope, theta, rotary_dim, context)
+            return _dynamic_from_hf(rope, theta, rotary_dim, context)
         case "llama3":
-            result = _llama3_from_hf(rope, theta, original, rotary_dim)
+            return _llama3_from_hf(rope, theta, original or context.max_positions, rotary_dim)
         case "yarn":
-            result = _yarn_from_hf(rope, theta, original or context.max_positions, rotary_dim)
+            return _yarn_from_hf(
+                rope, theta, original or context.max_positions, rotary_dim, context.max_positions
+            )
         case "longrope":
-            result = _longrope_from_hf(rope, theta, original or context.max_positions, rotary_dim, context)
+            return _longrope_from_hf(rope, theta, original or context.max_positions, rotary_dim, context)
         case _:
             raise ArtifactError(
                 f"{context.origin}: rope type {kind!r} is not supported; supported are {_KINDS}"
             )
-    refuse_unknown([f"{key} (rope)" for key in rope.unasked()], context.origin)
-    return result
 
 
 def _rope_fields(fields: Fields, context: RopeContext) -> tuple[Fields, str]:
@@ -92,7 +107,8 @@ def _refuse_differences(fields: Fields, rope: Fields, place: str, origin: str) -
             raise ArtifactError(f"{origin}: {key} differs from the one inside {place}; remove the wrong one")
 
 
-def _kind(rope: Fields, context: RopeContext) -> object:
+def _kind(rope: Fields, context: RopeContext) -> str:
+    """Return the rotary type, by the name that the match below has. Raises ArtifactError for two."""
     old_name, new_name = rope.get("type"), rope.get("rope_type")
     if old_name is not None and new_name is not None and old_name != new_name:
         raise ArtifactError(
@@ -100,7 +116,13 @@ def _kind(rope: Fields, context: RopeContext) -> object:
             f"wrong one"
         )
     kind = new_name or old_name or "default"
-    return "longrope" if isinstance(kind, str) and kind in context.family.longrope_names else kind
+    if not isinstance(kind, str):
+        raise rope.wrong("rope_type" if new_name else "type", f"a name; supported are {_KINDS}")
+    if context.family.longrope_names and kind not in ("default", "longrope", *context.family.longrope_names):
+        raise rope.wrong(
+            "rope_type" if new_name else "type", "default or longrope, which are all that the family has"
+        )
+    return "longrope" if kind in context.family.longrope_names else kind
 
 
 def _original_context(fields: Fields, rope: Fields, context: RopeContext) -> int | None:
@@ -109,7 +131,13 @@ def _original_context(fields: Fields, rope: Fields, context: RopeContext) -> int
         source.integer(_ORIGINAL, high=MAX_POSITIONS) if _ORIGINAL in source else None
         for source in (fields, rope)
     )
-    return outer or inner or context.family.outer_original_context
+    usual = context.family.outer_original_context
+    if usual is not None and outer is None and inner not in (None, usual):
+        raise rope.wrong(
+            _ORIGINAL,
+            f"it beside the rotary settings, where transformers looks for it and else takes {usual}",
+        )
+    return outer or inner or usual
 
 
 def _rotary_dim(fields: Fields, context: RopeContext) -> int | None:
@@ -147,10 +175,8 @@ def _dynamic_from_hf(rope: Fields, theta: float, rotary_dim: int | None, context
     )
 
 
-def _llama3_from_hf(rope: Fields, theta: float, original: int | None, rotary_dim: int | None) -> RopeConfig:
+def _llama3_from_hf(rope: Fields, theta: float, original: int, rotary_dim: int | None) -> RopeConfig:
     low = rope.number("low_freq_factor", above=0, high=MAX_FACTOR)
-    if original is None:
-        rope.integer(_ORIGINAL, high=MAX_POSITIONS)  # says that it is missing
     return RopeConfig(
         theta=theta,
         kind="llama3",
@@ -162,13 +188,17 @@ def _llama3_from_hf(rope: Fields, theta: float, original: int | None, rotary_dim
     )
 
 
-def _yarn_from_hf(rope: Fields, theta: float, original: int, rotary_dim: int | None) -> RopeConfig:
-    factor = _factor(rope)
+def _yarn_from_hf(
+    rope: Fields, theta: float, original: int, rotary_dim: int | None, max_positions: int
+) -> RopeConfig:
+    # A null factor, unlike an absent one, means by how much the context has grown.
+    usual = max_positions / original if rope.states("factor") else None
+    factor = rope.number("factor", usual, above=0, high=MAX_FACTOR)
     attention_factor, mscale, all_dim = (
-        rope.number(key, above=0, high=MAX_FACTOR) if key in rope else None
+        rope.number(key, at_least=0, high=MAX_FACTOR) if key in rope else None
         for key in ("attention_factor", "mscale", "mscale_all_dim")
     )
-    if attention_factor is None and mscale is not None and all_dim is not None:
+    if attention_factor is None and mscale and all_dim:  # zero counts as absent
         attention_factor = yarn_scale(factor, mscale) / yarn_scale(factor, all_dim)
     return RopeConfig(
         theta=yarn_theta(theta, rope),

@@ -86,7 +86,8 @@ class Contents:
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is
         used.
     kv_dtypes: what the KV cache may hold, the default first, which the bytes are of.
-    layout, interop, int8_cache, prompts: as in :class:`llorch_serve.artifact.manifest.Manifest`.
+    layout, interop, int8_cache, prompts, ignored_settings, code_not_run: as in
+        :class:`llorch_serve.artifact.manifest.Manifest`.
     checked_on: providers on which graphs of this target have been compared with the reference;
         not_checked_on: its own provider, if it is not among them.
     """
@@ -118,6 +119,8 @@ class Contents:
     kv_dtypes: tuple[KvDtype, ...]
     int8_cache: Int8Cache | None
     prompts: PromptGraph | None
+    ignored_settings: tuple[str, ...]
+    code_not_run: tuple[str, ...]
 
 
 def contents(artifact: Artifact) -> Contents:
@@ -161,6 +164,8 @@ def contents(artifact: Artifact) -> Contents:
         kv_dtypes=manifest.kv_dtypes,
         int8_cache=manifest.int8_cache,
         prompts=manifest.prompts,
+        ignored_settings=manifest.ignored_settings or (),
+        code_not_run=manifest.code_not_run or (),
     )
 
 

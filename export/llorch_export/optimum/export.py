@@ -22,6 +22,7 @@ from llorch_export.artifact.description import (
 from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.config.unread import notice_of
 from llorch_export.formats.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.optimum.graph import TracedGraph, take_graph
@@ -80,7 +81,8 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         load_artifact(writer.folder)
         writer.commit()
-    return ExportResult(load_artifact(options.output), changed=True)
+    notices = notice_of(checkpoint.ignored_settings, checkpoint.code_not_run)
+    return ExportResult(load_artifact(options.output), changed=True, notices=notices)
 
 
 def _recipe(options: ExportOptions) -> Recipe:

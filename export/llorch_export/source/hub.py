@@ -13,6 +13,7 @@ from typing import Final
 
 from llorch_export.checkpoint.folder import LICENCE_FILE
 from llorch_export.checkpoint.safetensors import CONVERT_PICKLE, INDEX, SINGLE
+from llorch_export.config.fp8 import PACKING_FILES
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FOLDER
 from llorch_export.tokenizer.reading import FOLDER_FILES
 from llorch_export.tokenizer.vocabulary_files import vocabulary_files
@@ -76,7 +77,7 @@ def fetch_snapshot(repo_id: str, *, is_complete: Callable[[Path], bool], config_
 def _wanted(files: list[str], repo_id: str, *, config_only: bool) -> list[str]:
     """Return which files of a repository to fetch: weights of one kind, and the small files with them."""
     top = [name for name in files if "/" not in name]
-    named = {_CONFIG, *FOLDER_FILES, *vocabulary_files(top)}
+    named = {_CONFIG, *PACKING_FILES, *FOLDER_FILES, *vocabulary_files(top)}
     small = [name for name in top if name in named or LICENCE_FILE.match(name)]
     small += [name for name in files if _TEMPLATE.fullmatch(name)]
     if SINGLE in top:

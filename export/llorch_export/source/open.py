@@ -15,8 +15,8 @@ from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
 from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_parts
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
-from llorch_export.config.fp8 import fp8_format
-from llorch_export.config.hf import config_from_hf
+from llorch_export.config.fp8 import PACKING_FILES, fp8_format, packed_weights
+from llorch_export.config.hf import ReadConfig, read_config
 from llorch_export.source import hub
 from llorch_export.tokenizer.chat_templates import template_files
 from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder, tokenizer_from_gguf
@@ -47,8 +47,15 @@ def open_config(source: str) -> LlamaConfig:
 
     Raises ArtifactError as :func:`open_checkpoint` does.
     """
+    return open_settings(source).config
+
+
+def open_settings(source: str) -> ReadConfig:
+    """Read the config as :func:`open_config` does, with what of its file was left aside."""
     path = _locate(source, config_only=True)
-    return gguf_config(read_parts(path)) if path.is_file() else _folder_config(ModelFolder(path))[0]
+    if path.is_file():
+        return ReadConfig(gguf_config(read_parts(path)))
+    return _folder_config(ModelFolder(path))[0]
 
 
 def list_content_files(source: str) -> tuple[Path, ...]:
@@ -173,7 +180,8 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: ModelFolder) -> Checkpoint:
-    config, data = _folder_config(folder)
+    read, data = _folder_config(folder)
+    config = read.config
     found = folder_tensors(
         folder, config, fp8_format(data.get("quantization_config"), origin=str(folder.path / _CONFIG))
     )
@@ -188,14 +196,21 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         licence_files=_licence_files(folder),
         notices=found.notices,
         only_read_here=found.renamed,
+        ignored_settings=read.ignored_settings,
+        code_not_run=read.code_not_run,
     )
 
 
-def _folder_config(folder: ModelFolder) -> tuple[LlamaConfig, dict[str, object]]:
+def _folder_config(folder: ModelFolder) -> tuple[ReadConfig, dict[str, object]]:
     data = folder.read_json(_CONFIG)
     if data is None:
         raise ArtifactError(f"{folder.path} has no {_CONFIG}; expected a complete Hugging Face model folder")
-    return config_from_hf(data, origin=str(folder.path / _CONFIG)), data
+    read = read_config(data, origin=str(folder.path / _CONFIG))
+    for name in PACKING_FILES if data.get("quantization_config") is None else ():
+        packing = folder.read_json(name)
+        if packing is not None:
+            raise packed_weights(packing, str(folder.path / name))
+    return read, data
 
 
 def _content_files(folder: ModelFolder) -> tuple[Path, ...]:

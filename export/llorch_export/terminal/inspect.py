@@ -67,6 +67,11 @@ def describe(found: Contents) -> str:
         f"{'chat':<14}{'template' if found.chat_template else 'no template'}; "
         f"recommended sampling: {_pairs(_set(msgspec.to_builtins(found.generation))) or 'none'}",
     ]
+    lines += [
+        f"{label:<14}{', '.join(names)}"
+        for label, names in (("ignored", found.ignored_settings), ("code not run", found.code_not_run))
+        if names
+    ]
     return "\n".join([*lines, *_graph(found), *_files(found), *_memory(found)]) + "\n"
 
 

@@ -10,12 +10,11 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.config.families import FAMILIES
 from llorch_export.verify.reference_adapters import merge_adapters
 from llorch_export.verify.reference_config import hf_settings
 from llorch_serve.artifact.manifest import RopeConfig
 from llorch_serve.errors import ArtifactError
-
-_UNKNOWN_TO_GGUF_LOADER = ("smollm3", "granite")
 
 
 class Reference:
@@ -58,8 +57,8 @@ class Reference:
 
 
 def _is_read_here(checkpoint: Checkpoint) -> bool:
-    unknown = checkpoint.kind == "gguf" and checkpoint.config.architecture in _UNKNOWN_TO_GGUF_LOADER
-    return unknown or checkpoint.only_read_here
+    known = FAMILIES[checkpoint.config.architecture].gguf_in_transformers
+    return checkpoint.only_read_here or (checkpoint.kind == "gguf" and not known)
 
 
 def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:

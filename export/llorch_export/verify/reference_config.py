@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llorch_export.config.families import FAMILIES
 from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 
 # Rotary types that transformers knows; "factors" is GGUF's own and is applied to the finished model.
@@ -38,10 +39,11 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
         "sliding_window",
     ):
         settings[key] = getattr(config, key)
-    if config.architecture == "smollm3":
+    family = FAMILIES[config.architecture]
+    if family.no_rope_interval:
         layers = range(config.num_hidden_layers)
         settings["no_rope_layers"] = [int(config.rotates(layer)) for layer in layers]
-    if config.architecture == "granite":
+    if family.multipliers:
         scale = config.attention_multiplier
         settings |= {
             "embedding_multiplier": config.embedding_multiplier,
@@ -49,7 +51,7 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
             "logits_scaling": config.logits_scaling,
             "attention_multiplier": config.head_dim**-0.5 if scale is None else scale,
         }
-    if config.architecture == "phi3" and config.rope.original_max_position_embeddings is not None:
+    if family.outer_original_context is not None and config.rope.original_max_position_embeddings is not None:
         settings["original_max_position_embeddings"] = config.rope.original_max_position_embeddings
     return settings
 

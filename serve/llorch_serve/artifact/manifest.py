@@ -28,6 +28,8 @@ KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
+ModelType = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")]
+Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1000)], ...], msgspec.Meta(max_length=1000)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 # Formatted with layer and kind, so nothing else may stand in braces.
 CacheName = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*\{layer\}[\w.]*\{kind\}[\w.]*$", max_length=200)]
@@ -82,6 +84,7 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
 
     ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
 
+    architecture: the family, as ``model_type`` names it; the graph says all that a session needs of it.
     attention_bias: biases on q, k, v and o. qkv_bias: on q, k and v only.
     qk_norm: an RMS norm over each query and key head before rotation.
     no_rope_layers: one number a layer, 0 where the layer does not rotate; empty: all layers rotate.
@@ -92,7 +95,7 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     logits_scaling: divides the logits.
     """
 
-    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"] = "llama"
+    architecture: ModelType = "llama"
     vocab_size: Count
     hidden_size: Count
     intermediate_size: Count
@@ -356,6 +359,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     fixed_shapes: None where any number of sequences and tokens may be run.
     int8_cache: what decodes over a KV cache in int8; None: nothing does.
     prompts: what takes prompts; None: the first graph does.
+    ignored_settings: settings of the source's config.json that its family does not read; absent: none.
+    code_not_run: files of Python that the source asked to run; absent: none.
     """
 
     schema_version: Literal[1]
@@ -387,6 +392,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     int8_cache: Int8Cache | None = None
     prompts: PromptGraph | None = None
     other_chat_templates: dict[str, str] = {}
+    ignored_settings: Names | msgspec.UnsetType = msgspec.UNSET
+    code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:

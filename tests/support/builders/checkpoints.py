@@ -204,7 +204,7 @@ def write_hf_folder(
     weights = tiny_weights(config_from_hf(config), seed)
     if edit is not None:
         edit(weights)
-    if config["model_type"] == "phi3":
+    if FAMILIES[str(config["model_type"])].fused:
         weights = fused(weights)
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
     _write_json(path / "config.json", config)
@@ -282,7 +282,7 @@ def write_gguf(
         divisors = {"short": config.rope.short_factor, "long": config.rope.long_factor}
         tables = {f"rope_factors_{k}.weight": np.array(v, np.float32) for k, v in divisors.items()}
         extra = {**tables, **(extra or {})}
-    if config.architecture == "phi3":
+    if FAMILIES[config.architecture].fused:
         weights = fused(weights)
     tensors = {
         gguf_tensor_name(name, config.architecture): permuted(name, value, config)
@@ -326,7 +326,7 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         values["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
     if rope.kind == "longrope":
         values["rope.scaling.attn_factor"] = rope.attention_factor
-    if config.architecture == "granite":
+    if FAMILIES[config.architecture].multipliers:
         values |= {
             "embedding_scale": config.embedding_multiplier,
             "residual_scale": config.residual_multiplier,
@@ -373,7 +373,7 @@ def _gguf_names(architecture: str) -> gguf.TensorNameMap:
 
 def permuted(name: str, value: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:
     """Interleave the two halves of every query and key head, as conversion to GGUF does for some families."""
-    if config.architecture not in ("llama", "smollm3", "granite"):
+    if not FAMILIES[config.architecture].permuted:
         return value
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
         name.split(".")[-2], 0

@@ -1,6 +1,7 @@
-"""Settings that are known to have no influence on the logits at inference.
+"""Settings that most files have and that say nothing of the logits at inference.
 
-The config parser refuses every key that it neither understands nor finds here.
+They are ignored as all settings are that transformers does not read for logits, but not worth a notice: where
+a file came from, how it was trained, which tokens begin and end a text.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ _PROVENANCE: Final = (
     "unsloth_fixed",
     "unsloth_version",
     "save_safetensors",
+    "_model_name_or_path",
+    "model_name_or_path",
+    "trust_remote_code",  # nothing here is run, whatever this says
 )
 # Used while training only.
 _TRAINING: Final = (
     "initializer_range",
     "attention_dropout",
     "hidden_dropout",
+    "embd_pdrop",
+    "resid_pdrop",
     "gradient_checkpointing",
 )
 # Choice of kernels, of slicing that does not change the product, and of what is returned.
@@ -97,7 +103,7 @@ _GENERATION: Final = (
     "output_scores",
 )
 
-INERT_HF_KEYS: Final = frozenset((*_PROVENANCE, *_TRAINING, *_EXECUTION, *_TOKENS, *_TASKS, *_GENERATION))
+BOOKKEEPING: Final = frozenset((*_PROVENANCE, *_TRAINING, *_EXECUTION, *_TOKENS, *_TASKS, *_GENERATION))
 
 # Keys of a GGUF file, after the architecture's name, that have no influence on the logits or repeat what
 # tensors say.

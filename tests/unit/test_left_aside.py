@@ -1,0 +1,79 @@
+"""What an export leaves aside of a config.json stands in the manifest, in one notice each, and in inspect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llorch_export.inspect.contents import contents
+from llorch_export.options import ExportOptions
+from llorch_export.pipeline import export
+from llorch_export.preview import preview
+from llorch_export.source.open import open_checkpoint, open_config
+from llorch_export.terminal.inspect import describe
+from llorch_serve.artifact.folder import load_artifact
+from llorch_serve.errors import ArtifactError
+from support.builders.checkpoints import write_hf_folder
+from support.builders.tiny_exports import silent
+
+CODE = {"auto_map": {"AutoModelForCausalLM": "org/name--modeling_llama.LlamaForCausalLM"}}
+
+
+def exported(path: Path, **settings: object) -> tuple[Path, tuple[str, ...]]:
+    source = write_hf_folder(path / "model", settings)
+    result = export(ExportOptions(source=str(source), output=path / "artifact", precision="fp32"), silent)
+    return path / "artifact", result.notices
+
+
+def test_settings_and_code_that_were_left_aside_are_told(tmp_path: Path) -> None:
+    artifact, notices = exported(tmp_path, max_sequence_length=2048, badwordsids=[1], **CODE)
+    manifest = load_artifact(artifact).manifest
+    assert manifest.ignored_settings == ("badwordsids", "max_sequence_length")
+    assert manifest.code_not_run == ("org/name/modeling_llama.py",)
+    assert len(notices) == 2
+    assert "ignored: badwordsids, max_sequence_length" in notices[0]
+    assert "not run: org/name/modeling_llama.py" in notices[1]
+    shown = describe(contents(load_artifact(artifact)))
+    assert "ignored       badwordsids, max_sequence_length\n" in shown
+    assert "code not run  org/name/modeling_llama.py\n" in shown
+
+
+def test_a_manifest_with_nothing_to_tell_is_as_it_was(tmp_path: Path) -> None:
+    artifact, notices = exported(tmp_path)
+    data = json.loads((artifact / "llorch.json").read_bytes())
+    assert not {"ignored_settings", "code_not_run"} & data.keys()
+    assert notices == ()
+    assert "ignored" not in describe(contents(load_artifact(artifact)))
+
+
+def test_a_dry_run_tells_the_same(tmp_path: Path) -> None:
+    source = write_hf_folder(tmp_path / "model", {"badwordsids": [1], **CODE})
+    found = preview(ExportOptions(source=str(source), output=Path("nowhere"), precision="fp32"))
+    assert len(found["notices"]) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        (
+            "hf_quant_config.json",
+            {
+                "producer": {"name": "modelopt", "version": "0.23"},
+                "quantization": {"quant_algo": "NVFP4", "group_size": 16},
+            },
+            "modelopt NVFP4",
+        ),
+        ("quantize_config.json", {"bits": 4, "quant_method": "gptq"}, "gptq with 4 bits"),
+        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "an unnamed format"),
+    ],
+)
+def test_packing_that_is_told_beside_the_config_is_refused_before_a_tensor_is_read(
+    tmp_path: Path, name: str, content: dict[str, object], named: str
+) -> None:
+    folder = write_hf_folder(tmp_path / "model")
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    for opened in (open_checkpoint, open_config):
+        with pytest.raises(ArtifactError, match=f"{name} says that the weights are packed as {named}"):
+            opened(str(folder))
