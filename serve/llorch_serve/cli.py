@@ -93,7 +93,7 @@ def front_door(
     """Export Llama-family models to ONNX Runtime, and serve them.
 
     Exit codes: 0 done, 1 failed or an unexpected error, 2 usage, 3 artifact or checkpoint, 4 runtime or
-    provider, 5 port, 6 memory or disk, 7 worker unreachable, 130 interrupted.
+    provider, 5 port, 6 memory or disk, 7 worker or hub unreachable, 130 interrupted.
     """
     if debug:
         os.environ["LLORCH_DEBUG"] = "1"

@@ -163,6 +163,8 @@ def checkpoint_fields(
             name=checkpoint.path.name,
             fingerprint=source_print,
             adapter=checkpoint.adapter.name if checkpoint.adapter else None,
+            repository=checkpoint.origin[0] if checkpoint.origin else msgspec.UNSET,
+            revision=checkpoint.origin[1] if checkpoint.origin else msgspec.UNSET,
         ),
     }
 

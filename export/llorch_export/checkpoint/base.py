@@ -98,6 +98,7 @@ class Checkpoint:
     content_files: the files whose bytes make the fingerprint, in a fixed order.
     licence_files: files that travel along with the weights.
     adapter: what ``tensors`` has been merged with, if anything.
+    origin: repository and commit of a hub, where the files lie in the hub's cache.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -109,3 +110,4 @@ class Checkpoint:
     content_files: tuple[Path, ...]
     licence_files: tuple[Path, ...]
     adapter: Adapter | None = None
+    origin: tuple[str, str] | None = None

@@ -279,12 +279,17 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
 
     fingerprint: SHA-256 over the source's content, the adapter's included.
     adapter: name of the LoRA adapter that was merged into the weights; None: there was none.
+    repository: the hub repository that it was fetched from, as ``org/name``; absent: it lay on a
+        disk.
+    revision: that repository's commit, in hex.
     """
 
     kind: Literal["gguf", "safetensors"]
     name: str
     fingerprint: str
     adapter: str | None = None
+    repository: str | msgspec.UnsetType = msgspec.UNSET
+    revision: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class FileEntry(_Struct, frozen=True, kw_only=True):
