@@ -139,4 +139,4 @@ def _is_hash(text: str) -> bool:
 
 def _is_inside(path: str) -> bool:
     parts = path.replace("\\", "/").split("/")
-    return bool(path) and "\0" not in path and not {"", ".", ".."} & set(parts)
+    return bool(path) and not {"\0", ":"} & set(path) and not {"", ".", ".."} & set(parts)

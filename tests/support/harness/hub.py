@@ -39,4 +39,9 @@ def hub_in_this_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def hub_environment(hub: Hub, home: Path) -> dict[str, str]:
     """Return the variables that point a command's client at the hub."""
-    return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    return {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
