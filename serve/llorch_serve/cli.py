@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "frontier": "llorch_export.terminal.frontier",
     "inspect": "llorch_export.terminal.inspect",
     "pull": "llorch_serve.terminal.pull",
+    "push": "llorch_serve.terminal.push",
     "serve": "llorch_serve.terminal.serve",
     "generate": "llorch_serve.terminal.generate",
     "chat": "llorch_serve.terminal.chat",
@@ -57,7 +58,15 @@ class _LazyCommands(TyperGroup):
             return None
         module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        needs_argument = cmd_name in ("export", "verify", "frontier", "inspect", "pull", "bench compare")
+        needs_argument = cmd_name in (
+            "export",
+            "verify",
+            "frontier",
+            "inspect",
+            "pull",
+            "push",
+            "bench compare",
+        )
         # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag
         # wins.
         settings = {"auto_envvar_prefix": "LLORCH"} if cmd_name == "serve" else {}

@@ -162,7 +162,7 @@ def test_a_gated_repository_says_where_to_ask(
         (Fault("/resolve/", times=99, hang=True), "does not answer in time", 7),
         (Fault("model.safetensors", times=99, status=404, headers=LOST), "has lost a file", 3),
         (Fault("/objects/", times=99, hang=True), "does not answer in time", 7),
-        (Fault("/objects/", times=99, method="GET", cut=100), "cannot be fetched from", 7),
+        (Fault("/objects/", times=99, method="GET", cut=100), "the exchange with", 7),
         (Fault("/objects/", times=99, method="GET", lie=b"short"), "came with another size", 7),
     ],
 )  # fmt: skip
@@ -225,7 +225,7 @@ def test_what_is_fetched_already_is_not_fetched_again(hub: Hub, folder: dict[str
 
 def test_a_hub_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "cannot be fetched from http://127.0.0.1:9" in refusal()
+    assert "the exchange with http://127.0.0.1:9" in refusal()
 
 
 def test_paths_that_lead_out_of_the_repository_are_left_out(hub: Hub, folder: dict[str, bytes]) -> None:

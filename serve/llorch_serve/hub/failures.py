@@ -46,7 +46,7 @@ def explain(error: Exception, reference: Reference, note: str = "") -> LlorchErr
     what = f"{reference} ({note})" if note else str(reference)
     if isinstance(cause, errors.OfflineModeIsEnabled):
         return HubError(
-            f"{what} is to be fetched, but HF_HUB_OFFLINE forbids to ask {hub}; unset it, or put the files "
+            f"{what} needs the hub, but HF_HUB_OFFLINE forbids to ask {hub}; unset it, or put the files "
             f"into the cache first with: hf download {repository}"
         )
     if isinstance(cause, errors.GatedRepoError):
@@ -127,6 +127,6 @@ def _of_transport(cause: BaseException, what: str, hub: str) -> LlorchError:
     if isinstance(cause, ValueError):
         return HubError(f"{hub} gives no hub's answer for {what} ({line}); check HF_ENDPOINT and the proxy")
     return HubError(
-        f"{what} cannot be fetched from {hub}: {line or type(cause).__name__}; check the network and "
+        f"the exchange with {hub} about {what} failed: {line or type(cause).__name__}; check the network and "
         f"HF_ENDPOINT"
     )
