@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from llorch_export.source.open import open_checkpoint, open_config
 from llorch_serve.errors import ArtifactError, HubError
 from support.builders.checkpoints import write_gguf, write_hf_folder
 from support.fakes.hub import Fault, Hub
-from support.harness.hub import hub_in_this_process
+from support.harness.hub import hub_in_this_process, impatient_client
 
 REPO = "some-org/tiny"
 BAD_TOKEN = "Invalid credentials in Authorization header"
@@ -170,15 +171,14 @@ def test_a_failure_is_one_sentence_and_leaves_nothing_half_written(
     hub: Hub,
     folder: dict[str, bytes],
     cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
     fault: Fault,
     found: str,
     exit_code: int,
 ) -> None:
-    monkeypatch.setattr("llorch_serve.hub.files._TIMEOUT_S", 0.3)
     hub.add(REPO, folder)
     hub.faults.append(Fault(**vars(fault)))
-    with pytest.raises(ArtifactError) as caught:
+    waits = impatient_client() if fault.hang else contextlib.nullcontext()
+    with waits, pytest.raises(ArtifactError) as caught:
         open_checkpoint(REPO)
     assert found in str(caught.value)
     assert "\n" not in str(caught.value)

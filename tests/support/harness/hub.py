@@ -22,7 +22,6 @@ def hub_in_this_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
             "ENDPOINT": hub.endpoint,
             "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
             "HF_HUB_CACHE": str(cache),
-            "HF_HUB_DOWNLOAD_TIMEOUT": 0.3,
             "DOWNLOAD_CHUNK_SIZE": 10_000,
             "HF_HUB_DISABLE_XET": True,
             "HF_HUB_OFFLINE": False,
@@ -31,10 +30,19 @@ def hub_in_this_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
             monkeypatch.setattr(constants, name, value)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.setattr(file_download.time, "sleep", lambda _seconds: None)
-        monkeypatch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.3)
         monkeypatch.setattr(_http, "_HUB_ORIGINS", frozenset({_http._url_origin(hub.endpoint)}))
         assert urlsplit(hub.store).hostname != urlsplit(hub.endpoint).hostname
         yield hub
+
+
+@contextlib.contextmanager
+def impatient_client() -> Iterator[None]:
+    """Let the client wait a moment alone for each answer, where a test's hub gives none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llorch_serve.hub.files._TIMEOUT_S", 0.2)
+        patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+        patch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.2)
+        yield
 
 
 def hub_environment(hub: Hub, home: Path) -> dict[str, str]:
