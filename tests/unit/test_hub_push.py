@@ -17,7 +17,8 @@ from llorch_serve.hub.reference import Reference
 from support.builders.tiny_artifact import tiny_manifest, write_tiny_artifact
 from support.builders.tiny_exports import contents
 from support.fakes.hub import Fault, Hub
-from support.harness.hub import hub_in_this_process
+from support.harness.hub import hub_environment, hub_in_this_process
+from support.harness.processes import llorch
 
 # The client hands its uploads to httpx in a way that httpx discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -97,3 +98,10 @@ def test_a_report_that_is_none_is_refused(tmp_path: Path) -> None:
         read_fidelity(tmp_path / "report")
     with pytest.raises(UsageError, match="cannot be read"):
         read_fidelity(tmp_path / "absent")
+
+
+def test_the_command_shows_no_bars_where_nobody_watches(hub: Hub, artifact: Path, tmp_path: Path) -> None:
+    variables = hub_environment(hub, tmp_path / "home")
+    outcome = llorch("push", artifact, REPO.repository, HF_TOKEN="hf_secret", **variables)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert f"{REPO} has {artifact} as commit" in outcome.stdout

@@ -7,9 +7,9 @@ hash of every file has been compared with the manifest's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -34,27 +34,34 @@ def pull(reference: Reference, folder: Path) -> Artifact:
         raise UsageError(f"{reference} chooses a file, and an artifact is fetched whole; leave that out")
     place = Path(os.path.realpath(folder))
     listing = list_repository(reference)
-    with hub_failures(reference):
-        gathered = place.with_name(f".{place.name}.pull")
-        gathered.mkdir(parents=True, exist_ok=True)
-        (gathered / MANIFEST_NAME).unlink(missing_ok=True)
-        manifest_bytes = _fetch_manifest(listing, gathered)
-        manifest = decode_manifest(manifest_bytes, origin=f"{MANIFEST_NAME} of {reference}")
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            shutil.rmtree(gathered)
-            return _already_there(place, folder, manifest_bytes, reference)
-        _check_listed(listing, manifest.files)
-        for entry in manifest.files:
-            _fetch_file(listing, entry, gathered)
-        (gathered / MANIFEST_NAME).write_bytes(manifest_bytes)
-        _drop_others(gathered, {MANIFEST_NAME, *(entry.path for entry in manifest.files)})
-        load_artifact(gathered)
-        flush_tree(gathered)
-        if place.exists():
-            place.rmdir()
-        gathered.rename(place)
-        flush_folder(place.parent)
+    gathered = place.with_name(f".{place.name}.pull")
+    try:
+        with hub_failures(reference):
+            gathered.mkdir(parents=True, exist_ok=True)
+            manifest_bytes = _fetch_manifest(listing, gathered)
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                return _already_there(place, folder, manifest_bytes, reference)
+            _gather(listing, manifest_bytes, gathered)
+            if place.exists():
+                place.rmdir()
+            gathered.rename(place)
+            flush_folder(place.parent)
+    finally:
+        with contextlib.suppress(OSError):  # what holds something serves the next call
+            gathered.rmdir()
     return load_artifact(folder)
+
+
+def _gather(listing: Listing, manifest_bytes: bytes, gathered: Path) -> None:
+    """Fetch what the manifest lists, and leave the folder with the checked artifact and nothing else."""
+    manifest = decode_manifest(manifest_bytes, origin=f"{MANIFEST_NAME} of {listing.reference}")
+    _check_listed(listing, manifest.files)
+    for entry in manifest.files:
+        _fetch_file(listing, entry, gathered)
+    (gathered / MANIFEST_NAME).write_bytes(manifest_bytes)
+    _drop_others(gathered, {MANIFEST_NAME, *(entry.path for entry in manifest.files)})
+    load_artifact(gathered)
+    flush_tree(gathered)
 
 
 def _already_there(place: Path, folder: Path, manifest: bytes, reference: Reference) -> Artifact:

@@ -10,7 +10,7 @@ import typer
 from llorch_serve.errors import UsageError
 from llorch_serve.hub.reference import parse_reference, with_revision
 from llorch_serve.terminal.console import write, write_json
-from llorch_serve.terminal.requirements import required
+from llorch_serve.terminal.requirements import require_hub_client
 
 
 def command(
@@ -41,8 +41,7 @@ def command(
         llorch pull my-org/smollm2-onnx@v2 artifacts/smollm2-v2
 
     """
-    with required("hub"):
-        import huggingface_hub  # noqa: F401 - fails here, with the line to install it
+    require_hub_client()
     from llorch_serve.hub.pull import pull
 
     reference = parse_reference(with_revision(repository, revision))

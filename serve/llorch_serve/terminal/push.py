@@ -10,7 +10,7 @@ import typer
 from llorch_serve.errors import UsageError
 from llorch_serve.hub.reference import parse_reference
 from llorch_serve.terminal.console import say, write, write_json
-from llorch_serve.terminal.requirements import required
+from llorch_serve.terminal.requirements import require_hub_client
 
 
 def command(
@@ -51,8 +51,7 @@ def command(
         llorch push artifacts/smollm2 my-org/smollm2-onnx --license apache-2.0
 
     """
-    with required("hub"):
-        import huggingface_hub  # noqa: F401 - fails here, with the line to install it
+    require_hub_client()
     from llorch_serve.hub.card import read_fidelity
     from llorch_serve.hub.push import push
 
