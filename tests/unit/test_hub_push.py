@@ -102,6 +102,7 @@ def test_a_report_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_shows_no_bars_where_nobody_watches(hub: Hub, artifact: Path, tmp_path: Path) -> None:
     variables = hub_environment(hub, tmp_path / "home")
-    outcome = llorch("push", artifact, REPO.repository, HF_TOKEN="hf_secret", **variables)
+    variables |= {"TQDM_DISABLE": "", "HF_TOKEN": "hf_secret"}
+    outcome = llorch("push", artifact, REPO.repository, **variables)
     assert (outcome.code, outcome.stderr) == (0, "")
     assert f"{REPO} has {artifact} as commit" in outcome.stdout
