@@ -25,6 +25,8 @@ COMMANDS: Final = {
     "verify": "llorch_export.terminal.verify",
     "frontier": "llorch_export.terminal.frontier",
     "inspect": "llorch_export.terminal.inspect",
+    "pull": "llorch_serve.terminal.pull",
+    "push": "llorch_serve.terminal.push",
     "serve": "llorch_serve.terminal.serve",
     "generate": "llorch_serve.terminal.generate",
     "chat": "llorch_serve.terminal.chat",
@@ -56,7 +58,15 @@ class _LazyCommands(TyperGroup):
             return None
         module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        needs_argument = cmd_name in ("export", "verify", "frontier", "inspect", "bench compare")
+        needs_argument = cmd_name in (
+            "export",
+            "verify",
+            "frontier",
+            "inspect",
+            "pull",
+            "push",
+            "bench compare",
+        )
         # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag
         # wins.
         settings = {"auto_envvar_prefix": "LLORCH"} if cmd_name == "serve" else {}
@@ -93,7 +103,7 @@ def front_door(
     """Export Llama-family models to ONNX Runtime, and serve them.
 
     Exit codes: 0 done, 1 failed or an unexpected error, 2 usage, 3 artifact or checkpoint, 4 runtime or
-    provider, 5 port, 6 memory or disk, 7 worker unreachable, 130 interrupted.
+    provider, 5 port, 6 memory or disk, 7 worker or hub unreachable, 130 interrupted.
     """
     if debug:
         os.environ["LLORCH_DEBUG"] = "1"

@@ -5,6 +5,7 @@
     LlorchError                     exit 1   INTERNAL
     ├── UsageError                  exit 2
     ├── ArtifactError               exit 3   the artifact or checkpoint cannot be used as it is
+    │   └── HubError                exit 7   a model hub could not be reached, or refused
     ├── ProviderError               exit 4   the runtime or execution provider is missing or refuses
     ├── PortError                   exit 5   the address cannot be bound
     ├── ResourceError               exit 6   memory or disk is too small; RESOURCE_EXHAUSTED
@@ -51,6 +52,12 @@ class ArtifactError(LlorchError):
 
 class NewerSchemaError(ArtifactError):
     """The artifact's manifest has a schema version that this llorch does not know yet."""
+
+
+class HubError(ArtifactError):
+    """A model hub could not be reached, refused, or sent something else than it lists."""
+
+    exit_code = 7
 
 
 class ProviderError(LlorchError):

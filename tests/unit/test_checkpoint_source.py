@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -92,72 +91,6 @@ def test_a_hub_id_that_cannot_be_had_says_why(tmp_path: Path, hub_cache: Path, m
     message = str(caught.value)
     assert ("only partly in" if missing else "not in") in message
     assert "the hub is not reachable in tests" in message
-
-
-@pytest.mark.parametrize(
-    ("files", "wanted"),
-    [
-        (
-            ["model.safetensors", "config.json", "tokenizer.json", "LICENSE", "README.md", "onnx/model.onnx", "pytorch_model.bin"],
-            {"model.safetensors", "config.json", "tokenizer.json", "LICENSE"},
-        ),
-        (
-            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "consolidated.safetensors", "config.json"],
-            {"model.safetensors.index.json", "model-00001-of-00001.safetensors", "config.json"},
-        ),
-        (
-            ["model.safetensors.index.json", "model-00001-of-00001.safetensors", "model.safetensors", "config.json"],
-            {"model.safetensors", "config.json"},
-        ),
-        (["config.json", "only.gguf", "original/tokenizer.model"], {"config.json", "only.gguf"}),
-        (
-            ["model.safetensors", "tekken.json", "tokenizer.model.v3.bak"],
-            {"model.safetensors", "tekken.json"},
-        ),
-        (
-            ["model.safetensors", "tekken.json", "tokenizer.model.v3", "tokenizer.json"],
-            {"model.safetensors", "tokenizer.json"},
-        ),
-    ],
-)  # fmt: skip
-def test_only_what_an_export_needs_is_fetched(
-    tmp_path: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], wanted: set[str]
-) -> None:
-    folder = write_hf_folder(tmp_path / "m")
-    asked: list[list[str]] = []
-
-    def listing(*_: object, **__: object) -> SimpleNamespace:
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
-
-    def download(_: str, *, allow_patterns: list[str], local_files_only: bool = False) -> str:
-        if local_files_only:
-            raise huggingface_hub.errors.LocalEntryNotFoundError("nothing cached")
-        asked.append(allow_patterns)
-        return str(folder)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", listing)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert open_checkpoint(REPO).kind == "safetensors"
-    assert [set(patterns) for patterns in asked] == [wanted]
-
-
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        (["a.gguf", "b.gguf"], r"has 2 GGUF files \(a.gguf, b.gguf\)"),
-        (["pytorch_model.bin"], r"no safetensors or GGUF files; weights in .bin.*fetch the repository"),
-        (["README.md"], r"no safetensors or GGUF files; choose another"),
-    ],
-)
-def test_repositories_without_one_model_are_refused(
-    hub_cache: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], found: str
-) -> None:
-    def listing(*_: object, **__: object) -> SimpleNamespace:
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", listing)
-    with pytest.raises(ArtifactError, match=found):
-        open_checkpoint(REPO)
 
 
 def test_links_in_a_snapshot_may_lead_to_its_own_blobs_only(tmp_path: Path, hub_cache: Path) -> None:

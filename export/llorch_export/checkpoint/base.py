@@ -109,6 +109,7 @@ class Checkpoint:
     only_read_here: transformers cannot read these files as they are, since names or files are arranged in a
         way of their own.
     ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
+    origin: repository and commit of a hub, where the files lie in the hub's cache.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -125,3 +126,4 @@ class Checkpoint:
     only_read_here: bool = False
     ignored_settings: tuple[str, ...] = ()
     code_not_run: tuple[str, ...] = ()
+    origin: tuple[str, str] | None = None

@@ -1,11 +1,11 @@
-"""Fetch a model from the Hugging Face hub, from its cache where it is there already.
+"""Fetch a model from a model hub, from its cache where it is there already.
 
-Input is a hub id; output is the folder of a snapshot that holds what an export needs and nothing else.
+Input is a :class:`Reference`; output is the snapshot's folder in the cache, with what an export needs in it
+and nothing else, or the GGUF file in it that is meant.
 """
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,88 +14,98 @@ from typing import Final
 from llorch_export.checkpoint.folder import LICENCE_FILE
 from llorch_export.checkpoint.safetensors import CONVERT_PICKLE, INDEX, SINGLE
 from llorch_export.config.fp8 import PACKING_FILES
+from llorch_export.source.gguf_choice import choose
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FOLDER
 from llorch_export.tokenizer.reading import FOLDER_FILES
 from llorch_export.tokenizer.vocabulary_files import vocabulary_files
-from llorch_serve.errors import ArtifactError
+from llorch_serve.errors import ArtifactError, HubError
+from llorch_serve.hub.files import Listing, cached_snapshot, fetch, list_repository
+from llorch_serve.hub.reference import Reference
+from llorch_serve.terminal.console import say
 
-_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_TIMEOUT_S: Final = 10.0
 _CONFIG: Final = "config.json"
 _TEMPLATE: Final = re.compile(rf"{TEMPLATE_FOLDER}/[^/]+\.jinja")
 _SHARD: Final = re.compile(r"model[\w.-]*\.safetensors")
 
 
-def is_hub_id(source: str) -> bool:
-    """Tell whether ``source`` has the form ``org/name``."""
-    return (
-        _ID.fullmatch(source) is not None
-        and ".." not in source
-        and not source.endswith((".gguf", ".safetensors"))
-    )
+def fetch_model(
+    reference: Reference, *, is_complete: Callable[[Path], bool], config_only: bool = False
+) -> Path:
+    """Return the folder of a snapshot, or the GGUF file in it.
 
-
-def fetch_snapshot(repo_id: str, *, is_complete: Callable[[Path], bool], config_only: bool = False) -> Path:
-    """Return the folder of a snapshot.
-
-    is_complete: tells whether a cached snapshot holds all that is needed; if so, nothing is asked of the hub.
+    is_complete: tells whether a cached snapshot is a whole folder of a model; if so, nothing is asked of the
+        hub. Nor is it for a GGUF file in the cache that ``reference`` chooses.
     config_only: fetch ``config.json`` without weights, where the repository has one.
-    Raises ArtifactError if it is neither cached nor to be had.
+    Raises ArtifactError if there is no such model, HubError if it is not cached and not to be had.
     """
-    # Imported here: it takes a quarter of a second, and files and folders do not need it.
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
-
-    # The pattern matters: without one, a snapshot that lacks any file of the repository counts as incomplete.
-    try:
-        cached = Path(snapshot_download(repo_id, local_files_only=True, allow_patterns=[_CONFIG]))
-    except (LocalEntryNotFoundError, HFValidationError):
-        cached = None
-    if cached is not None and is_complete(cached):
+    cached = cached_snapshot(reference)
+    found = None if cached is None else _chosen_in(cached, reference.choice)
+    if cached is not None and reference.choice is None and is_complete(cached):
         return cached
-    # The HTTP library differs between versions of the hub's client; the first base is its own root of all
-    # errors.
-    transport_error: type[Exception] = HfHubHTTPError.__bases__[0]
+    if found is not None and reference.choice is not None:
+        return found
+    note = "only partly in the hub's cache" if cached is not None else "not in the hub's cache"
     try:
-        files = [entry.rfilename for entry in HfApi().model_info(repo_id, timeout=_TIMEOUT_S).siblings or ()]
-        wanted = _wanted(files, repo_id, config_only=config_only)
-        return Path(snapshot_download(repo_id, allow_patterns=[glob.escape(name) for name in wanted]))
-    except (transport_error, HFValidationError, OSError) as error:
-        state = "only partly in the hub's cache" if cached is not None else "not in the hub's cache"
-        reason = str(error).strip().split("\n", 1)[0].rstrip(".")
-        raise ArtifactError(
-            f"{repo_id} is neither a file nor a folder; as a hub id it is {state} and cannot be fetched: "
-            f"{reason}. "
-            f"Check the name and the network, or log in with: hf auth login"
-        ) from error
+        listing = list_repository(reference, note)
+    except HubError as error:
+        if found is None:
+            raise
+        # The hub might hold other files, and then the choice would be the user's.
+        say(f"note: {found.name} is taken from the cache, without a look at what else there is: {error}")
+        return found
+    wanted, model = _wanted(listing, config_only=config_only)
+    folder = fetch(listing, wanted, note)
+    return folder if model is None else folder / model
 
 
-def _wanted(files: list[str], repo_id: str, *, config_only: bool) -> list[str]:
-    """Return which files of a repository to fetch: weights of one kind, and the small files with them."""
-    top = [name for name in files if "/" not in name]
+def snapshot_of(path: Path) -> Path | None:
+    """Return the snapshot's folder in the hub's cache that ``path`` is or lies in, if it does."""
+    for folder in (path, *path.parents):
+        if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+            return folder
+    return None
+
+
+def origin_of(path: Path) -> tuple[str, str] | None:
+    """Return repository and commit of a file or folder in the hub's cache; None for any other."""
+    snapshot = snapshot_of(path.absolute())
+    if snapshot is None:
+        return None
+    return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/"), snapshot.name
+
+
+def _chosen_in(snapshot: Path, choice: str | None) -> Path | None:
+    """Return the GGUF file of a cached snapshot that is meant, if it is there with all its parts."""
+    paths = {
+        path.relative_to(snapshot).as_posix(): None for path in snapshot.rglob("*.gguf") if path.is_file()
+    }
+    try:
+        return snapshot / choose(paths, choice, snapshot.name)[0]
+    except ArtifactError:
+        return None
+
+
+def _wanted(listing: Listing, *, config_only: bool) -> tuple[list[str], str | None]:
+    """Return which files to fetch: weights of one kind, and the small files with them; and the GGUF file that
+    is the model, if it is one.
+    """
+    paths = [file.path for file in listing.files]
+    top = [path for path in paths if "/" not in path]
     named = {_CONFIG, *PACKING_FILES, *FOLDER_FILES, *vocabulary_files(top)}
-    small = [name for name in top if name in named or LICENCE_FILE.match(name)]
-    small += [name for name in files if _TEMPLATE.fullmatch(name)]
-    if SINGLE in top:
-        weights = [SINGLE]
-    elif INDEX in top:
-        weights = [INDEX, *(name for name in top if _SHARD.fullmatch(name))]
-    else:
-        weights = [name for name in top if name.endswith(".gguf")]
-        if len(weights) > 1:
-            raise ArtifactError(
-                f"{repo_id} has {len(weights)} GGUF files ({', '.join(weights[:8])}); download one and give "
-                f"its path"
-            )
-        if not weights:
-            pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in top)
-            raise ArtifactError(
-                f"{repo_id} has no safetensors or GGUF files; "
-                f"{CONVERT_PICKLE if pickled else 'choose another repository'}"
-            )
-        return [*small, *weights]
-    return [_CONFIG] if config_only else [*small, *weights]
+    small = [path for path in top if path in named or LICENCE_FILE.match(path)]
+    small += [path for path in paths if _TEMPLATE.fullmatch(path)]
+    if listing.reference.choice is None and (INDEX in top or SINGLE in top):
+        if config_only:
+            return [_CONFIG], None
+        shards = [path for path in top if _SHARD.fullmatch(path)]
+        return [*small, *([SINGLE] if SINGLE in top else [INDEX, *shards])], None
+    sizes = {file.path: file.bytes for file in listing.files if file.path.endswith(".gguf")}
+    repository = str(Reference(listing.reference.repository, listing.reference.revision))
+    if not sizes:
+        pickled = any(path.endswith((".bin", ".pt", ".pth")) for path in top)
+        kinds = "safetensors or GGUF files" if listing.reference.choice is None else "GGUF files"
+        raise ArtifactError(
+            f"{repository} has no {kinds}; {CONVERT_PICKLE if pickled else 'choose another repository'}"
+        )
+    model = choose(sizes, listing.reference.choice, repository)
+    return [*small, *model], model[0]

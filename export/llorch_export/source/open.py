@@ -23,6 +23,7 @@ from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder,
 from llorch_export.tokenizer.vocabulary_files import files_of_vocabulary
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.hub.reference import parse_reference
 
 _CONFIG: Final = "config.json"
 _ACCEPTED: Final = (
@@ -35,7 +36,7 @@ def open_checkpoint(source: str) -> Checkpoint:
     """Read and check a checkpoint's headers; no tensor is read yet.
 
     source: path of a GGUF file, path of a folder with safetensors files or one GGUF file, or a hub id
-        ``org/name``.
+        ``org/name``, ``org/name@revision`` or ``org/name:Q4_K_M``.
     Raises ArtifactError if there is no such thing, or if it cannot be exported as it is.
     """
     path = _locate(source, config_only=False)
@@ -113,14 +114,15 @@ def _locate(source: str, *, config_only: bool) -> Path:
         return path
     if is_folder:
         return _in_folder(ModelFolder(path), config_only=config_only)
-    if not hub.is_hub_id(source):
+    reference = parse_reference(source)
+    if reference is None:
         raise ArtifactError(f"{source[:200]!r} does not exist; {_ACCEPTED}")
-    snapshot = hub.fetch_snapshot(
-        source,
+    found = hub.fetch_model(
+        reference,
         config_only=config_only,
         is_complete=lambda folder: _is_complete(folder, config_only=config_only),
     )
-    return _in_folder(ModelFolder(snapshot), config_only=config_only)
+    return found if found.is_file() else _in_folder(ModelFolder(found), config_only=config_only)
 
 
 def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
@@ -142,21 +144,21 @@ def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
 
 
 def _is_complete(path: Path, *, config_only: bool) -> bool:
-    """Tell whether a cached snapshot holds what is needed: a partial download is no reason to fail, but to
-    fetch.
+    """Tell whether a cached snapshot is a whole folder of a model: a partial download is no reason to fail,
+    but to fetch. A GGUF file does not count, for the repository may hold others that were not fetched.
     """
     folder = ModelFolder(path)
     try:
         found = _in_folder(folder, config_only=config_only)
         if found.is_file():
-            part_paths(found)
-        elif not config_only:
+            return False
+        if not config_only:
             weight_files(folder)
             if not (folder.find("tokenizer.json") or folder.find("tokenizer.model")):
                 return False
     except ArtifactError:
         return False
-    return found.is_file() or folder.find(_CONFIG) is not None
+    return folder.find(_CONFIG) is not None
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -164,7 +166,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     path, parts = header.path, part_paths(path)
     config = gguf_config(header)
     # Licence files next to a GGUF file are its own only where it is the only model in its folder.
-    folder = ModelFolder(path.parent)
+    folder = ModelFolder(path.parent, whole=hub.snapshot_of(path.absolute()))
     alone = one_model(folder.entries(_is_gguf)) is not None
     return Checkpoint(
         kind="gguf",
@@ -176,6 +178,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         content_files=parts,
         licence_files=_licence_files(folder) if alone else (),
         only_read_here=len(parts) > 1,
+        origin=hub.origin_of(path),
     )
 
 
@@ -198,6 +201,7 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         only_read_here=found.renamed,
         ignored_settings=read.ignored_settings,
         code_not_run=read.code_not_run,
+        origin=hub.origin_of(folder.path),
     )
 
 
@@ -232,7 +236,5 @@ def _folder_name(path: Path) -> str:
     repository's.
     """
     resolved = path.resolve()
-    repository = resolved.parent.parent.name
-    if resolved.parent.name == "snapshots" and repository.startswith("models--"):
-        return repository.rsplit("--", 1)[-1]
-    return resolved.name
+    origin = hub.origin_of(resolved)
+    return resolved.name if origin is None else origin[0].rsplit("/", 1)[-1]

@@ -16,11 +16,13 @@ from llorch_export.terminal.export_flags import (
     ExporterFlags,
     GraphFlags,
     ReplaceFlags,
+    RevisionFlags,
     TransformFlags,
     WeightFlags,
     leaves_storage_open,
 )
 from llorch_serve.errors import UsageError
+from llorch_serve.hub.reference import with_revision
 from llorch_serve.terminal.console import byte_progress, say
 from llorch_serve.terminal.groups import composed
 from llorch_serve.terminal.requirements import required
@@ -33,8 +35,13 @@ if TYPE_CHECKING:
 @composed
 def command(
     source: Annotated[
-        str, typer.Argument(help="GGUF file, Hugging Face folder, or hub id (org/name).", show_default=False)
+        str,
+        typer.Argument(
+            help="GGUF file, Hugging Face folder, or hub id: org/name, org/name@REV, org/name:Q4_K_M.",
+            show_default=False,
+        ),
     ],
+    hub: RevisionFlags,
     artifact: ArtifactFlags,
     *,
     weights: WeightFlags,
@@ -86,6 +93,7 @@ def command(
         from llorch_export.source.open import open_config
     from llorch_export.terminal.export_output import show_preview, show_result
 
+    source = with_revision(source, hub.revision)
     options = ExportOptions(
         source=source,
         output=artifact.output or Path(),

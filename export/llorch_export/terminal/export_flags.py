@@ -29,6 +29,20 @@ Exporter = Literal["optimum"]
 """Who builds the graph, if not llorch itself."""
 
 
+class RevisionFlags(FlagGroup, frozen=True):
+    """Which state of a hub repository is meant."""
+
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REV",
+            help="With a hub id: a branch, a tag or a commit of it, as in org/name@REV. Default: its main "
+            "branch.",
+            show_default=False,
+        ),
+    ] = None
+
+
 class ArtifactFlags(FlagGroup, frozen=True):
     """Where the artifact goes, what is merged into it and what runs it."""
 

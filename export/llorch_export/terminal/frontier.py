@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llorch_export.terminal.export_flags import RevisionFlags
 from llorch_serve.errors import UsageError
+from llorch_serve.hub.reference import with_revision
 from llorch_serve.terminal.console import say, step_progress, write, write_json
+from llorch_serve.terminal.groups import composed
 from llorch_serve.terminal.requirements import required
 
 if TYPE_CHECKING:
@@ -19,10 +22,16 @@ if TYPE_CHECKING:
 _MAX_TEXT_BYTES = 2**22
 
 
+@composed
 def command(
     source: Annotated[
-        str, typer.Argument(help="GGUF file, Hugging Face folder, or hub id (org/name).", show_default=False)
+        str,
+        typer.Argument(
+            help="GGUF file, Hugging Face folder, or hub id: org/name, org/name@REV, org/name:Q4_K_M.",
+            show_default=False,
+        ),
     ],
+    hub: RevisionFlags,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -79,6 +88,7 @@ def command(
     _require_libraries(draws=png is not None)
     from llorch_export.frontier.measure import candidates, frontier, recipe_candidates
 
+    source = with_revision(source, hub.revision)
     peers = compare or []
     if calibration is not None and not recipe:
         raise UsageError(f"--calibration {calibration} is for recipes given with --recipe; leave it out")

@@ -10,6 +10,7 @@ import typer
 
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import UsageError
+from llorch_serve.hub.reference import with_revision
 from llorch_serve.terminal.console import byte_progress, say, write, write_json
 from llorch_serve.terminal.groups import FlagGroup, composed
 from llorch_serve.terminal.requirements import required
@@ -26,6 +27,14 @@ class ProofFlags(FlagGroup, frozen=True):
     against: Annotated[
         str | None,
         typer.Option(metavar="SOURCE", help="The checkpoint it was exported from.", show_default=False),
+    ] = None
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REV",
+            help="Where SOURCE is a hub id: a branch, a tag or a commit of it, as in org/name@REV.",
+            show_default=False,
+        ),
     ] = None
     lora: Annotated[
         list[str] | None,
@@ -72,7 +81,12 @@ class ProofFlags(FlagGroup, frozen=True):
             given = "neither" if self.against is None else "both"
             raise UsageError(f"{given} of --against SOURCE and --reference FILE given; expected one of them")
         for flag in self.given():
-            if self.reference is not None and flag in ("--lora", "--layers", "--write-reference"):
+            if self.reference is not None and flag in (
+                "--revision",
+                "--lora",
+                "--layers",
+                "--write-reference",
+            ):
                 raise UsageError(
                     f"{flag} needs --against SOURCE; a reference file holds log-probabilities alone"
                 )
@@ -117,6 +131,7 @@ def _passes(artifact: Path, proof: ProofFlags, *, as_json: bool) -> bool:
     if proof.reference is not None:
         return _against_file(artifact, proof.reference, as_json=as_json)
     assert proof.against is not None, "checked with the flags"
+    against = with_revision(proof.against, proof.revision)
     _require_libraries()
     from llorch_export.adapter.choice import parse_choices
 
@@ -124,8 +139,8 @@ def _passes(artifact: Path, proof: ProofFlags, *, as_json: bool) -> bool:
     if proof.layers:
         from llorch_export.terminal.layers import show_layers
 
-        return show_layers(artifact, proof.against, lora=lora, llama_cpp=proof.llama_cpp, as_json=as_json)
-    return _against_source(artifact, proof.against, lora, proof.write_reference, as_json=as_json)
+        return show_layers(artifact, against, lora=lora, llama_cpp=proof.llama_cpp, as_json=as_json)
+    return _against_source(artifact, against, lora, proof.write_reference, as_json=as_json)
 
 
 def _require_libraries() -> None:

@@ -283,12 +283,17 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
     fingerprint: SHA-256 over the source's content, the adapters' included.
     adapter: name of the LoRA adapter that was merged into the weights, or of several with weights, as
         ``style=0.5 + facts``; None: there was none.
+    repository: the hub repository that it was fetched from, as ``org/name``; absent: it lay on a
+        disk.
+    revision: that repository's commit, in hex.
     """
 
     kind: Literal["gguf", "safetensors"]
     name: str
     fingerprint: str
     adapter: str | None = None
+    repository: str | msgspec.UnsetType = msgspec.UNSET
+    revision: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class FileEntry(_Struct, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 
 from llorch_serve.errors import ProviderError
@@ -18,3 +20,11 @@ def required(extra: str) -> Iterator[None]:
             f"{error.name} is not installed, and this command needs it; install it with: pip install "
             f"'llorch[{extra}]'"
         ) from error
+
+
+def require_hub_client() -> None:
+    """Import the hub's client, which draws bars only on a terminal. Raises ProviderError if it is missing."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when the client is imported
+    with required("hub"):
+        import huggingface_hub  # noqa: F401 - fails here, with the line to install it

@@ -1,0 +1,1 @@
+"""Repositories of a model hub: how they are named, listed, fetched and written to."""

@@ -1,0 +1,160 @@
+"""Fetch a finished artifact from a hub into a folder: whole and checked, or not there.
+
+Input is a repository that holds a manifest; output is the artifact's folder. Files are gathered in a hidden
+folder beside it, where a later call goes on with what an earlier one left; the folder gets its name when the
+hash of every file has been compared with the manifest's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+from llorch_serve.artifact.folder import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artifact, load_artifact
+from llorch_serve.artifact.manifest import FileEntry, decode_manifest
+from llorch_serve.errors import ArtifactError, HubError, UsageError
+from llorch_serve.files.durable import flush_folder, flush_tree
+from llorch_serve.hub.failures import hub_failures
+from llorch_serve.hub.files import Listing, list_repository
+from llorch_serve.hub.reference import Reference
+
+_PART: Final = ".part"
+
+
+def pull(reference: Reference, folder: Path) -> Artifact:
+    """Return the artifact in ``folder``, fetched unless it is there already.
+
+    Raises UsageError if something else is there, ArtifactError if the repository holds no artifact, HubError
+    if it cannot be had; what has come is kept for the next call.
+    """
+    if reference.choice is not None:
+        raise UsageError(f"{reference} chooses a file, and an artifact is fetched whole; leave that out")
+    place = Path(os.path.realpath(folder))
+    listing = list_repository(reference)
+    gathered = place.with_name(f".{place.name}.pull")
+    try:
+        with hub_failures(reference):
+            gathered.mkdir(parents=True, exist_ok=True)
+            manifest_bytes = _fetch_manifest(listing, gathered)
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                return _already_there(place, folder, manifest_bytes, reference)
+            _gather(listing, manifest_bytes, gathered)
+            if place.exists():
+                place.rmdir()
+            gathered.rename(place)
+            flush_folder(place.parent)
+    finally:
+        with contextlib.suppress(OSError):  # what holds something serves the next call
+            gathered.rmdir()
+    return load_artifact(folder)
+
+
+def _gather(listing: Listing, manifest_bytes: bytes, gathered: Path) -> None:
+    """Fetch what the manifest lists, and leave the folder with the checked artifact and nothing else."""
+    manifest = decode_manifest(manifest_bytes, origin=f"{MANIFEST_NAME} of {listing.reference}")
+    _check_listed(listing, manifest.files)
+    for entry in manifest.files:
+        _fetch_file(listing, entry, gathered)
+    (gathered / MANIFEST_NAME).write_bytes(manifest_bytes)
+    _drop_others(gathered, {MANIFEST_NAME, *(entry.path for entry in manifest.files)})
+    load_artifact(gathered)
+    flush_tree(gathered)
+
+
+def _already_there(place: Path, folder: Path, manifest: bytes, reference: Reference) -> Artifact:
+    """Return what stands in the folder, if it is this very artifact, whole."""
+    there = place / MANIFEST_NAME
+    if not there.is_file() or there.stat().st_size != len(manifest) or there.read_bytes() != manifest:
+        raise UsageError(f"{folder} holds something else than {reference}; name a new folder, or remove it")
+    return load_artifact(folder, verify_hashes=True)
+
+
+def _fetch_manifest(listing: Listing, gathered: Path) -> bytes:
+    found = listing.find(MANIFEST_NAME)
+    if found is None:
+        raise ArtifactError(
+            f"{listing.reference} holds no {MANIFEST_NAME}, so it is no artifact; make one of it with: "
+            f"llorch export {listing.reference} --output DIR"
+        )
+    if found.bytes is None or found.bytes > MAX_MANIFEST_BYTES:
+        raise ArtifactError(
+            f"{MANIFEST_NAME} of {listing.reference} has {found.bytes} bytes; a manifest has at most "
+            f"{MAX_MANIFEST_BYTES}"
+        )
+    part = gathered / f"{MANIFEST_NAME}{_PART}"
+    part.unlink(missing_ok=True)
+    _download(listing, MANIFEST_NAME, part, found.bytes)
+    content = part.read_bytes()
+    part.unlink()
+    return content
+
+
+def _check_listed(listing: Listing, entries: tuple[FileEntry, ...]) -> None:
+    """Raise ArtifactError unless the repository has each file, with its size, before any is fetched."""
+    for entry in entries:
+        found = listing.find(entry.path)
+        reserved = entry.path == MANIFEST_NAME or entry.path.endswith(_PART)
+        if found is None or found.bytes not in (None, entry.bytes) or reserved:
+            has = "does not have it" if found is None else f"has one of {found.bytes} bytes"
+            raise ArtifactError(
+                f"the manifest of {listing.reference} lists {entry.path[:100]!r} with {entry.bytes} bytes, "
+                f"and the repository {has}; it is not whole, choose another revision"
+            )
+
+
+def _fetch_file(listing: Listing, entry: FileEntry, gathered: Path) -> None:
+    """Put a file into the folder, from where an earlier call stopped, and compare its hash."""
+    path = gathered / entry.path
+    if path.is_file() and not path.is_symlink():
+        if path.stat().st_size == entry.bytes and _sha256(path) == entry.sha256:
+            return
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Named by content: bytes of another commit's file are never gone on with.
+    part = path.with_name(f"{path.name}.{entry.sha256[:16]}{_PART}")
+    _download(listing, entry.path, part, entry.bytes)
+    if (found := _sha256(part)) != entry.sha256:
+        part.unlink()
+        raise HubError(
+            f"{entry.path} of {listing.reference} has SHA-256 {found} where the manifest says "
+            f"{entry.sha256}; nothing of it is kept; try again"
+        )
+    part.rename(path)
+
+
+def _download(listing: Listing, path: str, part: Path, size: int) -> None:
+    """Fetch a file of known size, or what is missing of it, to ``part``."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # reexported without __all__
+
+    if part.is_symlink() or (part.exists() and part.stat().st_size > size):
+        part.unlink()
+    url = hf_hub_url(listing.reference.repository, path, revision=listing.commit)
+    with part.open("ab") as file:
+        http_get(
+            url,
+            file,
+            resume_size=file.tell(),
+            headers=build_hf_headers(),
+            expected_size=size,
+            displayed_filename=path,
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _drop_others(folder: Path, wanted: set[str]) -> None:
+    """Remove what an earlier call left of another revision."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.relative_to(folder).as_posix() not in wanted:
+            path.unlink()

@@ -1,0 +1,62 @@
+"""Put an artifact into a hub repository, with its model card, in one commit.
+
+Input is a checked artifact; output is the commit. The hub shows all of it or nothing, and large files that it
+has already are not sent again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
+from llorch_serve.errors import UsageError
+from llorch_serve.hub.card import MARK, Fidelity, model_card
+from llorch_serve.hub.failures import hub_failures
+from llorch_serve.hub.files import fetch, list_repository
+from llorch_serve.hub.reference import Reference
+
+_CARD = "README.md"
+
+
+def push(
+    folder: Path,
+    reference: Reference,
+    *,
+    private: bool = False,
+    licence: str | None = None,
+    fidelity: Fidelity | None = None,
+) -> tuple[str, bool]:
+    """Return the commit's hash, and whether a card that somebody wrote was left as it is.
+
+    The repository is made if it does not exist; private: it is then seen by its owner alone. Raises
+    ArtifactError if the artifact is damaged, HubError if the hub refuses, UsageError for a choice.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    if reference.choice is not None:
+        raise UsageError(f"{reference} chooses a file, and an artifact is sent whole; leave that out")
+    artifact = load_artifact(folder, verify_hashes=True)
+    names = [*(entry.path for entry in artifact.manifest.files), MANIFEST_NAME]
+    files = [CommitOperationAdd(name, folder / name) for name in names]
+    api = HfApi()
+    with hub_failures(reference):
+        api.create_repo(reference.repository, private=private, exist_ok=True)
+    kept = _has_card_of_its_own(reference)
+    if not kept and _CARD not in names:
+        card = model_card(artifact.manifest, reference.repository, licence, fidelity)
+        files.append(CommitOperationAdd(_CARD, card.encode()))
+    with hub_failures(reference):
+        commit = api.create_commit(
+            reference.repository,
+            files,
+            commit_message=f"Artifact {artifact.manifest.fingerprint[:16]}",
+            revision=reference.revision,
+        )
+    return commit.oid, kept
+
+
+def _has_card_of_its_own(reference: Reference) -> bool:
+    listing = list_repository(reference)
+    if listing.find(_CARD) is None:
+        return False
+    return MARK.encode() not in (fetch(listing, [_CARD]) / _CARD).read_bytes()

@@ -1,0 +1,55 @@
+"""The tests' hub in place of the real one, for the client in this process or in a command's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from huggingface_hub import constants, file_download
+from huggingface_hub.utils import _http
+
+from support.fakes.hub import Hub, running_hub
+
+
+@contextlib.contextmanager
+def hub_in_this_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Point the client at a hub with an empty cache, without a token, without pauses between attempts."""
+    with running_hub() as hub:
+        for name, value in {
+            "ENDPOINT": hub.endpoint,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(cache),
+            "DOWNLOAD_CHUNK_SIZE": 10_000,
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_OFFLINE": False,
+            "HF_TOKEN_PATH": str(cache / "no-token"),
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(file_download.time, "sleep", lambda _seconds: None)
+        monkeypatch.setattr(_http, "_HUB_ORIGINS", frozenset({_http._url_origin(hub.endpoint)}))
+        assert urlsplit(hub.store).hostname != urlsplit(hub.endpoint).hostname
+        yield hub
+
+
+@contextlib.contextmanager
+def impatient_client() -> Iterator[None]:
+    """Let the client wait a moment alone for each answer, where a test's hub gives none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llorch_serve.hub.files._TIMEOUT_S", 0.2)
+        patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+        patch.setattr(file_download, "_ETAG_RETRY_TIMEOUT", 0.2)
+        yield
+
+
+def hub_environment(hub: Hub, home: Path) -> dict[str, str]:
+    """Return the variables that point a command's client at the hub."""
+    return {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+    }
