@@ -19,7 +19,8 @@ from llorch_export.config.fp8 import fp8_format
 from llorch_export.config.hf import config_from_hf
 from llorch_export.source import hub
 from llorch_export.tokenizer.chat_templates import template_files
-from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder, tokenizer_from_gguf
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 

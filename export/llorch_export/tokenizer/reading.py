@@ -1,6 +1,6 @@
 """What text needs besides weights: tokenizer, chat template, stop tokens and recommended sampling values.
 
-Input is GGUF metadata or a Hugging Face folder; output is :class:`TokenizerAssets`, which the artifact
+Input is a Hugging Face folder (``gguf_tokenizer.py`` reads GGUF files); output is :class:`TokenizerAssets`, which the artifact
 carries.
 """
 
@@ -14,16 +14,13 @@ from tokenizers import AddedToken, Tokenizer
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
 from llorch_export.config.fields import Fields
-from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, templates_from_folder, templates_from_gguf
-from llorch_export.tokenizer.sampling_defaults import defaults_from_folder, defaults_from_gguf
+from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, templates_from_folder
+from llorch_export.tokenizer.sampling_defaults import defaults_from_folder
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
-from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary, byte_level_bpe, sentencepiece_bpe
+from llorch_export.tokenizer.vocabulary import sentencepiece_bpe
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.tokenizer_library import MAX_TOKEN_CHARS, check_token_sizes, read_tokenizer
 
-# Tokens that end a turn, for GGUF files that name only an end-of-sequence token. They count if they are
-# control tokens.
-_END_OF_TURN: Final = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>"})
 _MAKE_TOKENIZER: Final = (
     "make one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), then export "
     "again"
@@ -37,68 +34,6 @@ FOLDER_FILES: Final = (
     "added_tokens.json",
     TEMPLATE_FILE,
 )
-
-
-def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, origin: str) -> TokenizerAssets:
-    """Rebuild the tokenizer of a GGUF file.
-
-    Raises ArtifactError if the file has no tokenizer, one of another kind than gpt2 and llama, or a broken
-    one.
-    """
-    prefix = "tokenizer.ggml."
-    fields = Fields(
-        {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)},
-        origin=f"{origin}: tokenizer",
-    )
-    model = fields.get("model")
-    if model not in ("gpt2", "llama"):
-        raise ArtifactError(
-            f"{origin}: tokenizer.ggml.model is {model!r}; supported are gpt2 and llama. "
-            "Use a GGUF file that carries its tokenizer, or export from the original Hugging Face folder"
-        )
-    tokens = fields.array("tokens", str)
-    if not 0 < len(tokens) <= vocab_size:
-        raise ArtifactError(
-            f"{origin}: the tokenizer has {len(tokens)} tokens, expected 1 to {vocab_size}, the rows of the "
-            f"embedding"
-        )
-    kinds = _kinds(fields, len(tokens), origin)
-    highest = len(tokens) - 1
-    # llama.cpp's defaults for SentencePiece vocabularies, which old files rely on.
-    spm = model == "llama"
-    bos = _token_id(fields, "bos_token_id", 1 if spm else None, highest)
-    eos = _token_id(fields, "eos_token_id", 2 if spm else None, highest)
-    unknown = _token_id(fields, "unknown_token_id", 0 if spm else None, highest)
-    pre = fields.get("pre") or "default"
-    vocabulary = Vocabulary(
-        tokens=tokens,
-        kinds=kinds,
-        bos=bos,
-        eos=eos,
-        unknown=unknown,
-        add_bos=fields.boolean("add_bos_token", spm or pre in ("llama-bpe", "llama3", "llama-v3")),
-        add_eos=fields.boolean("add_eos_token", False),
-        scores=fields.array("scores", float, length=len(tokens)) if spm else (),
-        merges=() if spm else fields.array("merges", str),
-        pre=str(pre),
-        space_prefix=spm and fields.boolean("add_space_prefix", True),
-        origin=origin,
-    )
-    built = sentencepiece_bpe(vocabulary) if spm else byte_level_bpe(vocabulary)
-    stops = {
-        eos,
-        _token_id(fields, "eot_token_id", None, highest),
-        _token_id(fields, "eom_token_id", None, highest),
-    }
-    stops |= {i for i, t in enumerate(tokens) if t in _END_OF_TURN and kinds[i] is TokenKind.CONTROL}
-    return TokenizerAssets(
-        tokenizer_json=built.to_str().encode(),
-        chat_templates=templates_from_gguf(metadata, origin=origin),
-        bos_token_id=bos,
-        eos_token_id=eos,
-        stop_token_ids=tuple(sorted(stop for stop in stops if stop is not None)),
-        generation=defaults_from_gguf(metadata, origin),
-    )
 
 
 def tokenizer_from_folder(
@@ -226,23 +161,3 @@ def _named_id(
             f"with an id below {vocab_size}; the two files belong to different models"
         )
     return (token_id,)
-
-
-def _kinds(fields: Fields, count: int, origin: str) -> list[TokenKind]:
-    if "token_type" not in fields:
-        return [TokenKind.NORMAL] * count
-    known = {int(kind): kind for kind in TokenKind} | {0: TokenKind.NORMAL}  # 0: not stated
-    numbers = fields.array("token_type", int, length=count)
-    bad = next((number for number in numbers if number not in known), None)
-    if bad is not None:
-        raise ArtifactError(
-            f"{origin}: tokenizer.ggml.token_type holds {bad}, expected 0 to {max(known)}; convert the "
-            f"model again"
-        )
-    return [known[number] for number in numbers]
-
-
-def _token_id(fields: Fields, key: str, default: int | None, highest: int) -> int | None:
-    if key in fields:
-        return fields.integer(key, low=0, high=highest)
-    return default if default is not None and default <= highest else None
