@@ -125,7 +125,12 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
         graph = _write_graphs(writer, ArtifactGraphs(resolved, prepared, factors), job)
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
-    found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
+    found = (
+        *checkpoint.tokenizer.notices,
+        graph.weight_cast.underflow_notice(),
+        out_of_range,
+        resolved.cache_left_out,
+    )
     return tuple(notice for notice in found if notice is not None)
 
 

@@ -1,12 +1,13 @@
 """What text needs besides weights: tokenizer, chat template, stop tokens and recommended sampling values.
 
-Input is a Hugging Face folder (``gguf_tokenizer.py`` reads GGUF files); output is :class:`TokenizerAssets`, which the artifact
-carries.
+Input is a Hugging Face folder (``gguf_tokenizer.py`` reads GGUF files); output is :class:`TokenizerAssets`,
+which the artifact carries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tokenizers import AddedToken, Tokenizer
@@ -14,7 +15,12 @@ from tokenizers import AddedToken, Tokenizer
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
 from llorch_export.config.fields import Fields
+from llorch_export.tokenizer.added_tokens import decoder_tokens, with_added_tokens
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, templates_from_folder
+from llorch_export.tokenizer.end_tokens import ends_in_templates
+from llorch_export.tokenizer.llama_rules import LLAMA, effective_class, with_llama_rules
+from llorch_export.tokenizer.named_tokens import SPECIAL_TOKENS_MAP, named_tokens, tokenizer_class
+from llorch_export.tokenizer.notices import tokenizer_notices
 from llorch_export.tokenizer.sampling_defaults import defaults_from_folder
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
 from llorch_export.tokenizer.vocabulary import sentencepiece_bpe
@@ -32,8 +38,10 @@ FOLDER_FILES: Final = (
     "tokenizer.model",
     "tokenizer_config.json",
     "added_tokens.json",
+    SPECIAL_TOKENS_MAP,
     TEMPLATE_FILE,
 )
+_WORD: Final = re.compile(r"\w+")
 
 
 def tokenizer_from_folder(
@@ -51,24 +59,55 @@ def tokenizer_from_folder(
     data = folder.read_bytes("tokenizer.json", limit=MAX_JSON_BYTES)
     if data is None:
         data = _converted(folder, settings, vocab_size).to_str().encode()
+    name = effective_class(tokenizer_class(settings, config), str(config.get("model_type")), data)
+    # A folder that asks for code of its own has transformers take its tokenizer.json as it is.
+    if name == LLAMA and not settings.get("trust_remote_code"):
+        data = with_llama_rules(data, settings, origin=str(folder.path / "tokenizer_config.json"))
     tokenizer = _parsed(data, folder)
+    named = named_tokens(folder, settings, name)
+    data = with_added_tokens(
+        data, tokenizer, settings, named, origin=str(folder.path / "tokenizer_config.json")
+    )
+    templates = templates_from_folder(folder, settings)
+    turn_ends = ends_in_templates(_special_ids(tokenizer), templates.values())
+    eos = _named_id(tokenizer, named, settings, "eos_token", vocab_size, folder)
+    bos = _named_id(tokenizer, named, settings, "bos_token", vocab_size, folder)
     ends = (
-        *_named_id(tokenizer, settings, "eos_token", vocab_size, folder),
+        *eos,
         *_config_ids(config, "eos_token_id", vocab_size, f"{folder.path / 'config.json'}"),
         *_config_ids(generation, "eos_token_id", vocab_size, f"{folder.path / 'generation_config.json'}"),
+        *(token_id for token_id in turn_ends.values() if token_id < vocab_size),
     )
-    starts = (
-        *_named_id(tokenizer, settings, "bos_token", vocab_size, folder),
-        *_config_ids(config, "bos_token_id", vocab_size, f"{folder.path / 'config.json'}"),
-    )
+    starts = (*bos, *_config_ids(config, "bos_token_id", vocab_size, f"{folder.path / 'config.json'}"))
     return TokenizerAssets(
         tokenizer_json=data,
-        chat_templates=templates_from_folder(folder, settings),
+        chat_templates=templates,
         bos_token_id=next(iter(starts), None),
         eos_token_id=next(iter(ends), None),
         stop_token_ids=tuple(sorted(set(ends))),
         generation=defaults_from_folder(generation, f"{folder.path / 'generation_config.json'}"),
+        template_tokens=_seen_by(templates.values(), named, starts=bool(bos), ends=bool(eos)),
+        notices=tokenizer_notices(tokenizer, settings, bos, eos, vocab_size),
     )
+
+
+def _seen_by(
+    templates: Iterable[str], named: Mapping[str, str], *, starts: bool, ends: bool
+) -> dict[str, str] | None:
+    """Return the tokens that chat templates mention by role; None if those are begin and end of sequence, as
+    the ids say.
+    """
+    sources = tuple(templates)
+    words = {word for source in sources for word in _WORD.findall(source) if word.endswith("_token")}
+    plain = {role for role, known in (("bos_token", starts), ("eos_token", ends)) if known}
+    mentioned = {role: text for role, text in named.items() if role in words}
+    missing = words & {"bos_token", "eos_token"} - mentioned.keys()
+    return mentioned if mentioned.keys() - plain or missing else None
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: token_id for token_id, token in added.items() if token.special}
 
 
 def _parsed(data: bytes, folder: ModelFolder) -> Tokenizer:
@@ -93,7 +132,7 @@ def _converted(folder: ModelFolder, settings: Mapping[str, object], vocab_size: 
         origin=str(path),
     )
     tokenizer = sentencepiece_bpe(vocabulary)
-    for token_id, token in sorted(_added_tokens(folder, flags).items()):
+    for token_id, token in sorted(_added_tokens(folder, settings).items()):
         if tokenizer.id_to_token(token_id) == token.content:
             continue
         if token_id != tokenizer.get_vocab_size():
@@ -106,7 +145,7 @@ def _converted(folder: ModelFolder, settings: Mapping[str, object], vocab_size: 
     return tokenizer
 
 
-def _added_tokens(folder: ModelFolder, flags: Fields) -> dict[int, AddedToken]:
+def _added_tokens(folder: ModelFolder, settings: Mapping[str, object]) -> dict[int, AddedToken]:
     """Return the tokens that a fine-tune added to a SentencePiece vocabulary, by id."""
     added: dict[int, AddedToken] = {}
     known = folder.read_json("added_tokens.json") or {}
@@ -117,21 +156,7 @@ def _added_tokens(folder: ModelFolder, flags: Fields) -> dict[int, AddedToken]:
                 f"{folder.path / 'added_tokens.json'}: id of {text!r} is {token_id!r}, expected an integer"
             )
         added[token_id] = AddedToken(text, special=True, normalized=False)
-    for key, entry in flags.mapping("added_tokens_decoder").items():
-        content = entry.get("content") if isinstance(entry, Mapping) else None
-        if (
-            not (key.isdecimal() and len(key) < 10)
-            or not isinstance(entry, Mapping)
-            or not isinstance(content, str)
-            or not content
-        ):
-            raise flags.wrong("added_tokens_decoder", "an object of ids and tokens with content")
-        token_flags = {
-            name: bool(entry.get(name, False))
-            for name in ("special", "lstrip", "rstrip", "single_word", "normalized")
-        }
-        added[int(key)] = AddedToken(content, **token_flags)
-    return added
+    return added | decoder_tokens(settings, origin=str(folder.path / "tokenizer_config.json"))
 
 
 def _config_ids(data: Mapping[str, object], key: str, vocab_size: int, origin: str) -> tuple[int, ...]:
@@ -147,17 +172,25 @@ def _config_ids(data: Mapping[str, object], key: str, vocab_size: int, origin: s
 
 
 def _named_id(
-    tokenizer: Tokenizer, settings: Mapping[str, object], key: str, vocab_size: int, folder: ModelFolder
+    tokenizer: Tokenizer,
+    named: Mapping[str, str],
+    settings: Mapping[str, object],
+    role: str,
+    vocab_size: int,
+    folder: ModelFolder,
 ) -> tuple[int, ...]:
-    """Return the id of a token that ``tokenizer_config.json`` names by its text; empty if it names none."""
-    value = settings.get(key)
-    text = value.get("content") if isinstance(value, Mapping) else value
-    if text is None:
+    """Return the id of a role's token. Empty if the role has none, its text is empty, or a class gives it a
+    text that this vocabulary lacks.
+    """
+    text = named.get(role)
+    if not text:
         return ()
-    token_id = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    token_id = tokenizer.token_to_id(text)
+    if token_id is None and role not in settings:
+        return ()
     if token_id is None or token_id >= vocab_size:
         raise ArtifactError(
-            f"{folder.path / 'tokenizer_config.json'}: {key} is {text!r}, expected a token of tokenizer.json "
-            f"with an id below {vocab_size}; the two files belong to different models"
+            f"{folder.path / 'tokenizer_config.json'}: {role} is {text!r}, expected a token of "
+            f"tokenizer.json with an id below {vocab_size}; the two files belong to different models"
         )
     return (token_id,)
