@@ -15,6 +15,8 @@ from support.builders.checkpoints import (
     BOS_ID,
     CHAT_TEMPLATE,
     EOS_ID,
+    TURN,
+    TURN_END,
     VOCAB_SIZE,
     gguf_tokenizer_metadata,
     tiny_tokenizer_json,
@@ -122,6 +124,16 @@ def test_the_end_of_a_message_does_not_end_an_answer_that_ends_with_return_or_ca
         metadata["tokenizer.ggml.token_type"][index] = 3
     metadata["tokenizer.ggml.merges"] = []
     assert _assets(base=metadata).stop_token_ids == (EOS_ID, 500, 501)
+
+
+def test_templates_see_the_padding_and_unknown_token_that_they_mention() -> None:
+    changes: dict[str, object] = {
+        "tokenizer.chat_template": "{% if pad_token %}{{ pad_token }}{% endif %}{{ unk_token }}",
+        "tokenizer.ggml.padding_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+    assert _assets(changes).template_tokens == {"pad_token": TURN, "unk_token": TURN_END}
+    assert _assets().template_tokens is None
 
 
 def test_a_file_without_end_token_has_none() -> None:

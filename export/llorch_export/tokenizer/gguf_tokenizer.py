@@ -11,6 +11,7 @@ from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.config.fields import Fields
 from llorch_export.tokenizer.chat_templates import templates_from_gguf
 from llorch_export.tokenizer.end_tokens import END_OF_TURN, end_token_ids
+from llorch_export.tokenizer.named_tokens import seen_by_templates
 from llorch_export.tokenizer.sampling_defaults import defaults_from_gguf
 from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary, byte_level_bpe, sentencepiece_bpe
 from llorch_serve.errors import ArtifactError
@@ -62,13 +63,19 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         origin=origin,
     )
     built = sentencepiece_bpe(vocabulary) if spm else byte_level_bpe(vocabulary)
+    templates = templates_from_gguf(metadata, origin=origin)
+    padding = _token_id(fields, "padding_token_id", None, highest)
+    roles = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, "pad_token": padding}
+    named = {role: tokens[token_id] for role, token_id in roles.items() if token_id is not None}
     return TokenizerAssets(
         tokenizer_json=built.to_str().encode(),
-        chat_templates=templates_from_gguf(metadata, origin=origin),
+        chat_templates=templates,
         bos_token_id=bos,
         eos_token_id=eos,
         stop_token_ids=_stops(fields, eos, tokens, kinds),
         generation=defaults_from_gguf(metadata, origin),
+        # What lacks an id is undefined in templates either way.
+        template_tokens=seen_by_templates(templates.values(), named, starts=True, ends=True),
     )
 
 

@@ -6,7 +6,8 @@ transformers 5 reads them. Chat templates see all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from llorch_export.checkpoint.folder import ModelFolder
@@ -22,6 +23,7 @@ _OF_CLASSES: Final[Mapping[str, Mapping[str, str]]] = {
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), _ENDOFTEXT),
 }
 _MOST_CHARS: Final = 4096
+_WORD: Final = re.compile(r"\w+")
 
 
 def tokenizer_class(settings: Mapping[str, object], config: Mapping[str, object]) -> str:
@@ -47,6 +49,20 @@ def named_tokens(folder: ModelFolder, settings: Mapping[str, object], name: str)
     if "added_tokens_decoder" not in settings:
         _take(found, folder.read_json(SPECIAL_TOKENS_MAP) or {}, str(folder.path / SPECIAL_TOKENS_MAP))
     return found
+
+
+def seen_by_templates(
+    templates: Iterable[str], named: Mapping[str, str], *, starts: bool, ends: bool
+) -> dict[str, str] | None:
+    """Return the tokens that chat templates mention by role; None if those are begin and end of sequence, as
+    the ids say.
+    """
+    sources = tuple(templates)
+    words = {word for source in sources for word in _WORD.findall(source) if word.endswith("_token")}
+    plain = {role for role, known in (("bos_token", starts), ("eos_token", ends)) if known}
+    mentioned = {role: text for role, text in named.items() if role in words}
+    missing = words & {"bos_token", "eos_token"} - mentioned.keys()
+    return mentioned if mentioned.keys() - plain or missing else None
 
 
 def _take(found: dict[str, str], data: Mapping[str, object], origin: str, *, every: bool = False) -> None:

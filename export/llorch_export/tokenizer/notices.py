@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
+from llorch_serve.text.tokenizer_library import rust_call
+
 
 def tokenizer_notices(
     tokenizer: Tokenizer,
@@ -21,7 +23,14 @@ def tokenizer_notices(
     bos, eos: ids of the tokens that the folder names; empty or one. vocab_size: rows of the embedding.
     """
     notices = []
-    ids = tokenizer.encode("a").ids
+    code = settings.get("auto_map")
+    if isinstance(code, Mapping) and code.get("AutoTokenizer"):
+        notices.append(
+            "the tokenizer's own code, which auto_map of tokenizer_config.json names, is not run; compare "
+            "ids with llorch verify"
+        )
+    with rust_call:
+        ids = tokenizer.encode("a").ids
     for name, added, token in (("add_bos_token", ids[:1], bos), ("add_eos_token", ids[-1:], eos)):
         wanted = settings.get(name)
         adds = bool(token) and added == list(token)

@@ -6,8 +6,7 @@ which the artifact carries.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from tokenizers import AddedToken, Tokenizer
@@ -16,10 +15,15 @@ from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
 from llorch_export.config.fields import Fields
 from llorch_export.tokenizer.added_tokens import decoder_tokens, with_added_tokens
-from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, templates_from_folder
+from llorch_export.tokenizer.chat_templates import PROCESSOR_FILES, TEMPLATE_FILE, templates_from_folder
 from llorch_export.tokenizer.end_tokens import ends_in_templates
 from llorch_export.tokenizer.llama_rules import LLAMA, effective_class, with_llama_rules
-from llorch_export.tokenizer.named_tokens import SPECIAL_TOKENS_MAP, named_tokens, tokenizer_class
+from llorch_export.tokenizer.named_tokens import (
+    SPECIAL_TOKENS_MAP,
+    named_tokens,
+    seen_by_templates,
+    tokenizer_class,
+)
 from llorch_export.tokenizer.notices import tokenizer_notices
 from llorch_export.tokenizer.sampling_defaults import defaults_from_folder
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
@@ -40,8 +44,8 @@ FOLDER_FILES: Final = (
     "added_tokens.json",
     SPECIAL_TOKENS_MAP,
     TEMPLATE_FILE,
+    *PROCESSOR_FILES,
 )
-_WORD: Final = re.compile(r"\w+")
 
 
 def tokenizer_from_folder(
@@ -86,23 +90,9 @@ def tokenizer_from_folder(
         eos_token_id=next(iter(ends), None),
         stop_token_ids=tuple(sorted(set(ends))),
         generation=defaults_from_folder(generation, f"{folder.path / 'generation_config.json'}"),
-        template_tokens=_seen_by(templates.values(), named, starts=bool(bos), ends=bool(eos)),
+        template_tokens=seen_by_templates(templates.values(), named, starts=bool(bos), ends=bool(eos)),
         notices=tokenizer_notices(tokenizer, settings, bos, eos, vocab_size),
     )
-
-
-def _seen_by(
-    templates: Iterable[str], named: Mapping[str, str], *, starts: bool, ends: bool
-) -> dict[str, str] | None:
-    """Return the tokens that chat templates mention by role; None if those are begin and end of sequence, as
-    the ids say.
-    """
-    sources = tuple(templates)
-    words = {word for source in sources for word in _WORD.findall(source) if word.endswith("_token")}
-    plain = {role for role, known in (("bos_token", starts), ("eos_token", ends)) if known}
-    mentioned = {role: text for role, text in named.items() if role in words}
-    missing = words & {"bos_token", "eos_token"} - mentioned.keys()
-    return mentioned if mentioned.keys() - plain or missing else None
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
