@@ -128,7 +128,12 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
     left_aside = notice_of(checkpoint.ignored_settings, checkpoint.code_not_run)
-    notices = [*left_aside, *checkpoint.notices, *adapter_notices(checkpoint.adapters)]
+    notices = [
+        *left_aside,
+        *checkpoint.notices,
+        *checkpoint.tokenizer.notices,
+        *adapter_notices(checkpoint.adapters),
+    ]
     notices += (notice for notice in found if notice is not None)
     if resolved.recipe.precision == "source":
         matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)

@@ -18,7 +18,7 @@ import jinja2
 import pytest
 
 from llorch_export.checkpoint.gguf_header import read_header
-from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage

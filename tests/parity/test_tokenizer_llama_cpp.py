@@ -17,7 +17,7 @@ import tokenizers
 
 from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.tokenizer.bpe import byte_level_bpe
-from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_export.tokenizer.splitting import SPLITTING_RULES
 from llorch_export.tokenizer.tekken import read_tekken
 from llorch_export.tokenizer.tiktoken_file import read_tiktoken
@@ -115,3 +115,21 @@ def _token_bytes(name: str) -> list[bytes]:
     tokens = read_header(_path(name)).metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, (list, tuple))
     return [bytes(alphabet[char] for char in token) for token in tokens if set(token) <= alphabet.keys()]
+
+
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        ("llama-spm", (2,)),
+        ("llama-bpe", (128001, 128009)),  # <|end_of_text|>, <|eot_id|>
+        ("phi-3", (32000, 32007)),  # <|endoftext|>, <|end|>
+        ("qwen2", (151643, 151645)),  # <|endoftext|>, <|im_end|>
+        ("gpt-2", (50256,)),
+        ("refact", (0, 4, 18)),  # <|endoftext|>, <fim_pad>, <reponame>
+        ("command-r", (0, 255001)),  # <PAD>, <|END_OF_TURN_TOKEN|>
+    ],
+)
+def test_what_ends_an_answer_is_what_llama_cpp_takes_for_it(name: str, stops: tuple[int, ...]) -> None:
+    path = _path(name)
+    metadata = read_header(path).metadata
+    assert tokenizer_from_gguf(metadata, vocab_size=2**20, origin=path.name).stop_token_ids == stops

@@ -7,16 +7,20 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llorch_serve.chat.template import ChatTemplate
+from llorch_serve.chat.template_input import read_input
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, ToolCall
 from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.worker import prompts
 from llorch_serve.worker.prompts import PromptEncoder
 from support.builders.chat_templates import (
     DOCUMENTS,
@@ -27,6 +31,7 @@ from support.builders.chat_templates import (
     encoded,
     rendered,
 )
+from support.builders.checkpoints import tiny_tokenizer_json
 from support.builders.tiny_artifact import tiny_manifest
 from support.builders.tiny_tokenizers import BUILDERS, byte_fallback, byte_level
 
@@ -273,3 +278,19 @@ def test_starting_twice_changes_nothing(kind: str, text: str) -> None:
 
 
 TOKENIZERS = {name: Tokenizer(build()) for name, build in BUILDERS.items()}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        (msgspec.UNSET, "<|bos|>||"),
+        ({"pad_token": "<|turn|>"}, "|<|turn|>|"),
+        ({"bos_token": "<|bos|>", "unk_token": ""}, "<|bos|>||"),
+    ],
+)
+def test_templates_get_the_tokens_of_the_manifest(tokens: Any, text: str) -> None:
+    manifest = SimpleNamespace(bos_token_id=0, eos_token_id=None, template_tokens=tokens)
+    tokenizer = Tokenizer.from_json(tiny_tokenizer_json().encode(), origin="t")
+    source = "{{ bos_token }}|{{ pad_token }}|{{ unk_token }}"
+    made = prompts._compiled({"default": source}, SimpleNamespace(manifest=manifest), tokenizer)  # type: ignore[arg-type]
+    assert made["default"].render(read_input(ChatPrompt((ChatMessage("user", "x"),)))) == text

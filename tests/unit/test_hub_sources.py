@@ -245,7 +245,7 @@ def test_paths_that_lead_out_of_the_repository_are_left_out(hub: Hub, folder: di
             {INDEX, "model-00001-of-00001.safetensors", "config.json"},
         ),
         ([INDEX, "model-00001-of-00001.safetensors", "model.safetensors"], {"model.safetensors"}),
-        (["model.safetensors", "tekken.json", "tokenizer.model.v3.bak"], {"model.safetensors", "tekken.json"}),
+        (["model.safetensors", "tekken.json", "tokenizer.model.v3.x"], {"model.safetensors", "tekken.json"}),
         (
             ["model.safetensors", "tekken.json", "tokenizer.model.v3", "tokenizer.json"],
             {"model.safetensors", "tokenizer.json"},

@@ -4,6 +4,7 @@ batch.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -394,3 +395,39 @@ def test_unusable_defaults_of_an_artifact_are_refused() -> None:
     check_defaults(GenerationDefaults(temperature=0.7, top_p=0.9))
     with pytest.raises(ArtifactError, match=r"generation\.top_p.*generation\.min_p"):
         check_defaults(GenerationDefaults(top_p=0.0, min_p=3.0))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 2},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"temperature": 0.0, "logit_bias": {4: 50.0}},
+    ],
+)
+def test_ids_that_stand_for_no_token_are_never_chosen(params: dict[str, Any]) -> None:
+    """A table of 5 rows, a tokenizer of 3 tokens; the two ids beyond are by far the likeliest."""
+    logits = np.array([1.0, 3.0, 2.0, 9.0, 9.5], dtype=np.float32)
+    resolved = ResolvedSampling(**{**NEUTRAL, **params})
+    for seed in range(20):
+        row = SamplingRow.begin(
+            dataclasses.replace(resolved, seed=seed), prompt_ids=(0, 4), stop_ids=(4,), drawable=3
+        )
+        assert sample(logits, row) < 3
+        ids, weights = distribution(logits, row)
+        assert max(ids) < 3
+    if params == {}:
+        np.testing.assert_allclose(weights / weights.sum(), softmax(logits[:3]), rtol=1e-6)
+
+
+def test_the_logits_of_ids_that_stand_for_no_token_stay_as_they_are() -> None:
+    logits = np.array([[1.0, 3.0, 9.0]], dtype=np.float32)
+    row = SamplingRow.begin(
+        ResolvedSampling(**{**NEUTRAL, "temperature": 0.0}), prompt_ids=(), stop_ids=(), drawable=2
+    )
+    assert sample_batch(logits, [row]) == [1]
+    assert logits.tolist() == [[1.0, 3.0, 9.0]]

@@ -126,6 +126,46 @@ def test_a_template_file_that_leads_out_of_the_folder_is_refused(tmp_path: Path)
         _assets(folder)
 
 
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_a_processors_template_counts_where_the_tokenizer_has_none(tmp_path: Path, name: str) -> None:
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": None})
+    (folder / name).write_text(json.dumps({"chat_template": "of the processor"}))
+    assert _assets(folder).chat_templates == {"default": "of the processor"}
+    (folder / "chat_template.jinja").write_text("of the tokenizer")
+    assert _assets(folder).chat_templates == {"default": "of the tokenizer"}
+
+
+def test_a_token_that_ends_turns_and_that_the_template_writes_stops(tmp_path: Path) -> None:
+    inner = Tokenizer.from_str(tiny_tokenizer_json())
+    inner.add_special_tokens(["<|im_end|>", "<|eot_id|>"])
+    folder = write_hf_folder(
+        tmp_path / "m", {"vocab_size": 520}, tokenizer_config={"chat_template": "a<|im_end|>"}
+    )
+    inner.save(str(folder / "tokenizer.json"))
+    assert _assets(folder).stop_token_ids == (EOS_ID, inner.token_to_id("<|im_end|>"))
+
+
+def test_tokens_beyond_the_embedding_are_counted_in_a_notice(tmp_path: Path) -> None:
+    inner = Tokenizer.from_str(tiny_tokenizer_json())
+    inner.add_special_tokens([f"<extra_{n}>" for n in range(88)])
+    folder = write_hf_folder(tmp_path / "m")
+    inner.save(str(folder / "tokenizer.json"))
+    (notice,) = _assets(folder).notices
+    assert "88 tokens of the tokenizer have ids of 512 and more" in notice
+
+
+def test_an_added_token_with_another_id_than_in_tokenizer_json_is_refused(tmp_path: Path) -> None:
+    decoder = {"9": {"content": "<|bos|>", "special": True}}
+    message = _refusal(write_hf_folder(tmp_path / "m", tokenizer_config={"added_tokens_decoder": decoder}))
+    assert "gives '<|bos|>' the id 9, expected 0" in message
+
+
+def test_code_of_the_tokenizers_own_is_told_and_not_run(tmp_path: Path) -> None:
+    code = {"AutoTokenizer": ["tokenization_x.XTokenizer", None]}
+    (notice,) = _assets(write_hf_folder(tmp_path / "m", tokenizer_config={"auto_map": code})).notices
+    assert "is not run" in notice
+
+
 def test_a_model_without_template_has_none(tmp_path: Path) -> None:
     folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": None})
     assert _assets(folder).chat_templates == {}
@@ -357,14 +397,17 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=5,
 )
-_KEYS = ("bos_token", "eos_token", "add_bos_token", "chat_template", "added_tokens_decoder")
+_KEYS = (
+    *("bos_token", "eos_token", "pad_token", "image_token", "extra_special_tokens"),
+    *("add_bos_token", "legacy", "chat_template", "added_tokens_decoder", "tokenizer_class", "auto_map"),
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     value=_VALUES,
     key=st.sampled_from(_KEYS),
-    file=st.sampled_from(["tokenizer_config.json", "added_tokens.json"]),
+    file=st.sampled_from(["tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"]),
 )
 @example(value="\ud800", key="eos_token", file="tokenizer_config.json")
 @example(value={"9" * 5000: {"content": "x"}}, key="added_tokens_decoder", file="tokenizer_config.json")
@@ -374,7 +417,7 @@ _KEYS = ("bos_token", "eos_token", "add_bos_token", "chat_template", "added_toke
 def test_any_value_of_any_field_is_taken_or_refused(
     changing_folder: Path, value: object, key: str, file: str
 ) -> None:
-    for name in ("tokenizer_config.json", "added_tokens.json"):
+    for name in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
         (changing_folder / name).write_text(json.dumps({key: value} if name == file else {}))
     with contextlib.suppress(ArtifactError):
         tokenizer_from_folder(ModelFolder(changing_folder), {}, vocab_size=VOCAB_SIZE)

@@ -8,13 +8,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from llorch_export.checkpoint.base import TokenizerAssets
-from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError
 from support.builders.checkpoints import (
     BOS_ID,
     CHAT_TEMPLATE,
     EOS_ID,
+    TURN,
+    TURN_END,
     VOCAB_SIZE,
     gguf_tokenizer_metadata,
     tiny_tokenizer_json,
@@ -88,12 +90,50 @@ def test_every_kind_of_end_token_stops() -> None:
     assert _assets(changes).stop_token_ids == (7, 8, 9)
 
 
-@pytest.mark.parametrize(("kind", "stops"), [(3, (EOS_ID, 3)), (1, (EOS_ID,))])
-def test_a_known_end_of_turn_token_stops_if_it_is_a_control_token(kind: int, stops: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("token", "kind", "stops"),
+    [
+        *((name, 3, True) for name in ("<|eot_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")),
+        *((name, 3, True) for name in ("<EOT>", "<end_of_turn>", "<|im_end|>", "<|eom_id|>", "</s>")),
+        *((name, 3, True) for name in ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")),
+        *((name, 1, True) for name in ("<|eot_id|>", "<|im_end|>")),
+        *((name, 1, False) for name in ("</s>", "<EOT>", "<|file_sep|>", "[PAD]")),
+        ("<|im_start|>", 3, False),
+    ],
+)
+def test_tokens_that_end_turns_by_their_name_stop(token: str, kind: int, stops: bool) -> None:
     metadata: dict[str, Any] = gguf_tokenizer_metadata()
-    metadata["tokenizer.ggml.tokens"][3] = "<|eot_id|>"
+    metadata["tokenizer.ggml.tokens"][3] = token
     metadata["tokenizer.ggml.token_type"][3] = kind
-    assert _assets(base=metadata).stop_token_ids == stops
+    assert _assets(base=metadata).stop_token_ids == ((EOS_ID, 3) if stops else (EOS_ID,))
+
+
+def test_a_token_that_ends_turns_is_a_control_token_whatever_the_file_says() -> None:
+    metadata: dict[str, Any] = gguf_tokenizer_metadata()
+    metadata["tokenizer.ggml.tokens"][3] = "<|im_end|>"
+    metadata["tokenizer.ggml.token_type"][3] = 1
+    tokenizer = _tokenizer(base=metadata)
+    assert tokenizer.encode("a<|im_end|>", add_special_tokens=False).ids[-1] == 3
+    assert tokenizer.decode([3]) == ""
+
+
+def test_the_end_of_a_message_does_not_end_an_answer_that_ends_with_return_or_call() -> None:
+    metadata: dict[str, Any] = gguf_tokenizer_metadata()
+    for index, token in ((3, "<|end|>"), (500, "<|return|>"), (501, "<|call|>")):
+        metadata["tokenizer.ggml.tokens"][index] = token
+        metadata["tokenizer.ggml.token_type"][index] = 3
+    metadata["tokenizer.ggml.merges"] = []
+    assert _assets(base=metadata).stop_token_ids == (EOS_ID, 500, 501)
+
+
+def test_templates_see_the_padding_and_unknown_token_that_they_mention() -> None:
+    changes: dict[str, object] = {
+        "tokenizer.chat_template": "{% if pad_token %}{{ pad_token }}{% endif %}{{ unk_token }}",
+        "tokenizer.ggml.padding_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+    assert _assets(changes).template_tokens == {"pad_token": TURN, "unk_token": TURN_END}
+    assert _assets().template_tokens is None
 
 
 def test_a_file_without_end_token_has_none() -> None:

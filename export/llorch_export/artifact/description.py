@@ -158,6 +158,7 @@ def checkpoint_fields(
         "bos_token_id": text.bos_token_id,
         "eos_token_id": text.eos_token_id,
         "stop_token_ids": text.stop_token_ids,
+        "template_tokens": msgspec.UNSET if text.template_tokens is None else text.template_tokens,
         "generation": text.generation,
         "source": SourceInfo(
             kind=checkpoint.kind,

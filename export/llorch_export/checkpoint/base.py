@@ -69,6 +69,8 @@ class TokenizerAssets:
     chat_templates: sources by name; empty, or one of them is ``default``.
     bos_token_id, eos_token_id: as the checkpoint names them; chat templates write them.
     stop_token_ids: every end-of-sequence and end-of-turn token, ascending, without duplicates.
+    template_tokens: as :class:`~llorch_serve.artifact.manifest.Manifest` has them.
+    notices: what a person should know about it, a line each.
     """
 
     tokenizer_json: bytes
@@ -77,6 +79,8 @@ class TokenizerAssets:
     eos_token_id: int | None
     stop_token_ids: tuple[int, ...]
     generation: GenerationDefaults
+    template_tokens: dict[str, str] | None = None
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from llorch_export.config.fp8 import PACKING_FILES, fp8_format, packed_weights
 from llorch_export.config.hf import ReadConfig, read_config
 from llorch_export.source import hub
 from llorch_export.tokenizer.chat_templates import template_files
-from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder, tokenizer_from_gguf
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder
 from llorch_export.tokenizer.vocabulary_files import files_of_vocabulary
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError

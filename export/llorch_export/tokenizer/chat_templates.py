@@ -18,6 +18,8 @@ from llorch_serve.errors import ArtifactError
 TEMPLATE_FILE: Final = "chat_template.jinja"
 # Where transformers keeps all but the default, one file each.
 TEMPLATE_FOLDER: Final = "additional_chat_templates"
+# Where processors of models with images keep a template, for folders whose tokenizer has none.
+PROCESSOR_FILES: Final = ("chat_template.json", "processor_config.json")
 MAX_TEMPLATES: Final = 16
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -53,6 +55,9 @@ def templates_from_folder(folder: ModelFolder, settings: Mapping[str, object]) -
     inner = ModelFolder(folder.path / TEMPLATE_FOLDER, whole=folder.path)
     for path in template_files(folder):
         found[path.stem] = inner.read_text(path.name)
+    for name in PROCESSOR_FILES:
+        if not any(found.values()):
+            found = {DEFAULT_TEMPLATE: (folder.read_json(name) or {}).get("chat_template")}
     return _checked(found, origin)
 
 

@@ -351,6 +351,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     bos_token_id, eos_token_id: what chat templates write for begin and end of sequence; whether BOS is added
         to plain text is decided by tokenizer.json's post-processor.
     stop_token_ids: every token that ends generation; empty if the model has no end-of-sequence token.
+    template_tokens: texts that chat templates see under names like ``pad_token``, begin and end of sequence
+        included; absent: those two alone, as their ids say.
     min_onnxruntime: the lowest onnxruntime version that loads the graph.
     fingerprint: SHA-256 over source fingerprint and recipe; equal fingerprints mean the same export.
     interop: other runtimes that load this folder, by graphs and settings of their own over the same data
@@ -399,6 +401,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     other_chat_templates: dict[str, str] = {}
     ignored_settings: Names | msgspec.UnsetType = msgspec.UNSET
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
+    template_tokens: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 
 import jinja2
 
@@ -45,6 +46,7 @@ class ChatTemplate:
 
     source: jinja2, as in tokenizer_config.json or GGUF's ``tokenizer.chat_template``.
     bos_token, eos_token: their texts, given to the template; None: undefined there.
+    other_tokens: further tokens that it is given, by names like ``pad_token``.
     now: the clock behind ``strftime_now``.
     Raises ArtifactError if the source is too large or no template.
     """
@@ -55,6 +57,7 @@ class ChatTemplate:
         bos_token: str | None,
         eos_token: str | None,
         *,
+        other_tokens: Mapping[str, str] = MappingProxyType({}),
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         size = len(source.encode("utf-8", "surrogatepass"))
@@ -69,7 +72,7 @@ class ChatTemplate:
                 f"the chat template cannot be compiled: {_reason(error)}. Correct it in the checkpoint and "
                 f"export again."
             ) from error
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        tokens = {**other_tokens, "bos_token": bos_token, "eos_token": eos_token}
         self._variables = {name: text for name, text in tokens.items() if text is not None}
 
     def render(self, seen: TemplateInput) -> str:

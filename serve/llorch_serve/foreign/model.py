@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.artifact.manifest import GenerationDefaults
 
@@ -56,6 +58,7 @@ class ForeignManifest:
     stop_token_ids: tuple[int, ...]
     generation: GenerationDefaults
     recipe: ForeignRecipe = ForeignRecipe()
+    template_tokens: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def wrapped_model(artifact: Artifact) -> ForeignModel:
             eos_token_id=manifest.eos_token_id,
             stop_token_ids=manifest.stop_token_ids,
             generation=manifest.generation,
+            template_tokens=manifest.template_tokens,
             recipe=ForeignRecipe(manifest.recipe.precision, manifest.recipe.head_precision),
         ),
         graph_path=artifact.graph_path,

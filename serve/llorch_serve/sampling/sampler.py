@@ -40,6 +40,7 @@ class SamplingRow:
     processors: those that its settings ask for, in their order.
     constraint: the grammar that the answer is held to, if any.
     generated: tokens generated so far, and thereby the position of the next draw.
+    drawable: ids from here on stand for no token of the tokenizer and are never chosen; None: all may be.
     """
 
     params: ResolvedSampling
@@ -47,13 +48,20 @@ class SamplingRow:
     draws: Draws
     constraint: Constraint | None = None
     generated: int = 0
+    drawable: int | None = None
 
     @classmethod
     def begin(
-        cls, params: ResolvedSampling, *, prompt_ids: Sequence[int], stop_ids: Iterable[int]
+        cls,
+        params: ResolvedSampling,
+        *,
+        prompt_ids: Sequence[int],
+        stop_ids: Iterable[int],
+        drawable: int | None = None,
     ) -> SamplingRow:
         """Return the state before the first generated token. All ids must be inside the vocabulary."""
-        return cls(params, begin(params, prompt_ids, frozenset(stop_ids)), Draws(params.seed))
+        processors = begin(params, prompt_ids, frozenset(stop_ids))
+        return cls(params, processors, Draws(params.seed), drawable=drawable)
 
     def append(self, token_id: int) -> None:
         """Count a generated token."""
@@ -99,6 +107,7 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
             row.params.temperature
             or row.constraint is not None
             or (row.processors and applying(row.processors))
+            or (row.drawable is not None and best >= row.drawable)
         ):
             rest.append(index)
     if rest:
@@ -153,12 +162,12 @@ def distribution(logits: FloatArray, row: SamplingRow) -> tuple[IdArray, Values]
 
 
 def _allowed(scores: FloatArray, row: SamplingRow) -> FloatArray:
-    """Return the scores with those of tokens that the row's grammar forbids at -inf. Raises what the grammar
-    does.
+    """Return the scores with those of tokens that the row's grammar forbids at -inf, without those of ids
+    that stand for no token. Raises what the grammar does.
     """
-    if row.constraint is None:
-        return scores
-    return np.where(row.constraint.forbidden(), np.float32(-np.inf), scores)
+    if row.constraint is not None:
+        scores = np.where(row.constraint.forbidden(), np.float32(-np.inf), scores)
+    return scores if row.drawable is None else scores[: row.drawable]
 
 
 def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:

@@ -123,7 +123,9 @@ class Intake:
             token_ids=list(ids),
             prompt_length=len(ids),
             limits=limits,
-            sampling=SamplingRow.begin(resolved, prompt_ids=ids, stop_ids=limits.stop_ids),
+            sampling=SamplingRow.begin(
+                resolved, prompt_ids=ids, stop_ids=limits.stop_ids, drawable=self._tokenizer.vocab_size
+            ),
             index=index,
             ownership=self._ownership(request),
             lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,

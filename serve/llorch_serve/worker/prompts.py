@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from llorch_serve.chat.parsing.answer import AnswerParser, parser_for
 from llorch_serve.chat.parsing.registry import AUTO, choose_formats
 from llorch_serve.chat.template import ChatTemplate, encode_chat
@@ -189,5 +191,9 @@ def _compiled(
     def written(token_id: int | None) -> str | None:
         return None if token_id is None else tokenizer.token_text(token_id)
 
-    bos, eos = written(manifest.bos_token_id), written(manifest.eos_token_id)
-    return {name: ChatTemplate(source, bos_token=bos, eos_token=eos) for name, source in sources.items()}
+    if isinstance(manifest.template_tokens, msgspec.UnsetType):
+        bos, eos, others = written(manifest.bos_token_id), written(manifest.eos_token_id), {}
+    else:
+        others = dict(manifest.template_tokens)
+        bos, eos = others.pop("bos_token", None), others.pop("eos_token", None)
+    return {name: ChatTemplate(source, bos, eos, other_tokens=others) for name, source in sources.items()}

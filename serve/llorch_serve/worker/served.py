@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.cache.kv_cache import KvCapacity
@@ -81,6 +83,10 @@ class ServedManifest(Protocol):
     @property
     def eos_token_id(self) -> int | None:
         """End of sequence, for templates."""
+
+    @property
+    def template_tokens(self) -> dict[str, str] | msgspec.UnsetType:
+        """Texts that templates see by name; unset: begin and end of sequence alone."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -1,0 +1,49 @@
+"""What a person should know about a folder's tokenizer: settings without effect, and tokens that no model
+has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tokenizers import Tokenizer
+
+from llorch_serve.text.tokenizer_library import rust_call
+
+
+def tokenizer_notices(
+    tokenizer: Tokenizer,
+    settings: Mapping[str, object],
+    bos: Sequence[int],
+    eos: Sequence[int],
+    vocab_size: int,
+) -> tuple[str, ...]:
+    """Return the notices, a line each.
+
+    bos, eos: ids of the tokens that the folder names; empty or one. vocab_size: rows of the embedding.
+    """
+    notices = []
+    code = settings.get("auto_map")
+    if isinstance(code, Mapping) and code.get("AutoTokenizer"):
+        notices.append(
+            "the tokenizer's own code, which auto_map of tokenizer_config.json names, is not run; compare "
+            "ids with llorch verify"
+        )
+    with rust_call:
+        ids = tokenizer.encode("a").ids
+    for name, added, token in (("add_bos_token", ids[:1], bos), ("add_eos_token", ids[-1:], eos)):
+        wanted = settings.get(name)
+        adds = bool(token) and added == list(token)
+        if isinstance(wanted, bool) and wanted is not adds:
+            does = "adds it" if adds else "adds none"
+            notices.append(
+                f"{name} of tokenizer_config.json is {str(wanted).lower()}, but tokenizer.json {does} to "
+                f"texts, and its rules count, as in transformers 5"
+            )
+    beyond = sum(token_id >= vocab_size for token_id in tokenizer.get_vocab().values())
+    if beyond:
+        notices.append(
+            f"{beyond} tokens of the tokenizer have ids of {vocab_size} and more, for which the model has no "
+            f"embedding; texts with them are refused"
+        )
+    return tuple(notices)
