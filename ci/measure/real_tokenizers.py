@@ -24,8 +24,8 @@ import tokenizers
 
 from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_export.tokenizer.ranked_tokens import byte_level_text
-from llorch_export.tokenizer.reading import tokenizer_from_gguf
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
 from llorch_export.tokenizer.splitting import SPLITTING_RULES
 from llorch_export.tokenizer.tekken import read_tekken

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_serve.text.tokenizer import Tokenizer
 from support.builders.checkpoints import gguf_tokenizer_metadata
 from support.builders.multilingual import multilingual_texts

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, processors
 
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.tokenizer.bpe import sentencepiece_bpe
 from llorch_export.tokenizer.reading import tokenizer_from_folder
-from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary, sentencepiece_bpe
+from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary
 from support.builders.checkpoints import VOCAB_SIZE, tiny_tokenizer_json
 
 transformers = pytest.importorskip("transformers")

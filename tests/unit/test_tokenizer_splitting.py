@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from llorch_export.tokenizer.bpe import pre_tokenizer
-from llorch_export.tokenizer.reading import tokenizer_from_gguf
+from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_export.tokenizer.splitting import SPLITTING_RULES, SplittingRules
 from llorch_serve.errors import ArtifactError
 from support.builders.checkpoints import gguf_tokenizer_metadata
