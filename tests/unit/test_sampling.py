@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.errors import ArtifactError, InvalidRequestError, NonFiniteLogitsError
+from llorch_serve.sampling.drawable import DrawableIds
 from llorch_serve.sampling.draws import Draws, uniforms
 from llorch_serve.sampling.params import MAX_SEED, ResolvedSampling, SamplingParams, check_defaults, resolve
 from llorch_serve.sampling.sampler import SamplingRow, distribution, sample_batch
@@ -410,24 +411,33 @@ def test_unusable_defaults_of_an_artifact_are_refused() -> None:
     ],
 )
 def test_ids_that_stand_for_no_token_are_never_chosen(params: dict[str, Any]) -> None:
-    """A table of 5 rows, a tokenizer of 3 tokens; the two ids beyond are by far the likeliest."""
-    logits = np.array([1.0, 3.0, 2.0, 9.0, 9.5], dtype=np.float32)
+    """A table of 6 rows, a tokenizer of ids 0 to 3 without 2; the other ids are by far the likeliest."""
+    logits = np.array([1.0, 3.0, 8.0, 2.0, 9.0, 9.5], dtype=np.float32)
+    drawable = DrawableIds.of(4, {2}, vocab_size=6)
     resolved = ResolvedSampling(**{**NEUTRAL, **params})
     for seed in range(20):
         row = SamplingRow.begin(
-            dataclasses.replace(resolved, seed=seed), prompt_ids=(0, 4), stop_ids=(4,), drawable=3
+            dataclasses.replace(resolved, seed=seed), prompt_ids=(0, 4), stop_ids=(4,), drawable=drawable
         )
-        assert sample(logits, row) < 3
+        assert sample(logits, row) in {0, 1, 3}
         ids, weights = distribution(logits, row)
-        assert max(ids) < 3
+        assert set(ids) <= {0, 1, 3}
     if params == {}:
-        np.testing.assert_allclose(weights / weights.sum(), softmax(logits[:3]), rtol=1e-6)
+        np.testing.assert_allclose(weights / weights.sum(), softmax(logits[[0, 1, 3]]), rtol=1e-6)
 
 
 def test_the_logits_of_ids_that_stand_for_no_token_stay_as_they_are() -> None:
     logits = np.array([[1.0, 3.0, 9.0]], dtype=np.float32)
     row = SamplingRow.begin(
-        ResolvedSampling(**{**NEUTRAL, "temperature": 0.0}), prompt_ids=(), stop_ids=(), drawable=2
+        ResolvedSampling(**{**NEUTRAL, "temperature": 0.0}),
+        prompt_ids=(),
+        stop_ids=(),
+        drawable=DrawableIds.of(3, {2}, vocab_size=3),
     )
     assert sample_batch(logits, [row]) == [1]
     assert logits.tolist() == [[1.0, 3.0, 9.0]]
+
+
+@pytest.mark.parametrize(("tokens", "gaps"), [(6, ()), (9, ()), (9, (7,))])
+def test_a_row_looks_at_all_ids_where_each_stands_for_a_token(tokens: int, gaps: tuple[int, ...]) -> None:
+    assert DrawableIds.of(tokens, gaps, vocab_size=6) is None

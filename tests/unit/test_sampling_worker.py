@@ -22,7 +22,7 @@ from llorch_serve.sampling.logprobs import LOWEST_LOGPROB
 from llorch_serve.sampling.params import MAX_SEED, MAX_WINDOW
 from llorch_serve.sampling.ranges import MAX_BIASED_IDS
 from llorch_serve.worker.worker import Worker
-from support.builders.checkpoints import EOS_ID, TURN_END_ID
+from support.builders.checkpoints import EOS_ID, TURN_END_ID, tiny_llama_config
 from support.fakes.session import FakeSession, next_logits
 from support.harness.worker import TOKENIZER, VOCAB, Answer, Sink, ask, make_session, make_worker, request
 
@@ -398,3 +398,22 @@ def test_max_tokens_0_is_an_empty_answer_and_the_next_request_works(hashed: Mode
     assert (answer.ids, answer.text, answer.completion.reason) == ([], "", FinishReason.LENGTH)
     assert answer.completion.generated_tokens == 0
     assert len(hashed.ask().ids) == 12
+
+
+def test_ids_beyond_the_tokenizers_are_neither_drawn_nor_taken(tmp_path: Path) -> None:
+    """A padded table: its rows beyond the tokenizer's ids are the likeliest."""
+
+    def padded(_call: object, logits: np.ndarray) -> None:
+        opinionated(logits)
+        logits[..., VOCAB:] = 50
+
+    rows = VOCAB + 8
+    config = tiny_llama_config(vocab_size=rows)
+    worker = make_worker(tmp_path, make_session(vocab_size=rows, edit=padded), model=config)
+    try:
+        assert ask(worker, PROMPT, max_tokens=3, ignore_eos=True).ids == [LIKED] * 3
+        for field, value in (("logit_bias", {VOCAB: 1.0}), ("stop_token_ids", (VOCAB,))):
+            with pytest.raises(InvalidRequestError, match=f"an id of the vocabulary, 0 to {VOCAB - 1}"):
+                worker.submit(request("r", PROMPT, **{field: value}), Sink())
+    finally:
+        worker.close()

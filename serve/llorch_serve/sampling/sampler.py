@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError, RequestError
 from llorch_serve.sampling.candidates import Candidates, find_candidates
+from llorch_serve.sampling.drawable import DrawableIds
 from llorch_serve.sampling.draws import Draws
 from llorch_serve.sampling.filters import FEW, Table, filter_few, filter_many
 from llorch_serve.sampling.params import ResolvedSampling
@@ -40,7 +41,7 @@ class SamplingRow:
     processors: those that its settings ask for, in their order.
     constraint: the grammar that the answer is held to, if any.
     generated: tokens generated so far, and thereby the position of the next draw.
-    drawable: ids from here on stand for no token of the tokenizer and are never chosen; None: all may be.
+    drawable: the ids that stand for a token of the tokenizer; no other is chosen. None: all do.
     """
 
     params: ResolvedSampling
@@ -48,7 +49,7 @@ class SamplingRow:
     draws: Draws
     constraint: Constraint | None = None
     generated: int = 0
-    drawable: int | None = None
+    drawable: DrawableIds | None = None
 
     @classmethod
     def begin(
@@ -57,7 +58,7 @@ class SamplingRow:
         *,
         prompt_ids: Sequence[int],
         stop_ids: Iterable[int],
-        drawable: int | None = None,
+        drawable: DrawableIds | None = None,
     ) -> SamplingRow:
         """Return the state before the first generated token. All ids must be inside the vocabulary."""
         processors = begin(params, prompt_ids, frozenset(stop_ids))
@@ -107,7 +108,7 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
             row.params.temperature
             or row.constraint is not None
             or (row.processors and applying(row.processors))
-            or (row.drawable is not None and best >= row.drawable)
+            or (row.drawable is not None and best not in row.drawable)
         ):
             rest.append(index)
     if rest:
@@ -167,7 +168,7 @@ def _allowed(scores: FloatArray, row: SamplingRow) -> FloatArray:
     """
     if row.constraint is not None:
         scores = np.where(row.constraint.forbidden(), np.float32(-np.inf), scores)
-    return scores if row.drawable is None else scores[: row.drawable]
+    return scores if row.drawable is None else row.drawable.only(scores)
 
 
 def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:

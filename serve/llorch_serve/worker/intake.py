@@ -22,6 +22,7 @@ from llorch_serve.requests import (
     UpdateSink,
     option_violations,
 )
+from llorch_serve.sampling.drawable import DrawableIds
 from llorch_serve.sampling.params import ResolvedSampling, SamplingParams, resolve
 from llorch_serve.sampling.prompt_scores import PromptScores, most_rows
 from llorch_serve.sampling.sampler import SamplingRow
@@ -63,6 +64,11 @@ class Intake:
         self._prompts = prompts
         self._tokenizer = prompts.tokenizer
         self._context = session.capacity.context
+        self._drawable = DrawableIds.of(
+            self._tokenizer.vocab_size,
+            self._tokenizer.unused_ids,
+            vocab_size=self._manifest.model.vocab_size,
+        )
         self._lookup = lookup
         self._most_waiting = most_waiting
         self._cache_sharing = cache_sharing
@@ -124,7 +130,7 @@ class Intake:
             prompt_length=len(ids),
             limits=limits,
             sampling=SamplingRow.begin(
-                resolved, prompt_ids=ids, stop_ids=limits.stop_ids, drawable=self._tokenizer.vocab_size
+                resolved, prompt_ids=ids, stop_ids=limits.stop_ids, drawable=self._drawable
             ),
             index=index,
             ownership=self._ownership(request),
@@ -194,7 +200,9 @@ class Intake:
         self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
     ) -> tuple[tuple[int, ...], str, list[FieldViolation]]:
         """Return a prompt's token ids, its text, and every bad field."""
-        bad = option_violations(sampling, answers, vocab_size=self._manifest.model.vocab_size)
+        # An id beyond the tokenizer's is never drawn, so that a bias on it or a stop at it would do nothing.
+        known = min(self._manifest.model.vocab_size, self._tokenizer.vocab_size)
+        bad = option_violations(sampling, answers, vocab_size=known)
         if not bad and answers.generated > self._most_waiting:
             field = "n" if answers.best_of is None else "best_of"
             found = (
