@@ -200,7 +200,8 @@ def test_honest_callers_are_served_beside_those_that_dribble(monkeypatch):
             assert stub.Generate(REQUEST, timeout=SOON_S).choices[0].text == "w0 w1 "
 
 
-def test_checks_are_answered_beside_those_that_dribble():
+def test_checks_are_answered_beside_those_that_dribble(monkeypatch):
+    monkeypatch.setattr(receiving, "SMALL_LIMIT_S", 0.2)
     with running_server(FakeGenerator()) as running, connected(running.address, SOON_S) as slow:
         streams = range(1, 400, 2)
         slow.sendall(PREFACE + settings() + b"".join(begun(CHECK, 15 * MIB, n) for n in streams))

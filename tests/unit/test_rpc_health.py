@@ -227,6 +227,28 @@ def test_one_check_is_received_at_a_time_and_the_latest_is_next(monkeypatch: pyt
     run(test)
 
 
+def test_a_connection_with_many_checks_neither_evicts_another_nor_goes_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving, "MAX_SMALL_WAITING", 4)
+
+    async def test() -> None:
+        messages = SmallReceiving(1000.0)
+        contexts = [Call(None), Call(None, peer="ipv4:2.2.2.2:2"), *(Call(None) for _ in range(8))]
+        calls = [asyncio.ensure_future(messages.message(context)) for context in contexts]  # type: ignore[arg-type]
+        await turns()
+        assert [call.done() for call in calls] == [False, False, *[True] * 5, *[False] * 3]
+        for index in (0, 1, 9):
+            contexts[index].send(b"m")
+            await turns()
+            assert calls[index].done()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    run(test)
+
+
 def test_a_call_that_leaves_as_another_takes_its_place_harms_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "MAX_SMALL_WAITING", 1)
 

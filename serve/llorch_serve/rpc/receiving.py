@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -132,7 +132,9 @@ class SmallReceiving:
     """Receives messages that honest clients send in one piece with their call.
 
     One at a time, since each may be one of megabytes, whose bytes take a core and hold the event loop for
-    tens of milliseconds. The latest call is next, so that nobody waits behind those that dribble.
+    tens of milliseconds. Next is the latest call of a connection that has fewest of them, so that nobody
+    waits behind those that dribble; where too many wait, the earliest of the connection that has most gives
+    way.
 
     guaranteed_s: while any wait, a message that takes longer is given up.
     """
@@ -140,12 +142,13 @@ class SmallReceiving:
     def __init__(self, guaranteed_s: float) -> None:
         self._guaranteed_s = guaranteed_s
         self._taken = False
-        self._turns: list[asyncio.Future[None]] = []  # of calls that wait, the latest last
+        # Of calls that wait, with their connection, the latest last.
+        self._turns: dict[asyncio.Future[None], str] = {}
         self._wanted: asyncio.Future[None] | None = None  # done once a call wants the place of a slow message
 
     async def message(self, context: Context) -> bytes:
         """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
-        async with self._place():
+        async with self._place(context.peer()):
             message = await self._receive(context)
         if len(message) > SMALL_BYTES:
             found = f"found a message of {len(message)} bytes, expected at most {SMALL_BYTES}"
@@ -169,37 +172,43 @@ class SmallReceiving:
         return _found(read)
 
     @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _place(self, connection: str) -> AsyncIterator[None]:
         if self._taken:
-            await self._turn()
+            await self._turn(connection)
         self._taken = True
         try:
             yield
         finally:
             self._release()
 
-    async def _turn(self) -> None:
-        """Wait for the place. Raises QueueFullError for the call that waits longest if too many do."""
+    async def _turn(self, connection: str) -> None:
+        """Wait for the place. Raises QueueFullError for the call that gives way if too many wait."""
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
         turn = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
-        if len(self._turns) > MAX_SMALL_WAITING and not (first := self._turns.pop(0)).done():
-            first.set_exception(_unreceived())
+        self._turns[turn] = connection
+        if len(self._turns) > MAX_SMALL_WAITING:
+            counts = Counter(self._turns.values())
+            last = max(self._turns, key=lambda one: counts[self._turns[one]])  # the earliest of equals
+            del self._turns[last]
+            if not last.done():  # its caller may just have left
+                last.set_exception(_unreceived())
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with contextlib.suppress(ValueError):  # it was passed over at the same moment
-                    self._turns.remove(turn)
+                self._turns.pop(turn, None)
             elif turn.exception() is None:  # the place came at the same moment
                 self._release()
             raise
 
     def _release(self) -> None:
-        """Give the place up, to the latest call that waits."""
+        """Give the place up, to the call whose turn it is."""
         while self._turns:
-            turn = self._turns.pop()
+            counts = Counter(self._turns.values())
+            # The latest of equals.
+            turn = min(reversed(self._turns), key=lambda one: counts[self._turns[one]])
+            del self._turns[turn]
             if not turn.done():  # its caller may just have left
                 turn.set_result(None)
                 return
