@@ -59,9 +59,10 @@ def test_a_missing_tokenizer(tmp_path):
 
 def test_shards_that_are_missing_or_cut_never_become_garbage_or_zeros(tmp_path):
     source = write_hf_folder(tmp_path / "source", shards=3)
-    save_file(
-        {"nonsense": np.zeros(3, np.float32)}, source / "model.safetensors"
-    )  # ignored: the index decides
+    stray = source / "model.safetensors"  # transformers reads it and not the shards
+    save_file({"nonsense": np.zeros(3, np.float32)}, stray)
+    assert f"remove {stray.name} if the shards are meant" in refused_export(source, tmp_path, 3)
+    stray.unlink()
     whole = llorch_here("export", source, "--output", tmp_path / "whole")
     assert whole.code == 0, whole
     shutil.rmtree(tmp_path / "whole")

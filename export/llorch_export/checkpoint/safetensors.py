@@ -151,11 +151,17 @@ def _explain_missing(
 ) -> None:
     """Raise ArtifactError where more can be said of missing tensors than that they are missing."""
     for name in missing:
-        if index is not None and name in index:
+        if index is None or name not in index:
+            continue
+        if folder.find(SINGLE) is not None:
             raise ArtifactError(
-                f"{folder.path / index[name]} lacks tensor {name}, which {INDEX} says it holds; fetch the "
-                f"model again"
+                f"{folder.path / SINGLE} lacks tensor {name}, and goes before {INDEX}, which says that "
+                f"{index[name]} has it; remove {SINGLE} if the shards are meant"
             )
+        raise ArtifactError(
+            f"{folder.path / index[name]} lacks tensor {name}, which {INDEX} says it holds; fetch the model "
+            f"again"
+        )
     scoring = sorted(_OTHER_HEADS & set(found))
     if scoring and names.HEAD not in found:
         raise ArtifactError(
