@@ -101,3 +101,22 @@ def test_packing_that_is_told_beside_the_config_is_refused_before_a_tensor_is_re
     for opened in (open_checkpoint, open_config):
         with pytest.raises(ArtifactError, match=f"{name} says that the weights are packed as {named}"):
             opened(str(folder))
+
+
+def test_names_in_a_manifest_make_no_lines_of_their_own(tmp_path: Path) -> None:
+    artifact, _ = exported(tmp_path, badwordsids=[1])
+    manifest = artifact / "llorch.json"
+    data = json.loads(manifest.read_text())
+    plain = len(describe(contents(load_artifact(artifact))).splitlines())
+    manifest.write_text(json.dumps(data | {"ignored_settings": ["a\nsource        mine\x1b[2J"]}))
+    shown = describe(contents(load_artifact(artifact)))
+    assert len(shown.splitlines()) == plain
+    assert "\x1b" not in shown
+
+
+def test_an_absurd_number_of_named_tokens_is_refused(tmp_path: Path) -> None:
+    names = {f"t{number}_token": "x" for number in range(257)}
+    template = "".join(f"{{{{ {name} }}}}" for name in names)
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={**names, "chat_template": template})
+    with pytest.raises(ArtifactError, match="mentions 257 named tokens, expected at most 256"):
+        open_checkpoint(str(folder))
