@@ -72,9 +72,9 @@ class Patience:
 @contextlib.contextmanager
 def bounded_waiting(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Watch what huggingface_hub asks inside. Clients before its version 1 do not wait as hubs say."""
-    from huggingface_hub import utils
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # reexported without __all__
 
-    session: Any = utils.get_session()
+    session: Any = get_session()
     hooks = getattr(session, "event_hooks", None)
     if hooks is None:
         yield
