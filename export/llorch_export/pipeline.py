@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from llorch_export.adapter.apply import adapter_notices, with_adapters
+from llorch_export.adapter.apply import with_adapters
 from llorch_export.artifact.companions import planned, with_int8_cache, with_prompt_graph
 from llorch_export.artifact.description import (
     GRAPH_FILE,
@@ -23,13 +23,13 @@ from llorch_export.artifact.description import (
     export_fingerprint,
     fingerprint_source,
     licences,
+    source_notices,
     up_to_date,
 )
 from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.config.unread import notice_of
 from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
@@ -102,9 +102,9 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
         source_print=source_print,
         export_print=export_fingerprint(source_print, resolved, terms),
     )
-    existing = up_to_date(options.output, fields, progress) if options.if_changed else None
+    existing = up_to_date(options.output, fields, checkpoint, progress) if options.if_changed else None
     if existing is not None:
-        return ExportResult(existing, changed=False)
+        return ExportResult(existing, changed=False, notices=source_notices(checkpoint))
     with ArtifactWriter(options.output, force=force) as writer:
         notices = _make(writer, resolved, _Job(checkpoint, text, terms, fields, progress))
         writer.commit()
@@ -127,13 +127,7 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
-    left_aside = notice_of(checkpoint.ignored_settings, checkpoint.code_not_run)
-    notices = [
-        *left_aside,
-        *checkpoint.notices,
-        *checkpoint.tokenizer.notices,
-        *adapter_notices(checkpoint.adapters),
-    ]
+    notices = [*source_notices(checkpoint)]
     notices += (notice for notice in found if notice is not None)
     if resolved.recipe.precision == "source":
         matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)

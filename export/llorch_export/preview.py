@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.adapter.apply import adapt, adapter_notices
+from llorch_export.adapter.text import adapted_text
 from llorch_export.artifact.companions import planned
-from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.base import LazyTensor, TokenizerAssets
 from llorch_export.checkpoint.names import expected_tensors, parameters
 from llorch_export.config.hf import ReadConfig
 from llorch_export.config.unread import notice_of
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import check_source, resolve
-from llorch_export.source.open import open_checkpoint, open_settings
+from llorch_export.source.open import open_checkpoint, open_settings, open_text
 from llorch_export.transform.lazy import Tensors
 from llorch_export.transform.prepare import fixed_transforms
 from llorch_serve.artifact.manifest import KvDtype, Recipe
@@ -31,9 +32,12 @@ def preview(options: ExportOptions) -> dict[str, object]:
     Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as
     :func:`llorch_export.pipeline.export` does.
     """
-    read, tensors = _opened(options.source, base_recipe(options))
+    read, tensors, text, notices = _opened(options.source, base_recipe(options))
     adapted = adapt(read.config, tensors, options.lora, source=Path(options.source).name)
-    config, tensors = adapted.config, adapted.tensors
+    config, tensors, adapters = adapted.config, adapted.tensors, adapted.adapters
+    if text is not None:
+        adapters = adapted_text(text, adapters, config.vocab_size)[1]
+        notices = (*notices, *text.notices)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     resolved = resolve(options, config)
     graph, prompt_bytes = planned(resolved, *fixed_transforms(config, tensors, resolved.recipe))
@@ -45,7 +49,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         "parameters": parameters(config),
         "notices": (
             *notice_of(read.ignored_settings, read.code_not_run),
-            *adapter_notices(adapted.adapters),
+            *notices,
+            *adapter_notices(adapters),
         ),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": resolved.prompts,
@@ -59,17 +64,22 @@ def preview(options: ExportOptions) -> dict[str, object]:
     }
 
 
-def _opened(source: str, recipe: Recipe) -> tuple[ReadConfig, Tensors]:
-    """Return what the config says, and tensors that have shapes and, but at precision source, no content."""
+def _opened(
+    source: str, recipe: Recipe
+) -> tuple[ReadConfig, Tensors, TokenizerAssets | None, tuple[str, ...]]:
+    """Return what the config says; tensors that have shapes and, but at precision source, no content; what
+    text needs, where it is at hand; and notices about the weights, where their files were read.
+    """
     if recipe.precision == "source":
         # What the graph holds depends on the type of every tensor, so config.json would not do.
         checkpoint = open_checkpoint(source)
         check_source(recipe, checkpoint)
-        return ReadConfig(checkpoint.config), checkpoint.tensors
+        read = ReadConfig(checkpoint.config, checkpoint.ignored_settings, checkpoint.code_not_run)
+        return read, checkpoint.tensors, checkpoint.tokenizer, checkpoint.notices
     read = open_settings(source)
-    return read, {
-        name: LazyTensor(name, shape, "", _unread) for name, shape in expected_tensors(read.config).items()
-    }
+    shapes = expected_tensors(read.config)
+    tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
+    return read, tensors, open_text(source), ()
 
 
 def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:

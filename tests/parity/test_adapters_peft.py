@@ -14,7 +14,7 @@ from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.reference import Reference
-from support.builders.adapters import write_adapter
+from support.builders.adapters import SHAPES, Factors, write_adapter
 from support.builders.checkpoints import of_family, tiny_llama_config, write_gguf, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids
 from support.oracles.peft_adapters import adapted_model, logits, make_adapter, merged_weights
@@ -157,6 +157,32 @@ def test_several_adapters_with_weights_are_what_the_reference_computes(tmp_path:
     reference = Reference(checkpoint_of(folder, *choices)).logits(IDS)
     ours = artifact_logits(folder, tmp_path / "out", *choices)
     np.testing.assert_allclose(ours, reference, atol=FP32_LOGITS, rtol=0)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_replaces_a_table_goes_before_what_is_added_to_it(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    folder = write_hf_folder(tmp_path / "model")
+    rng = np.random.default_rng(3)
+    tensors: tuple[Factors, Factors] = (
+        {
+            "lm_head.lora_A.weight": rng.normal(size=(4, 64)),
+            "lm_head.lora_B.weight": rng.normal(size=(512, 4)),
+        },
+        {"lm_head.weight": rng.normal(size=(512, 64))},
+    )
+    settings = ({"target_modules": [*SHAPES, "lm_head"]}, {"modules_to_save": ["lm_head"]})
+    for number, own in enumerate(settings):
+        more = {f"base_model.model.{name}": value.astype("f4") for name, value in tensors[number].items()}
+        write_adapter(
+            tmp_path / f"{number}", tiny_llama_config(), edit=lambda s, more=more: s.update(more), **own
+        )
+    choices = [AdapterChoice(tmp_path / f"{number}") for number in order]
+    checkpoint = checkpoint_of(folder, *choices)
+    state = Reference(checkpoint).model.state_dict()
+    for name in ("lm_head.weight", "model.layers.0.self_attn.q_proj.weight"):
+        np.testing.assert_allclose(checkpoint.tensors[name].load(), state[name].numpy(), atol=1e-6, rtol=0)
 
 
 # Settings with a vocabulary that was resized first, and whether tied tables stay one.

@@ -159,3 +159,44 @@ def test_a_table_with_too_few_rows_for_the_tokenizer_is_refused(tmp_path: Path, 
         merged(folder, adapter(tmp_path, folder, edit=tables(500)))
     with pytest.raises(ArtifactError, match="tables of 0 rows"):
         merged(folder, adapter(tmp_path, folder, "none", edit=tables(0)))
+
+
+ENDS = "{{ messages[0].content }}{{ eos_token }}{{ pad_token }}"
+
+
+def template_tokens(folder: Path, *paths: Path) -> dict[str, str] | None:
+    return merged(folder, *paths).tokenizer.template_tokens
+
+
+def test_templates_see_the_tokens_of_the_tokenizer_that_is_used(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": ENDS, "pad_token": TURN_END})
+    assert template_tokens(folder) == {"eos_token": "<|eos|>", "pad_token": TURN_END}
+    path = adapter(tmp_path, folder)
+    edit_json(path / "tokenizer_config.json", eos_token=TURN_END, pad_token="<|eos|>")
+    assert template_tokens(folder, path) == {"eos_token": TURN_END, "pad_token": "<|eos|>"}
+
+
+def test_another_padding_token_alone_is_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": ENDS, "pad_token": TURN_END})
+    path = adapter(tmp_path, folder)
+    edit_json(path / "tokenizer_config.json", pad_token="<|eos|>")
+    assert template_tokens(folder, path) == {"eos_token": "<|eos|>", "pad_token": "<|eos|>"}
+    assert merged(folder, path).adapters[0].notices == ("its own tokenizer is used",)
+
+
+def test_a_template_of_its_own_sees_the_base_models_tokens(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={"pad_token": TURN_END})
+    path = adapter(tmp_path, folder, tokenizer=False)
+    (path / "chat_template.jinja").write_text(ENDS)
+    assert template_tokens(folder, path) == {"eos_token": "<|eos|>", "pad_token": TURN_END}
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "chat_template.json"])
+def test_every_file_that_text_comes_from_counts_in_the_fingerprint(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
+    path = adapter(tmp_path, folder)
+    edit_json(path / "tokenizer_config.json", eos_token=TURN_END)
+    plain = fingerprint(merged(folder, path))
+    (path / name).write_text("{}")
+    assert fingerprint(merged(folder, path)) != plain

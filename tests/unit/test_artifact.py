@@ -141,6 +141,15 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "name with a width": (lambda m: m["kv"].update(past_name="{layer:>99999999999}.{kind}"), "past_name"),
     "name with an attribute": (lambda m: m["kv"].update(present_name="{layer.real}.{kind}"), "present_name"),
     "name that is not an input": (lambda m: m["kv"].update(past_name="cache.{layer}.{kind}"), "cache.0.key"),
+    "a token in the place of messages": (
+        lambda m: m.update(template_tokens={"messages": "x"}),
+        "template_tokens",
+    ),
+    "a token without end": (lambda m: m.update(template_tokens={"pad_token": "x" * 4097}), "template_tokens"),
+    "tokens without end": (
+        lambda m: m.update(template_tokens={f"t{n}_token": "" for n in range(257)}),
+        "template_tokens",
+    ),
     "more layers than outputs": (lambda m: m["kv"].update(layers=2**31 - 1), "past_key_values.2.key"),
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from llorch_serve.requests import Timings
-from llorch_serve.terminal.console import byte_progress, fail, say, step_progress, write, write_json
+from llorch_serve.terminal.console import byte_progress, fail, note, say, step_progress, write, write_json
 
 
 class Terminal(io.StringIO):
@@ -28,6 +28,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     return Terminal()
+
+
+def test_names_of_strangers_do_nothing_but_show(capsys: pytest.CaptureFixture[str]) -> None:
+    note("ignored: a\x1b[2J\nnote: all is well\x9b1m")
+    say("cleared \x1b[2J")
+    assert capsys.readouterr().err == "note: ignored: a[2J note: all is well1m\ncleared [2J\n"
 
 
 def test_text_goes_to_stdout_unchanged_and_messages_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

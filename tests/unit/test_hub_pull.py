@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from llorch_serve.artifact.lock import exclusive
 from llorch_serve.errors import ArtifactError, HubError, UsageError
 from llorch_serve.hub.pull import pull
 from llorch_serve.hub.reference import Reference
@@ -75,6 +76,16 @@ def test_a_later_call_goes_on_where_one_was_cut_off(
     pull(REPO, tmp_path / "out")
     assert [one.range for one in hub.requests if name in one.path] == [f"bytes={half}-"]
     assert beside(tmp_path / "out") == ["out"]
+
+
+def test_two_pulls_do_not_write_one_folder(hub: Hub, files: dict[str, bytes], tmp_path: Path) -> None:
+    hub.add(REPO.repository, files)
+    (tmp_path / "in").mkdir()
+    with exclusive(tmp_path / "in" / "out"), pytest.raises(UsageError, match="another export or pull"):
+        pull(REPO, tmp_path / "in" / "out")
+    assert list((tmp_path / "in").iterdir()) == []
+    assert pull(REPO, tmp_path / "in" / "out").folder == tmp_path / "in" / "out"
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
 
 
 def test_another_content_than_the_manifest_says_is_refused(

@@ -15,6 +15,7 @@ from llorch_export.pipeline import export
 from llorch_export.source.open import open_checkpoint, open_config
 from llorch_serve.errors import ArtifactError, HubError
 from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.tiny_exports import silent
 from support.fakes.hub import Fault, Hub
 from support.harness.hub import hub_in_this_process, impatient_client
 
@@ -280,3 +281,24 @@ def test_the_manifest_says_repository_and_commit(hub: Hub, folder: dict[str, byt
     options = ExportOptions(source=f"{REPO}@v1", output=tmp_path / "out", precision="fp32")
     source = export(options, lambda *_: None).artifact.manifest.source
     assert (source.repository, source.revision) == (REPO, commit)
+
+
+def test_a_split_file_is_fetched_and_exported_whole(
+    hub: Hub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "tiny-Q8_0.gguf", weight_type="Q8_0")
+    (tmp_path / "parts").mkdir()
+    write_gguf(tmp_path / "parts" / path.name, weight_type="Q8_0", tensors_a_part=8)
+    parts = sorted((tmp_path / "parts").iterdir())
+    assert len(parts) == 3
+    hub.add(REPO, {f"Q8_0/{part.name}": part.read_bytes() for part in parts})
+    interrupted = stored(parts[1].read_bytes())
+    hub.faults += [Fault(interrupted, method="GET", status=403, times=1)]
+    with pytest.raises(HubError, match="403"):
+        open_checkpoint(f"{REPO}:Q8_0")
+    options = ExportOptions(f"{REPO}:Q8_0", tmp_path / "out", precision="source", head_precision="source")
+    fetched = export(options, silent).artifact
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert open_checkpoint(f"{REPO}:Q8_0").origin == (REPO, fetched.manifest.source.revision)
+    local = ExportOptions(str(path), tmp_path / "local", precision="source", head_precision="source")
+    assert set(fetched.manifest.files) == set(export(local, silent).artifact.manifest.files)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.inspect.contents import contents
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
@@ -15,7 +16,8 @@ from llorch_export.source.open import open_checkpoint, open_config
 from llorch_export.terminal.inspect import describe
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.errors import ArtifactError
-from support.builders.checkpoints import write_hf_folder
+from support.builders.adapters import write_adapter
+from support.builders.checkpoints import tiny_llama_config, write_hf_folder
 from support.builders.tiny_exports import silent
 
 CODE = {"auto_map": {"AutoModelForCausalLM": "org/name--modeling_llama.LlamaForCausalLM"}}
@@ -54,6 +56,28 @@ def test_a_dry_run_tells_the_same(tmp_path: Path) -> None:
     assert len(found["notices"]) == 2  # type: ignore[arg-type]
 
 
+def test_an_export_a_dry_run_and_an_artifact_that_stands_tell_the_same(tmp_path: Path) -> None:
+    settings = {"add_eos_token": True, "auto_map": {"AutoTokenizer": ["x.Own", None]}}
+    source = write_hf_folder(tmp_path / "model", {"badwordsids": [1], **CODE}, tokenizer_config=settings)
+    adapter = tmp_path / "style"
+    write_adapter(adapter, tiny_llama_config(), base_model_name_or_path="model")
+    (adapter / "tokenizer.json").write_text("{}")
+    options = ExportOptions(
+        source=str(source),
+        output=tmp_path / "out",
+        precision="fp32",
+        lora=(AdapterChoice(adapter),),
+        if_changed=True,
+    )
+    planned = preview(options)["notices"]
+    told = export(options, silent).notices
+    again = export(options, silent)
+    assert not again.changed
+    assert planned == told == again.notices
+    parts = ("badwordsids", "not run: org/name", "own code", "add_eos_token", "style: its tokenizer")
+    assert all(part in notice for part, notice in zip(parts, told, strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
@@ -77,3 +101,22 @@ def test_packing_that_is_told_beside_the_config_is_refused_before_a_tensor_is_re
     for opened in (open_checkpoint, open_config):
         with pytest.raises(ArtifactError, match=f"{name} says that the weights are packed as {named}"):
             opened(str(folder))
+
+
+def test_names_in_a_manifest_make_no_lines_of_their_own(tmp_path: Path) -> None:
+    artifact, _ = exported(tmp_path, badwordsids=[1])
+    manifest = artifact / "llorch.json"
+    data = json.loads(manifest.read_text())
+    plain = len(describe(contents(load_artifact(artifact))).splitlines())
+    manifest.write_text(json.dumps(data | {"ignored_settings": ["a\nsource        mine\x1b[2J"]}))
+    shown = describe(contents(load_artifact(artifact)))
+    assert len(shown.splitlines()) == plain
+    assert "\x1b" not in shown
+
+
+def test_an_absurd_number_of_named_tokens_is_refused(tmp_path: Path) -> None:
+    names = {f"t{number}_token": "x" for number in range(257)}
+    template = "".join(f"{{{{ {name} }}}}" for name in names)
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={**names, "chat_template": template})
+    with pytest.raises(ArtifactError, match="mentions 257 named tokens, expected at most 256"):
+        open_checkpoint(str(folder))

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from llorch_export.artifact import place
-from llorch_export.artifact.lock import exclusive
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.lock import exclusive
 from llorch_serve.errors import ArtifactError, UsageError
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import contents, silent
@@ -300,7 +300,7 @@ def test_two_exports_to_one_output_do_not_fight(tmp_path: Path, model: Path) -> 
         assert first.stdout is not None
         assert first.stdout.readline() == "writing\n"
         before = sorted(str(path) for path in tmp_path.rglob("*"))
-        with pytest.raises(UsageError, match=r"another export is writing .*out"):
+        with pytest.raises(UsageError, match=r"another export or pull is writing .*out"):
             run(model, output)
         assert sorted(str(path) for path in tmp_path.rglob("*")) == before
         run(model, tmp_path / "another")  # which concerns nobody

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -45,10 +46,23 @@ def edit(path: Path, key: str, value: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
 
 
+def of_another_reading(folder: Path, name: str) -> None:
+    """Leave what a llorch would leave that reads a source's text files otherwise."""
+    content = (folder / name).read_bytes() + b"\n"
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / MANIFEST_NAME).read_text())
+    for entry in manifest["files"]:
+        if entry["path"] == name:
+            entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / MANIFEST_NAME).write_text(json.dumps(manifest))
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit of the weights": lambda folder: flip(folder / "model.onnx.data"),
     "a bit of the graph": lambda folder: flip(folder / "model.onnx"),
     "a bit of the tokenizer": lambda folder: flip(folder / "tokenizer.json"),
+    "a tokenizer that was read otherwise": lambda folder: of_another_reading(folder, "tokenizer.json"),
+    "a template that was read otherwise": lambda folder: of_another_reading(folder, "chat_template.jinja"),
     "a file more": lambda folder: (folder / "stray.txt").write_bytes(b"x"),
     "a folder more": lambda folder: (folder / "stray").mkdir(),
     "a file less": lambda folder: (folder / "model.onnx.data").unlink(),

@@ -152,6 +152,17 @@ def test_an_export_stands_until_source_or_versions_change(tmp_path: Path, stand:
     assert run(source, output, stand(), if_changed=True).changed
 
 
+def test_what_was_left_aside_of_config_and_tokenizer_is_told(tmp_path: Path, stand: Stand) -> None:
+    settings = {"auto_map": {"AutoTokenizer": ["x.Own", None]}}
+    source = write_hf_folder(tmp_path / "model", {"badwordsids": [1]}, tokenizer_config=settings)
+    first = run(source, tmp_path / "out", stand(), if_changed=True)
+    assert len(first.notices) == 2
+    assert "badwordsids" in first.notices[0]
+    assert "tokenizer's own code" in first.notices[1]
+    again = run(source, tmp_path / "out", stand(), if_changed=True)
+    assert (again.changed, again.notices) == (False, first.notices)
+
+
 # Failures leave nothing behind.
 
 

@@ -18,7 +18,7 @@ from llorch_export.preview import preview
 from llorch_export.source.open import fingerprint, open_checkpoint
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
-from support.builders.adapters import Factors, write_adapter
+from support.builders.adapters import SHAPES, Factors, write_adapter
 from support.builders.checkpoints import tiny_llama_config, tiny_weights, write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny
 
@@ -320,3 +320,40 @@ def test_single_tokens_of_tied_tables_beside_an_adapted_head_are_refused(tmp_pat
     source = open_checkpoint(str(write_hf_folder(tmp_path / "m", tied)))
     with pytest.raises(ArtifactError, match="adapted otherwise too"):
         with_adapters(source, (AdapterChoice(tmp_path / "lora"),))
+
+
+def with_tensor(*tensors: tuple[str, int, int]) -> Callable[[Factors], None]:
+    """Return an edit that adds tensors, each given by name and shape."""
+    return lambda stored: stored.update(
+        {f"base_model.model.{name}": np.ones(shape, np.float32) for name, *shape in tensors}
+    )
+
+
+TOKENS = ("model.embed_tokens.token_adapter.trainable_tokens_delta", 2, 64)
+TABLES = {
+    "lm_head": (("lm_head.lora_A.weight", 4, 64), ("lm_head.lora_B.weight", 512, 4)),
+    "embed_tokens": (
+        ("model.embed_tokens.lora_embedding_A", 4, 512),
+        ("model.embed_tokens.lora_embedding_B", 64, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("second", ["lm_head", "embed_tokens"])
+def test_trained_tokens_and_another_adapter_of_their_table_are_refused(
+    tmp_path: Path, second: str, order: tuple[int, int]
+) -> None:
+    """An order would decide the rows, or the tables come apart; the sum of both is nothing that was trained."""
+    folder = write_hf_folder(tmp_path / "model", {"tie_word_embeddings": True})
+    config = tiny_llama_config(tie_word_embeddings=True)
+    write_adapter(tmp_path / "0", config, trainable_token_indices=[3, 4], edit=with_tensor(TOKENS))
+    write_adapter(
+        tmp_path / "1",
+        config,
+        target_modules=[*SHAPES, second],
+        edit=with_tensor(*TABLES[second]),
+    )
+    choices = [AdapterChoice(tmp_path / str(number)) for number in order]
+    with pytest.raises(ArtifactError, match="trainable_token_indices of one settles rows"):
+        with_adapters(open_checkpoint(str(folder)), choices)

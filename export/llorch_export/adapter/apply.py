@@ -146,6 +146,11 @@ def _combined(first: Change | None, second: Change, name: str) -> Change:
     if first is None:
         return second
     rescaled = first.magnitude is not None or second.magnitude is not None
+    if first.tokens is not None or second.tokens is not None:
+        raise ArtifactError(
+            f"two adapters change {name}, and trainable_token_indices of one settles rows of it, to which "
+            f"nothing can be added; merge one of them alone"
+        )
     if rescaled or not (first.only_adds or second.only_adds):
         raise ArtifactError(
             f"two adapters change {name}, and {'use_dora of one' if rescaled else 'each of them'} settles "

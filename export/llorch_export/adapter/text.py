@@ -7,13 +7,15 @@ and fit; where they cannot be used, a notice says why, and the base model's stay
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llorch_export.checkpoint.base import Adapter, TokenizerAssets
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, template_files, templates_from_folder
-from llorch_export.tokenizer.reading import tokenizer_from_folder
+from llorch_export.tokenizer.chat_templates import template_files, templates_from_folder
+from llorch_export.tokenizer.named_tokens import seen_by_templates
+from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder
+from llorch_export.tokenizer.vocabulary_files import files_of_vocabulary
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.tokenizer_library import read_tokenizer
 
@@ -70,6 +72,7 @@ def _own(base: TokenizerAssets, folder: ModelFolder, vocab_size: int) -> tuple[T
     Raises ArtifactError if it has something that cannot be used.
     """
     own, what = base, []
+    templates = templates_from_folder(folder, folder.read_json(_SETTINGS) or {}) or base.chat_templates
     if any(folder.find(name) for name in _TOKENIZERS):
         read = tokenizer_from_folder(folder, {}, vocab_size=vocab_size)
         _check_fits(base, read, folder, vocab_size)
@@ -80,16 +83,28 @@ def _own(base: TokenizerAssets, folder: ModelFolder, vocab_size: int) -> tuple[T
             bos_token_id=base.bos_token_id if read.bos_token_id is None else read.bos_token_id,
             eos_token_id=base.eos_token_id if read.eos_token_id is None else read.eos_token_id,
             stop_token_ids=stops,
+            named_tokens=read.named_tokens,
         )
-        if not _same_text(base, own, folder):
+        if not (_same_text(base, own, folder) and _seen(own, templates) == _seen(base, templates)):
             what.append("tokenizer")
         else:
-            own = dataclasses.replace(own, tokenizer_json=base.tokenizer_json)
-    templates = templates_from_folder(folder, folder.read_json(_SETTINGS) or {})
-    if templates and templates != dict(base.chat_templates):
-        own = dataclasses.replace(own, chat_templates=templates)
+            own = base
+    if templates != base.chat_templates:
         what.append("chat template")
-    return (own if what else base), " and ".join(what)
+    if not what:
+        return base, ""
+    own = dataclasses.replace(own, chat_templates=templates, template_tokens=_seen(own, templates))
+    return own, " and ".join(what)
+
+
+def _seen(text: TokenizerAssets, templates: Mapping[str, str]) -> dict[str, str] | None:
+    """Return what templates see of a tokenizer's named tokens; None if it is what the ids say."""
+    tokenizer = read_tokenizer(text.tokenizer_json, origin="the tokenizer")
+    agree = [
+        (token := text.named_tokens.get(role)) is not None and tokenizer.token_to_id(token) == token_id
+        for role, token_id in (("bos_token", text.bos_token_id), ("eos_token", text.eos_token_id))
+    ]
+    return seen_by_templates(templates.values(), text.named_tokens, starts=agree[0], ends=agree[1])
 
 
 def _same_text(base: TokenizerAssets, own: TokenizerAssets, folder: ModelFolder) -> bool:
@@ -98,7 +113,8 @@ def _same_text(base: TokenizerAssets, own: TokenizerAssets, folder: ModelFolder)
         return True
     origin = str(folder.path)
     left, right = (read_tokenizer(text.tokenizer_json, origin=origin).to_str() for text in (base, own))
-    return left == right and dataclasses.replace(own, tokenizer_json=base.tokenizer_json) == base
+    own = dataclasses.replace(own, tokenizer_json=base.tokenizer_json, named_tokens=base.named_tokens)
+    return left == right and own == base
 
 
 def _check_fits(base: TokenizerAssets, own: TokenizerAssets, folder: ModelFolder, vocab_size: int) -> None:
@@ -126,6 +142,6 @@ def _check_fits(base: TokenizerAssets, own: TokenizerAssets, folder: ModelFolder
 
 
 def _text_files(folder: ModelFolder) -> tuple[Path, ...]:
-    names = (*_TOKENIZERS, _SETTINGS, "added_tokens.json", TEMPLATE_FILE)
+    names = dict.fromkeys((*FOLDER_FILES, *files_of_vocabulary(folder)))
     found = (folder.find(name) for name in names)
     return (*(path for path in found if path is not None), *template_files(folder))

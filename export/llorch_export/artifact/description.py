@@ -14,9 +14,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from llorch_export.adapter.apply import adapter_notices
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
+from llorch_export.config.unread import notice_of
 from llorch_export.resolved import ResolvedExport
 from llorch_export.source.open import fingerprint
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, artifact_file
@@ -81,13 +83,26 @@ def export_fingerprint(source_print: str, resolved: ResolvedExport, terms: Mappi
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
-def up_to_date(output: Path, says: Mapping[str, Any], progress: Progress) -> Artifact | None:
+def source_notices(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return what a person should know of how a checkpoint was read, whoever makes the graph, a line each."""
+    return (
+        *notice_of(checkpoint.ignored_settings, checkpoint.code_not_run),
+        *checkpoint.notices,
+        *checkpoint.tokenizer.notices,
+        *adapter_notices(checkpoint.adapters),
+    )
+
+
+def up_to_date(
+    output: Path, says: Mapping[str, Any], checkpoint: Checkpoint, progress: Progress
+) -> Artifact | None:
     """Return the artifact at ``output`` if an export would leave the very same one; None if not, or if there
     is none.
 
-    says: what its manifest would say, from :func:`checkpoint_fields`. Every byte is read and compared with
-        its hash; the folder may hold
-    nothing else. Versions of what made it may differ: they say what did, and do not ask to be renewed.
+    says: what its manifest would say, from :func:`checkpoint_fields`. checkpoint: its tokenizer and templates
+        are compared too, since another llorch may have read the same files otherwise.
+    Every byte is read and compared with its hash; the folder may hold nothing else. Versions of what made it
+    may differ: they say what did, and do not ask to be renewed.
     Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge
     it.
     """
@@ -95,6 +110,10 @@ def up_to_date(output: Path, says: Mapping[str, Any], progress: Progress) -> Art
         manifest = load_artifact(output).manifest
         if msgspec.structs.replace(manifest, **says) != manifest:
             return None
+        listed_hashes = {entry.path: entry.sha256 for entry in manifest.files}
+        for name, content in _text_contents(checkpoint).items():
+            if listed_hashes.get(name) != hashlib.sha256(content).hexdigest():
+                return None
         files = {MANIFEST_NAME, *(entry.path for entry in manifest.files)}
         entries = list(output.iterdir())
         if {path.name for path in entries} != files or any(path.is_symlink() for path in entries):
@@ -129,11 +148,17 @@ def licences(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 def add_text_files(writer: ArtifactWriter, checkpoint: Checkpoint, terms: Mapping[str, bytes]) -> None:
     """Write tokenizer and templates, and the files in ``terms`` by name."""
-    writer.add_bytes(TOKENIZER_FILE, checkpoint.tokenizer.tokenizer_json)
-    for name, source in checkpoint.tokenizer.chat_templates.items():
-        writer.add_bytes(artifact_file(name), source.encode())
-    for name, content in terms.items():
+    for name, content in (*_text_contents(checkpoint).items(), *terms.items()):
         writer.add_bytes(name, content)
+
+
+def _text_contents(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return tokenizer and templates by the names that they have in an artifact."""
+    templates = checkpoint.tokenizer.chat_templates
+    return {
+        TOKENIZER_FILE: checkpoint.tokenizer.tokenizer_json,
+        **{artifact_file(name): source.encode() for name, source in templates.items()},
+    }
 
 
 def listed(writer: ArtifactWriter) -> tuple[FileEntry, ...]:

@@ -17,10 +17,10 @@ from types import TracebackType
 import numpy as np
 
 from llorch_export.artifact.disk_errors import disk_errors
-from llorch_export.artifact.lock import exclusive
 from llorch_export.artifact.place import check_output, real_place
 from llorch_export.artifact.replace import NEW, clear_leftovers, standing, take_place, temporary
 from llorch_export.graph.weights import WeightJob
+from llorch_serve.artifact.lock import exclusive
 from llorch_serve.artifact.manifest import FileEntry
 from llorch_serve.errors import ResourceError
 from llorch_serve.files.durable import flush_folder, flush_tree

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -70,6 +70,7 @@ class TokenizerAssets:
     bos_token_id, eos_token_id: as the checkpoint names them; chat templates write them.
     stop_token_ids: every end-of-sequence and end-of-turn token, ascending, without duplicates.
     template_tokens: as :class:`~llorch_serve.artifact.manifest.Manifest` has them.
+    named_tokens: the text of each role's token, whether a template mentions it or not.
     notices: what a person should know about it, a line each.
     """
 
@@ -80,6 +81,7 @@ class TokenizerAssets:
     stop_token_ids: tuple[int, ...]
     generation: GenerationDefaults
     template_tokens: dict[str, str] | None = None
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
 

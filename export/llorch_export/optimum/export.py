@@ -17,12 +17,12 @@ from llorch_export.artifact.description import (
     checkpoint_fields,
     fingerprint_source,
     licences,
+    source_notices,
     up_to_date,
 )
 from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.config.unread import notice_of
 from llorch_export.formats.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.optimum.graph import TracedGraph, take_graph
@@ -57,9 +57,9 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
     fields = checkpoint_fields(
         checkpoint, context_length=context_length, source_print=source_print, export_print=export_print
     )
-    existing = up_to_date(options.output, fields, progress) if options.if_changed else None
+    existing = up_to_date(options.output, fields, checkpoint, progress) if options.if_changed else None
     if existing is not None:
-        return ExportResult(existing, changed=False)
+        return ExportResult(existing, changed=False, notices=source_notices(checkpoint))
     with ArtifactWriter(options.output, force=replace) as writer:
         writer.require_space(2 * _weight_bytes(checkpoint))  # Optimum's file and ours
         graph = _trace(checkpoint, optimum, writer.folder)
@@ -81,8 +81,7 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
         writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
         load_artifact(writer.folder)
         writer.commit()
-    notices = notice_of(checkpoint.ignored_settings, checkpoint.code_not_run)
-    return ExportResult(load_artifact(options.output), changed=True, notices=notices)
+    return ExportResult(load_artifact(options.output), changed=True, notices=source_notices(checkpoint))
 
 
 def _recipe(options: ExportOptions) -> Recipe:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.base import Checkpoint, TokenizerAssets
 from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
 from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_parts
@@ -58,6 +58,23 @@ def open_settings(source: str) -> ReadConfig:
     if path.is_file():
         return ReadConfig(gguf_config(read_parts(path)))
     return _folder_config(ModelFolder(path))[0]
+
+
+def open_text(source: str) -> TokenizerAssets | None:
+    """Read only what text needs; None where the files of a tokenizer are not at hand.
+
+    Raises ArtifactError as :func:`open_checkpoint` does.
+    """
+    path = _locate(source, config_only=True)
+    if path.is_file():
+        header = read_parts(path)
+        size = gguf_config(header).vocab_size
+        return tokenizer_from_gguf(header.metadata, vocab_size=size, origin=str(header.path))
+    folder = ModelFolder(path)
+    if not files_of_vocabulary(folder) and not folder.find("tokenizer.json"):
+        return None
+    read, data = _folder_config(folder)
+    return tokenizer_from_folder(folder, data, vocab_size=read.config.vocab_size)
 
 
 def list_content_files(source: str) -> tuple[Path, ...]:

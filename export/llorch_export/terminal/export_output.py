@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llorch_serve.terminal.console import say, write, write_json
+from llorch_serve.terminal.console import note, say, write, write_json
 
 if TYPE_CHECKING:
     from llorch_export.pipeline import ExportResult
@@ -37,7 +37,7 @@ def show_result(
     else:
         say(f"{result.artifact.folder} is up to date")
     for notice in result.notices:
-        say(f"note: {notice}")
+        note(notice)
     _say_limits(manifest, max_context)
 
 
@@ -70,4 +70,4 @@ def show_preview(preview: Any, *, as_json: bool) -> None:
         f"{prompts}KV cache {preview['kv_bytes_per_token']:,} bytes a token in {preview['kv_dtype']}\n"
     )
     for notice in preview["notices"]:
-        say(f"note: {notice}")
+        note(notice)

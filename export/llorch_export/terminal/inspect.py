@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -45,6 +45,10 @@ def command(
         write(describe(found))
 
 
+# A line stays one, whatever names a stranger put into a manifest.
+_BREAKS: Final = dict.fromkeys(map(ord, "\n\r\v\f\x1b\x85\u2028\u2029"), " ")
+
+
 def describe(found: Contents) -> str:
     """Return the description as lines of text."""
     lines = [
@@ -72,7 +76,8 @@ def describe(found: Contents) -> str:
         for label, names in (("ignored", found.ignored_settings), ("code not run", found.code_not_run))
         if names
     ]
-    return "\n".join([*lines, *_graph(found), *_files(found), *_memory(found)]) + "\n"
+    shown = [*lines, *_graph(found), *_files(found), *_memory(found)]
+    return "".join(f"{line.translate(_BREAKS)}\n" for line in shown)
 
 
 def _recipe(recipe: Recipe) -> str:

@@ -49,7 +49,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
     if not 0 < len(tokens) <= vocab_size:
         raise ArtifactError(
             f"{origin}: the tokenizer has {len(tokens)} tokens, expected 1 to {vocab_size}, the rows of the "
-            f"embedding"
+            f"embedding; convert the model again"
         )
     kinds = _kinds(fields, tokens, origin)
     highest = len(tokens) - 1
@@ -88,6 +88,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         generation=defaults_from_gguf(metadata, origin),
         # What lacks an id is undefined in templates either way.
         template_tokens=seen_by_templates(templates.values(), named, starts=True, ends=True),
+        named_tokens=named,
     )
 
 

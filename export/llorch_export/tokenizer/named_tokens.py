@@ -23,6 +23,8 @@ _OF_CLASSES: Final[Mapping[str, Mapping[str, str]]] = {
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), _ENDOFTEXT),
 }
 _MOST_CHARS: Final = 4096
+_MOST_ROLES: Final = 256  # this and the next: what a manifest may hold
+_LONGEST_ROLE: Final = 200
 _WORD: Final = re.compile(r"\w+")
 
 
@@ -55,12 +57,17 @@ def seen_by_templates(
     templates: Iterable[str], named: Mapping[str, str], *, starts: bool, ends: bool
 ) -> dict[str, str] | None:
     """Return the tokens that chat templates mention by role; None if those are begin and end of sequence, as
-    the ids say.
+    the ids say. Raises ArtifactError for an absurd number of them.
     """
     sources = tuple(templates)
     words = {word for source in sources for word in _WORD.findall(source) if word.endswith("_token")}
     plain = {role for role, known in (("bos_token", starts), ("eos_token", ends)) if known}
     mentioned = {role: text for role, text in named.items() if role in words}
+    if len(mentioned) > _MOST_ROLES or any(len(role) > _LONGEST_ROLE for role in mentioned):
+        raise ArtifactError(
+            f"the chat template mentions {len(mentioned)} named tokens, expected at most {_MOST_ROLES}, with "
+            f"names of at most {_LONGEST_ROLE} characters; correct tokenizer_config.json"
+        )
     missing = words & {"bos_token", "eos_token"} - mentioned.keys()
     return mentioned if mentioned.keys() - plain or missing else None
 

@@ -91,6 +91,7 @@ def tokenizer_from_folder(
         stop_token_ids=tuple(sorted(set(ends))),
         generation=defaults_from_folder(generation, f"{folder.path / 'generation_config.json'}"),
         template_tokens=seen_by_templates(templates.values(), named, starts=bool(bos), ends=bool(eos)),
+        named_tokens=named,
         notices=tokenizer_notices(tokenizer, settings, bos, eos, vocab_size),
     )
 

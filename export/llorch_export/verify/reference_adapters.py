@@ -7,7 +7,7 @@ here anew, from the definitions: what PEFT's layers compute, in float64, on whol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from llorch_export.adapter.files import read_files
 from llorch_export.adapter.modules import EMBEDDING_MODULE, HEAD_MODULE
@@ -16,6 +16,8 @@ from llorch_export.adapter.settings import AdapterSettings, read_settings
 from llorch_export.checkpoint.base import Adapter, Checkpoint
 from llorch_export.checkpoint.stream import TensorRange, read_float32
 from llorch_export.config.families import FUSED_MODULES
+
+_REPLACING: Final = (Part.WEIGHT, Part.BIAS)
 
 
 def merge_adapters(torch: Any, model: Any, checkpoint: Checkpoint) -> None:
@@ -32,9 +34,12 @@ def merge_adapters(torch: Any, model: Any, checkpoint: Checkpoint) -> None:
     if base.tie_word_embeddings and not checkpoint.config.tie_word_embeddings:
         _untie(torch, model, [modules for _, _, modules in read])
     with torch.no_grad():
-        for adapter, settings, modules in read:
-            for name, parts in modules.items():
-                _merge_module(torch, _Place(model, name), parts, settings, adapter)
+        for replaces in (True, False):  # what one adapter adds is added to what another puts in place
+            for adapter, settings, modules in read:
+                for name, parts in modules.items():
+                    own = {part: value for part, value in parts.items() if (part in _REPLACING) is replaces}
+                    if own:
+                        _merge_module(torch, _Place(model, name), own, settings, adapter)
 
 
 def _untie(torch: Any, model: Any, adapters: Sequence[Parts]) -> None:

@@ -30,6 +30,14 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
 ModelType = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1000)], ...], msgspec.Meta(max_length=1000)]
+# No other name of a template's variables can be taken by a token.
+TemplateTokens = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(pattern=r"^\w*_token$", max_length=200)],
+        Annotated[str, msgspec.Meta(max_length=4096)],
+    ],
+    msgspec.Meta(max_length=256),
+]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 # Formatted with layer and kind, so nothing else may stand in braces.
 CacheName = Annotated[str, msgspec.Meta(pattern=r"^[\w.]*\{layer\}[\w.]*\{kind\}[\w.]*$", max_length=200)]
@@ -401,7 +409,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     other_chat_templates: dict[str, str] = {}
     ignored_settings: Names | msgspec.UnsetType = msgspec.UNSET
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
-    template_tokens: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llorch_serve.errors import ArtifactError, HubError, LlorchError, ResourceError
+from llorch_serve.hub.patience import bounded_waiting, requested_pause
 from llorch_serve.hub.reference import Reference
 
 _LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
@@ -26,7 +27,8 @@ def hub_failures(reference: Reference, note: str = "") -> Iterator[None]:
     # The root of the HTTP library's errors, whichever library the installed client is built on.
     transport: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
-        yield
+        with bounded_waiting():
+            yield
     except LlorchError:
         raise
     except HFValidationError as error:
@@ -100,12 +102,10 @@ def _of_status(response: Any, what: str, hub: str) -> LlorchError:
 
 def _after(response: Any) -> str:
     """Say when a rate limit ends, from ``Retry-After`` or the client's own reading of ``RateLimit``."""
-    seconds = str(response.headers.get("Retry-After", "")).strip()
-    if not seconds:
-        fields = str(response.headers.get("RateLimit", "")).replace(" ", "").split(";")
-        seconds = next((field[2:] for field in fields if field.startswith("t=")), "")
-    known = seconds.isdecimal() and len(seconds) < 8
-    return f"in {seconds} s, or {_LOG_IN} for a higher limit" if known else f"later, or {_LOG_IN}"
+    seconds = requested_pause(response.headers)
+    if seconds is None or seconds >= 10**7:
+        return f"later, or {_LOG_IN}"
+    return f"in {seconds} s, or {_LOG_IN} for a higher limit"
 
 
 def _of_transport(cause: BaseException, what: str, hub: str) -> LlorchError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_serve.artifact.folder import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artifact, load_artifact
+from llorch_serve.artifact.lock import exclusive
 from llorch_serve.artifact.manifest import FileEntry, decode_manifest
 from llorch_serve.errors import ArtifactError, HubError, UsageError
 from llorch_serve.files.durable import flush_folder, flush_tree
@@ -27,29 +28,38 @@ _PART: Final = ".part"
 def pull(reference: Reference, folder: Path) -> Artifact:
     """Return the artifact in ``folder``, fetched unless it is there already.
 
-    Raises UsageError if something else is there, ArtifactError if the repository holds no artifact, HubError
-    if it cannot be had; what has come is kept for the next call.
+    Raises UsageError if something else is there or another call writes it, ArtifactError if the repository
+    holds no artifact, HubError if it cannot be had; what has come is kept for the next call.
     """
     if reference.choice is not None:
         raise UsageError(f"{reference} chooses a file, and an artifact is fetched whole; leave that out")
     place = Path(os.path.realpath(folder))
     listing = list_repository(reference)
+    with hub_failures(reference):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(place):
+            _pull(listing, place, folder)
+    return load_artifact(folder)
+
+
+def _pull(listing: Listing, place: Path, folder: Path) -> None:
+    """Make ``place``, whose name for the user is ``folder``, the artifact."""
+    reference = listing.reference
     gathered = place.with_name(f".{place.name}.pull")
     try:
-        with hub_failures(reference):
-            gathered.mkdir(parents=True, exist_ok=True)
-            manifest_bytes = _fetch_manifest(listing, gathered)
-            if place.exists() and (not place.is_dir() or any(place.iterdir())):
-                return _already_there(place, folder, manifest_bytes, reference)
-            _gather(listing, manifest_bytes, gathered)
-            if place.exists():
-                place.rmdir()
-            gathered.rename(place)
-            flush_folder(place.parent)
+        gathered.mkdir(exist_ok=True)
+        manifest_bytes = _fetch_manifest(listing, gathered)
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            _check_there(place, folder, manifest_bytes, reference)
+            return
+        _gather(listing, manifest_bytes, gathered)
+        if place.exists():
+            place.rmdir()
+        gathered.rename(place)
+        flush_folder(place.parent)
     finally:
         with contextlib.suppress(OSError):  # what holds something serves the next call
             gathered.rmdir()
-    return load_artifact(folder)
 
 
 def _gather(listing: Listing, manifest_bytes: bytes, gathered: Path) -> None:
@@ -64,12 +74,12 @@ def _gather(listing: Listing, manifest_bytes: bytes, gathered: Path) -> None:
     flush_tree(gathered)
 
 
-def _already_there(place: Path, folder: Path, manifest: bytes, reference: Reference) -> Artifact:
-    """Return what stands in the folder, if it is this very artifact, whole."""
+def _check_there(place: Path, folder: Path, manifest: bytes, reference: Reference) -> None:
+    """Raise UsageError unless this very artifact stands in the folder, ArtifactError if it is damaged."""
     there = place / MANIFEST_NAME
     if not there.is_file() or there.stat().st_size != len(manifest) or there.read_bytes() != manifest:
         raise UsageError(f"{folder} holds something else than {reference}; name a new folder, or remove it")
-    return load_artifact(folder, verify_hashes=True)
+    load_artifact(folder, verify_hashes=True)
 
 
 def _fetch_manifest(listing: Listing, gathered: Path) -> bytes:

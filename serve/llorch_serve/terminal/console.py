@@ -29,13 +29,25 @@ def say(message: str) -> None:
     if writes_json():
         logger.info("%s", message)
         return
-    print(message, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
+    _print(_harmless(message))
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the terminal is this module's job
+
+
+def note(message: str) -> None:
+    """Say what a person should know, in one line: names of strangers in it make no further ones."""
+    say(f"note: {' '.join(message.split())}")
 
 
 def fail(message: str, code: int) -> int:
     """Print an error on stderr in one line; return ``code``."""
-    label = "\033[1;31merror:\033[0m" if sys.stderr.isatty() else "error:"
-    say(f"{label} {' '.join(_harmless(message).split())}")
+    line = " ".join(_harmless(message).split())
+    if sys.stderr.isatty() and not writes_json():
+        _print(f"\033[1;31merror:\033[0m {line}")
+    else:
+        say(f"error: {line}")
     return code
 
 

@@ -1,4 +1,4 @@
-"""One export at a time: a lock file next to the output, held from the first byte to the last rename."""
+"""One export or pull at a time: a lock file next to the output, held from first byte to last rename."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ else:
 
 @contextlib.contextmanager
 def exclusive(place: Path) -> Iterator[None]:
-    """Hold ``place`` for one export, on this machine and wherever the file system tells of locks.
+    """Hold ``place`` for one export or pull, on this machine and wherever the file system tells of locks.
 
-    Raises UsageError while another export has it, ArtifactError if something else has the lock's name,
+    Raises UsageError while another has it, ArtifactError if something else has the lock's name,
     OSError if the file system knows no locks.
     """
     path = place.with_name(f".{place.name}.lock")
@@ -32,7 +32,7 @@ def exclusive(place: Path) -> Iterator[None]:
     finally:
         if sys.platform == "win32":  # where an open file cannot be removed
             os.close(handle)
-            with contextlib.suppress(OSError):  # the next export has it already
+            with contextlib.suppress(OSError):  # the next one has it already
                 path.unlink()
         else:
             path.unlink(missing_ok=True)
@@ -60,7 +60,8 @@ def _locked(path: Path, place: Path) -> int:
         except BlockingIOError as error:
             os.close(handle)
             raise UsageError(
-                f"another export is writing {place}; wait until it has ended, or choose another --output"
+                f"another export or pull is writing {place}; wait until it has ended, or choose another "
+                "folder"
             ) from error
         except BaseException:
             os.close(handle)
@@ -70,7 +71,7 @@ def _locked(path: Path, place: Path) -> int:
 
 def _no_lock(path: Path, place: Path) -> ArtifactError:
     return ArtifactError(
-        f"{path} is no lock of an export, and one of that name is needed beside {place}; move it away"
+        f"{path} is no lock of an export or pull, and one of that name is needed beside {place}; move it away"
     )
 
 
