@@ -39,7 +39,7 @@ def times(*parts: str) -> list[str]:
 @pytest.mark.parametrize(
     ("load", "bundle", "cut"),
     [
-        pytest.param(("--concurrency", "2"), 1, 0, id="closed"),
+        pytest.param(("--concurrency", "2"), 1, 0, id="closed", marks=pytest.mark.slow),
         pytest.param(("--concurrency", "2"), 4, 5, id="bundled tokens, and streams that break off"),
         pytest.param(("--request-rate", "1", "--seed", "2"), 1, 0, id="open"),
     ],

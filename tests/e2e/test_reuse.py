@@ -130,7 +130,7 @@ def test_a_real_conversation_goes_on_from_its_cache(smollm2_worker):
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "int8"])
 def test_decoded_prefixes_stay_within_the_recipes_limit(smollm2, precision):
     # It is what allows reusing them without being asked.
     artifact = load_artifact(smollm2(precision))

@@ -58,7 +58,7 @@ async def load(address, clients, requests):
         return await generator.run(ClosedLoop(clients), jobs, requests=requests, duration_s=None)
 
 
-@pytest.mark.parametrize(("clients", "requests"), [(1, 4), (8, 16)])
+@pytest.mark.parametrize(("clients", "requests"), [(1, 4), pytest.param(8, 16, marks=pytest.mark.slow)])
 def test_means_agree_with_the_workers_own(worker, clients, requests):
     """The worker's clock starts when it has read a request and stops when it hands a token on.
 

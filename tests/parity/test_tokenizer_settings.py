@@ -15,6 +15,7 @@ from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.tokenizer.bpe import sentencepiece_bpe
 from llorch_export.tokenizer.reading import tokenizer_from_folder
 from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary
+from llorch_serve.errors import ArtifactError
 from support.builders.checkpoints import VOCAB_SIZE, tiny_tokenizer_json
 
 transformers = pytest.importorskip("transformers")
@@ -258,3 +259,33 @@ def _with_tokens(decoder: dict[str, Any], texts: list[str]) -> str:
     bos = inner["post_processor"]["special_tokens"]["<s>"]
     bos["ids"] = [taken["<s>"]]
     return json.dumps(inner)
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        "<e>",
+        {"__type": "AddedToken", "content": "<e>", "lstrip": True},
+        {"__type": "AddedToken", "content": "<e>", "rstrip": True, "normalized": True, "special": False},
+        {"__type": "AddedToken", "content": "</s>", "single_word": True, "lstrip": True},
+    ],
+)
+def test_a_role_with_a_text_that_the_vocabulary_lacks_gets_the_next_id_as_in_transformers(
+    tmp_path: Path, name: str, role: Any
+) -> None:
+    settings = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": role, "pad_token": "<p>"}
+    folder = _folder(tmp_path / "m", _sentencepiece_json(), settings)
+    _check_ids(folder, ("a <e> b", "ab<e>ab", "<p> a<e>", "a<e> <p>b", "a </s> b"))
+    assert _ours(folder).stop_token_ids == (_reference(folder).eos_token_id,)
+
+
+def test_a_role_without_a_row_of_the_embedding_is_refused_and_padding_is_told(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"tokenizer_class": "LlamaTokenizer", "pad_token": "<p>"}
+    rows = 269
+    folder = ModelFolder(_folder(tmp_path / "pad", _sentencepiece_json(), settings))
+    (notice,) = tokenizer_from_folder(folder, {}, vocab_size=rows).notices
+    assert notice.startswith("1 tokens of the tokenizer have ids of 269 and more")
+    folder = ModelFolder(_folder(tmp_path / "eos", _sentencepiece_json(), settings | {"eos_token": "<e>"}))
+    with pytest.raises(ArtifactError, match=r"eos_token is '<e>', expected .* an id below 269"):
+        tokenizer_from_folder(folder, {}, vocab_size=rows)

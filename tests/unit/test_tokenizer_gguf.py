@@ -245,6 +245,35 @@ def test_special_tokens_of_phi_3_take_the_white_space_after_them() -> None:
     assert _spell(_tokenizer(base=base), "<|end|> ab") == ["<|end|>", "▁ab"]
 
 
+def _beyond(count: int, role: str | None = None) -> dict[str, object]:
+    """Return a vocabulary with so many more tokens than the embedding has rows; the last may have a role."""
+    tokens = gguf_tokenizer_metadata()["tokenizer.ggml.tokens"]
+    kinds = gguf_tokenizer_metadata()["tokenizer.ggml.token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(kinds, list)
+    more = [f"<|more_{index}|>" for index in range(count - 2)] + ["<|im_end|>", "[PAD]"]
+    changes: dict[str, object] = {
+        "tokenizer.ggml.tokens": [*tokens, *more],
+        "tokenizer.ggml.token_type": [*kinds, *[3] * count],
+    }
+    if role:
+        changes[f"tokenizer.ggml.{role}"] = len(tokens) + count - 2
+    return gguf_tokenizer_metadata() | changes
+
+
+def test_tokens_without_a_row_of_the_embedding_are_told_and_stop_nothing() -> None:
+    assets = _assets(base=_beyond(5, "padding_token_id"))
+    assert assets.notices == (
+        "5 tokens of the tokenizer have ids of 512 and more, for which the model has no embedding; texts "
+        "with them are refused",
+    )
+    assert max(assets.stop_token_ids) < VOCAB_SIZE
+    inner = Tokenizer.from_buffer(assets.tokenizer_json)
+    assert inner.encode("<|im_end|>").ids[-1] == VOCAB_SIZE + 3
+    assert inner.get_vocab_size() == VOCAB_SIZE + 5
+    assert not _assets().notices
+
+
 @pytest.mark.parametrize(
     ("model", "kind"),
     [("bert", "WordPiece"), ("t5", "Unigram"), ("rwkv", "longest match"), ("none", "no tokenizer")],
@@ -285,7 +314,7 @@ def _assign(index: int, value: object) -> Any:
             r"supported; supported "
             r"are"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": []}, r"has 0 tokens"),
-        (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [str(i) for i in range(600)]}, r"has 600 tokens, expected 1 to 512"),
+        (_beyond(5, "eos_token_id"), r"eos_token_id is 515, expected .*511"),
         (gguf_tokenizer_metadata() | {"tokenizer.ggml.tokens": [1, 2]}, r"tokens is \[1, 2\], expected a "
             r"list of "
             r"str"),

@@ -7,12 +7,15 @@ transformers hands them to the tokenizers library in this order, and so does thi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from tokenizers import AddedToken, Tokenizer
 
 from llorch_export.config.fields import Fields
 from llorch_serve.errors import ArtifactError
 from llorch_serve.text.tokenizer_library import MAX_TOKEN_CHARS, check_token_sizes, rust_call
+
+_SPACE_FLAGS: Final = ("lstrip", "rstrip", "single_word", "normalized")
 
 
 def decoder_tokens(settings: Mapping[str, object], *, origin: str) -> dict[int, AddedToken]:
@@ -28,13 +31,22 @@ def decoder_tokens(settings: Mapping[str, object], *, origin: str) -> dict[int, 
             or not content
         ):
             raise flags.wrong("added_tokens_decoder", "an object of ids and tokens with content")
-        token_flags = {
-            name: bool(entry.get(name, False))
-            for name in ("special", "lstrip", "rstrip", "single_word", "normalized")
-        }
+        token_flags = {name: bool(entry.get(name, False)) for name in ("special", *_SPACE_FLAGS)}
         added[int(key)] = AddedToken(content, **token_flags)
     check_token_sizes([token.content for token in added.values()], longest=MAX_TOKEN_CHARS, origin=origin)
     return added
+
+
+def _role_tokens(settings: Mapping[str, object]) -> dict[str, AddedToken]:
+    """Return by text the tokens that the settings write out for a role, with what they do to spaces."""
+    return {
+        entry["content"]: AddedToken(
+            entry["content"], special=True, **{name: bool(entry.get(name, False)) for name in _SPACE_FLAGS}
+        )
+        for role, entry in settings.items()
+        if role.endswith("_token") and isinstance(entry, Mapping) and entry.get("__type") == "AddedToken"
+        if isinstance(entry.get("content"), str)
+    }
 
 
 def with_added_tokens(
@@ -51,7 +63,9 @@ def with_added_tokens(
     Raises ArtifactError if a token would get another id than the settings say.
     """
     decoder = decoder_tokens(settings, origin=origin)
-    known = {token.content: token for token in decoder.values()}
+    roles = _role_tokens(settings)
+    new = {text: token for text, token in roles.items() if tokenizer.token_to_id(text) is None}
+    known = {token.content: token for token in decoder.values()} | new
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
     texts = [*named.values(), *(extra if isinstance(extra, list) else ())]
     special = [

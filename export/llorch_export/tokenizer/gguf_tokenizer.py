@@ -14,6 +14,7 @@ from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.chat_templates import templates_from_gguf
 from llorch_export.tokenizer.end_tokens import END_OF_TURN, end_token_ids
 from llorch_export.tokenizer.named_tokens import seen_by_templates
+from llorch_export.tokenizer.notices import beyond_notices
 from llorch_export.tokenizer.sampling_defaults import defaults_from_gguf
 from llorch_export.tokenizer.splitting import UNCUT, splitting_rules
 from llorch_export.tokenizer.vocabulary import TokenKind, Vocabulary
@@ -46,13 +47,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
     )
     model = _model(fields, origin)
     tokens = fields.array("tokens", str)
-    if not 0 < len(tokens) <= vocab_size:
-        raise ArtifactError(
-            f"{origin}: the tokenizer has {len(tokens)} tokens, expected 1 to {vocab_size}, the rows of the "
-            f"embedding; convert the model again"
-        )
+    if not tokens:
+        raise ArtifactError(f"{origin}: the tokenizer has 0 tokens, expected some; convert it again")
     kinds = _kinds(fields, tokens, origin)
-    highest = len(tokens) - 1
+    highest = min(len(tokens), vocab_size) - 1  # what the embedding lacks has no role
     # llama.cpp's defaults for SentencePiece vocabularies, which old files rely on.
     spm = model == "llama"
     bos = _token_id(fields, "bos_token_id", 1 if spm else None, highest)
@@ -76,7 +74,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
     )
     built = sentencepiece_bpe(vocabulary) if spm else byte_level_bpe(vocabulary)
     templates = templates_from_gguf(metadata, origin=origin)
-    padding = _token_id(fields, "padding_token_id", None, highest)
+    padding = _token_id(fields, "padding_token_id", None, len(tokens) - 1)
     roles = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, "pad_token": padding}
     named = {role: tokens[token_id] for role, token_id in roles.items() if token_id is not None}
     return TokenizerAssets(
@@ -84,11 +82,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], *, vocab_size: int, orig
         chat_templates=templates,
         bos_token_id=bos,
         eos_token_id=eos,
-        stop_token_ids=_stops(fields, eos, tokens, kinds),
+        stop_token_ids=_stops(fields, eos, tokens[: highest + 1], kinds[: highest + 1]),
         generation=defaults_from_gguf(metadata, origin),
         # What lacks an id is undefined in templates either way.
         template_tokens=seen_by_templates(templates.values(), named, starts=True, ends=True),
         named_tokens=named,
+        notices=beyond_notices(len(tokens) - highest - 1, vocab_size),
     )
 
 

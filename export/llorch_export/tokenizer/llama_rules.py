@@ -28,7 +28,7 @@ def effective_class(name: str, model_type: str, data: bytes) -> str:
     """
     if model_type in _AS_THEY_ARE:
         return ""
-    if model_type == "qwen2":
+    if model_type == "qwen2" or (model_type == "qwen3" and not name):
         return "Qwen2Tokenizer"
     if name != LLAMA:
         return name

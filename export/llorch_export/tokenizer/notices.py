@@ -41,9 +41,14 @@ def tokenizer_notices(
                 f"texts, and its rules count, as in transformers 5"
             )
     beyond = sum(token_id >= vocab_size for token_id in tokenizer.get_vocab().values())
-    if beyond:
-        notices.append(
-            f"{beyond} tokens of the tokenizer have ids of {vocab_size} and more, for which the model has no "
-            f"embedding; texts with them are refused"
-        )
-    return tuple(notices)
+    return (*notices, *beyond_notices(beyond, vocab_size))
+
+
+def beyond_notices(beyond: int, vocab_size: int) -> tuple[str, ...]:
+    """Return a line about the ``beyond`` tokens without a row of the embedding; none if there are none."""
+    if not beyond:
+        return ()
+    return (
+        f"{beyond} tokens of the tokenizer have ids of {vocab_size} and more, for which the model has no "
+        f"embedding; texts with them are refused",
+    )

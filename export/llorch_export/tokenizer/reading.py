@@ -17,6 +17,7 @@ from llorch_export.config.fields import Fields
 from llorch_export.tokenizer.added_tokens import decoder_tokens, with_added_tokens
 from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.chat_templates import PROCESSOR_FILES, TEMPLATE_FILE, templates_from_folder
+from llorch_export.tokenizer.class_rules import class_notices
 from llorch_export.tokenizer.end_tokens import ends_in_templates
 from llorch_export.tokenizer.llama_rules import LLAMA, effective_class, with_llama_rules
 from llorch_export.tokenizer.named_tokens import (
@@ -60,7 +61,7 @@ def tokenizer_from_folder(
     """
     settings = folder.read_json("tokenizer_config.json") or {}
     generation = folder.read_json("generation_config.json") or {}
-    data = folder.read_bytes("tokenizer.json", limit=MAX_JSON_BYTES)
+    whole = data = folder.read_bytes("tokenizer.json", limit=MAX_JSON_BYTES)
     if data is None:
         data = _converted(folder, settings, config, vocab_size).to_str().encode()
     name = effective_class(tokenizer_class(settings, config), str(config.get("model_type")), data)
@@ -68,6 +69,7 @@ def tokenizer_from_folder(
     if name == LLAMA and not settings.get("trust_remote_code"):
         data = with_llama_rules(data, settings, origin=str(folder.path / "tokenizer_config.json"))
     tokenizer = _parsed(data, folder)
+    own_rules = class_notices(whole, tokenizer, name, settings) if whole else ()
     named = named_tokens(folder, settings, name)
     data = with_added_tokens(
         data, tokenizer, settings, named, origin=str(folder.path / "tokenizer_config.json")
@@ -92,7 +94,7 @@ def tokenizer_from_folder(
         generation=defaults_from_folder(generation, f"{folder.path / 'generation_config.json'}"),
         template_tokens=seen_by_templates(templates.values(), named, starts=bool(bos), ends=bool(eos)),
         named_tokens=named,
-        notices=tokenizer_notices(tokenizer, settings, bos, eos, vocab_size),
+        notices=(*tokenizer_notices(tokenizer, settings, bos, eos, vocab_size), *own_rules),
     )
 
 
