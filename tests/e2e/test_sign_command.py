@@ -9,7 +9,7 @@ import pytest
 
 from llorch_serve.artifact import signature
 from support.builders.signing_keys import write_keys
-from support.harness.processes import llorch_here, serving
+from support.harness.processes import llorch_here
 
 PROMPT = ("--prompt", "Water boils at", "--max-tokens", "2")
 
@@ -53,11 +53,6 @@ def test_one_without_a_signature_is_refused(tiny, keys):
     outcome = llorch_here("generate", tiny, *PROMPT, "--verify-signature", keys.public)
     assert (outcome.code, outcome.stdout) == (3, "")
     assert "is not signed" in outcome.stderr
-
-
-def test_a_worker_that_comes_to_serve_checks_too(signed, keys):
-    with serving(signed, "--verify-signature", str(keys.public)) as worker:
-        assert llorch_here("generate", "--connect", worker.address, *PROMPT).code == 0
 
 
 def test_the_environment_asks_a_worker(tiny, keys):

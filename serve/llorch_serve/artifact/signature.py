@@ -8,14 +8,15 @@ network, and its own command makes and checks the same signatures.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from llorch_serve.artifact.folder import is_artifact, load_artifact
+from llorch_serve.artifact.folder import MANIFEST_NAME, MAX_MANIFEST_BYTES, is_artifact, load_artifact
 from llorch_serve.artifact.links import open_inside
 from llorch_serve.artifact.signed_files import (
     CARD_NAME,
@@ -34,7 +35,7 @@ _REFUSALS: Final = (ValueError, LookupError, TypeError, AttributeError, Recursio
 
 
 class _Named(msgspec.Struct, frozen=True, rename="camel"):
-    hint: str
+    hint: Annotated[str, msgspec.Meta(min_length=1)]  # without one the package prints a warning on stdout
 
 
 class _Material(msgspec.Struct, frozen=True, rename="camel"):
@@ -55,8 +56,14 @@ class _Serialization(msgspec.Struct, frozen=True):
     hash_type: Literal["sha256"]
 
 
+class _Resource(msgspec.Struct, frozen=True):
+    name: str
+    digest: str
+
+
 class _Predicate(msgspec.Struct, frozen=True):
     serialization: _Serialization
+    resources: tuple[_Resource, ...]
 
 
 class _Statement(msgspec.Struct, frozen=True):
@@ -72,8 +79,8 @@ def sign(folder: Path, private_key: Path, password: str | None = None) -> Path:
     """
     from model_signing import signing
 
-    listed = {entry.path for entry in load_artifact(folder, verify_hashes=True).manifest.files}
-    if taken := sorted(listed & {SIGNATURE_NAME, CARD_NAME}):
+    listed = {entry.path: entry.sha256 for entry in load_artifact(folder).manifest.files}
+    if taken := sorted(listed.keys() & {SIGNATURE_NAME, CARD_NAME}):
         raise ArtifactError(f"{folder} lists {taken[0]} as a file of the model, and no signature covers that")
     target = folder / SIGNATURE_NAME
     if target.is_symlink():
@@ -86,6 +93,11 @@ def sign(folder: Path, private_key: Path, password: str | None = None) -> Path:
         made = Path(place) / SIGNATURE_NAME
         try:
             signer.set_hashing_config(hashing).sign(folder, made)
+            for name, sha256 in listed.items():
+                if (found := hashing.made.get(name)) != sha256:
+                    raise ArtifactError(
+                        f"{folder / name} has SHA-256 {found} where the manifest says {sha256}; copy it again"
+                    )
             write_whole(target, made.read_bytes())
         except OSError as error:
             raise ResourceError(
@@ -105,9 +117,11 @@ def check_signature(folder: Path, public_key: Path) -> SignedFolder:
 
     with _reading_key("--verify-signature", public_key, "a public key"):
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    signature = _read_signature(folder)
+    signature, statement = _read_signature(folder)
     signed = SignedFolder(folder, identities(folder))
-    hashing = _hashing(folder)
+    resources = {one.name: one.digest for one in statement.predicate.resources}
+    # Called when the key has been found to have signed this, and before files of any size are read.
+    hashing = _hashing(folder, lambda: _check_listed(folder, resources))
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / SIGNATURE_NAME  # what was looked at is what is verified
         copy.write_bytes(signature)
@@ -123,7 +137,6 @@ def check_signature(folder: Path, public_key: Path) -> SignedFolder:
                 f"{folder} is not what the key of {public_key} signed: {str(error)[:500]}; get it again from "
                 "whom you trust, or name the key that signed it"
             ) from error
-    _check_covered(folder, hashing.covered)
     signed.check_unchanged()
     return signed
 
@@ -143,16 +156,16 @@ def _reading_key(flag: str, path: Path, kind: str) -> Iterator[None]:
         ) from error
 
 
-def _read_signature(folder: Path) -> bytes:
-    """Return the bytes of a signature of the one form that is checked here: by a key, over whole files."""
+def _read_signature(folder: Path) -> tuple[bytes, _Statement]:
+    """Return a signature and what it says, of the one form checked here: by a key, over whole files."""
     path = folder / SIGNATURE_NAME
     try:
         with open_inside(path, folder) as file:
             content = file.read(MAX_SIGNATURE_BYTES + 1)
     except FileNotFoundError as error:
         raise ArtifactError(
-            f"{folder} has no {SIGNATURE_NAME}, so it is not signed; sign it with: llorch sign {folder} "
-            "--private-key KEY"
+            f"{folder} has no {SIGNATURE_NAME}, so it is not signed; get one that is, or sign it, if it "
+            f"is yours, with: llorch sign {folder} --private-key KEY"
         ) from error
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -160,41 +173,58 @@ def _read_signature(folder: Path) -> bytes:
         raise ArtifactError(f"{path} has more than {MAX_SIGNATURE_BYTES} bytes, which no signature needs")
     try:
         bundle = msgspec.json.decode(content, type=_Bundle)
-        msgspec.json.decode(bundle.dsse_envelope.payload, type=_Statement)
+        return content, msgspec.json.decode(bundle.dsse_envelope.payload, type=_Statement)
     except NOT_JSON as error:
         raise ArtifactError(
             f"{path} is no signature by a key over the SHA-256 of whole files ({error}); other kinds, by "
             "certificate or by identity, are checked by model-signing's own command"
         ) from error
-    return content
 
 
-def _hashing(folder: Path) -> Any:
-    """Return model-signing's own hashing, of the files that are covered; links are followed as elsewhere."""
+def _hashing(folder: Path, check: Callable[[], None] = lambda: None) -> Any:
+    """Return model-signing's own hashing, of the files that are covered; links are followed as elsewhere.
+
+    check: called before any file is hashed. The result's ``made`` has the hashes, in hex, by path.
+    """
     from model_signing import hashing, manifest
 
     class Hashing(hashing.Config):
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]  # it takes nothing
-            self.covered: frozenset[str] = frozenset()
+            self.made: dict[str, str] = {}
 
         def hash(self, model_path: hashing.PathLike, *, files_to_hash: Any = None) -> manifest.Manifest:
-            made = super().hash(model_path, files_to_hash=files_to_cover(folder))
-            self.covered = frozenset(one.identifier for one in made.resource_descriptors())
-            return made
+            check()
+            found = super().hash(model_path, files_to_hash=files_to_cover(folder))
+            self.made = {one.identifier: one.digest.digest_hex for one in found.resource_descriptors()}
+            return found
 
     left_out = [SIGNATURE_NAME, CARD_NAME]
     return Hashing().set_allow_symlinks(allow_symlinks=True).set_ignored_paths(paths=left_out)
 
 
-def _check_covered(folder: Path, covered: frozenset[str]) -> None:
-    """Raise ArtifactError if the signer left out a file that may be loaded."""
+def _check_listed(folder: Path, resources: Mapping[str, str]) -> None:
+    """Raise ArtifactError unless the signed names are those of the folder's files and of all that an artifact
+    loads, and each has the size that its signed manifest says.
+
+    resources: SHA-256 in hex by path, as they were signed.
+    """
     there = {path.relative_to(folder).as_posix() for path in files_to_cover(folder)}
-    needed = there - {SIGNATURE_NAME, CARD_NAME}
-    if is_artifact(folder):
-        needed |= {entry.path for entry in load_artifact(folder).manifest.files}
-    if missing := sorted(needed - covered):
+    more = there - {SIGNATURE_NAME, CARD_NAME} - resources.keys()
+    less = resources.keys() - there
+    if more or less:
+        what = f"has {min(more)}, which its" if more else f"has no {min(less)}, which its"
+        does = "does not cover" if more else "covers"
+        raise ArtifactError(f"{folder} {what} signature {does}; get it again from whom you trust")
+    if not is_artifact(folder):
+        return
+    with open_inside(folder / MANIFEST_NAME, folder) as file:
+        if hashlib.sha256(file.read(MAX_MANIFEST_BYTES)).hexdigest() != resources.get(MANIFEST_NAME):
+            raise ArtifactError(
+                f"{MANIFEST_NAME} of {folder} is not what was signed; get it again from whom you trust"
+            )
+    if left := sorted({entry.path for entry in load_artifact(folder).manifest.files} - resources.keys()):
         raise ArtifactError(
-            f"the signature of {folder} leaves out {missing[0]}; expected all files of the model, sign "
-            f"it with: llorch sign {folder} --private-key KEY"
+            f"the signature of {folder} leaves out {left[0]}; expected all files; ask who signed it "
+            "to sign them with llorch sign"
         )

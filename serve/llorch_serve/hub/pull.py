@@ -45,10 +45,7 @@ def pull(reference: Reference, folder: Path, *, public_key: Path | None = None) 
             signature = _fetch_signature(listing, gathered)
             if place.exists() and (not place.is_dir() or any(place.iterdir())):
                 artifact = _already_there(place, folder, manifest_bytes, reference)
-                if signature is not None:
-                    write_whole(place / SIGNATURE_NAME, signature)
-                if public_key is not None:
-                    check_signature(folder, public_key)
+                _renew_signature(place, signature, public_key)
                 return artifact
             _gather(listing, manifest_bytes, signature, gathered)
             if public_key is not None:
@@ -86,6 +83,26 @@ def _already_there(place: Path, folder: Path, manifest: bytes, reference: Refere
     if not there.is_file() or there.stat().st_size != len(manifest) or there.read_bytes() != manifest:
         raise UsageError(f"{folder} holds something else than {reference}; name a new folder, or remove it")
     return load_artifact(folder, verify_hashes=True)
+
+
+def _renew_signature(place: Path, signature: bytes | None, public_key: Path | None) -> None:
+    """Give an artifact that is there the repository's signature; one that is refused does not stay."""
+    path = place / SIGNATURE_NAME
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{path} is no file of its own; remove it and try again")
+    before = path.read_bytes() if path.exists() else None
+    if signature not in (None, before):
+        write_whole(path, signature)
+    if public_key is None:
+        return
+    try:
+        check_signature(place, public_key)
+    except BaseException:
+        if before is not None:
+            write_whole(path, before)
+        elif signature is not None:
+            path.unlink()
+        raise
 
 
 def _fetch_manifest(listing: Listing, gathered: Path) -> bytes:
