@@ -272,11 +272,11 @@ def test_a_folder_of_another_tool_is_checked_too(tmp_path: Path, keys: KeyPair) 
 
 def test_a_file_of_absurd_size_is_not_read(signed: Path, keys: KeyPair) -> None:
     with (signed / "model.onnx").open("r+b") as file:
-        file.truncate(2**40)
+        file.truncate(2**32)
     assert "where the manifest says" in refusal(signed, keys)
     (signed / "model.onnx").unlink()
     with (signed / "more").open("wb") as file:
-        file.truncate(2**40)
+        file.truncate(2**32)
     assert "more, which its signature does not cover" in refusal(signed, keys)
 
 
