@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 
@@ -100,3 +102,15 @@ def test_graphs_beside_the_first_are_shown(tiny):
     assert any(
         line.startswith("KV cache") and "int8 or float32, 128 bytes a token in int8" in line for line in lines
     )
+
+
+def test_the_repository_and_its_commit_are_told(tiny, tmp_path):
+    folder = tmp_path / "artifact"
+    shutil.copytree(tiny, folder)
+    document = json.loads((folder / "llorch.json").read_bytes())
+    document["source"] |= {"repository": "org/name", "revision": "0123abcd" * 5, "adapter": "style"}
+    (folder / "llorch.json").write_text(json.dumps(document))
+    line = next(
+        line for line in llorch_here("inspect", folder).stdout.splitlines() if line.startswith("source")
+    )
+    assert line.endswith(f", with adapter style, from org/name@{'0123abcd' * 5}")

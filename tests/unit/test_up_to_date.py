@@ -300,3 +300,17 @@ def test_rules_that_come_to_the_same_are_the_same(
     options: dict[str, Any] = {"calibration": text} if any(found.outliers for found in one) else {}
     assert changed(model, tmp_path / "out", rules=one, **options)
     assert not changed(model, tmp_path / "out", rules=other, **options)
+
+
+# -- a signature
+# -----------------------------------------------------------------------------------------------
+
+
+def test_a_signed_artifact_is_up_to_date_and_keeps_its_signature(model: Path, tmp_path: Path) -> None:
+    assert changed(model, tmp_path / "out")
+    (tmp_path / "out" / "model.sig").write_bytes(b"signature")
+    assert not changed(model, tmp_path / "out")
+    assert (tmp_path / "out" / "model.sig").read_bytes() == b"signature"
+    flip(tmp_path / "out" / "model.onnx.data")
+    assert changed(model, tmp_path / "out")
+    assert not (tmp_path / "out" / "model.sig").exists()

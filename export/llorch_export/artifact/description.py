@@ -32,6 +32,7 @@ from llorch_serve.artifact.manifest import (
     SourceInfo,
     TensorSpec,
 )
+from llorch_serve.artifact.signed_files import SIGNATURE_NAME
 from llorch_serve.errors import ArtifactError, NewerSchemaError
 
 GRAPH_FILE: Final = "model.onnx"
@@ -101,8 +102,8 @@ def up_to_date(
 
     says: what its manifest would say, from :func:`checkpoint_fields`. checkpoint: its tokenizer and templates
         are compared too, since another llorch may have read the same files otherwise.
-    Every byte is read and compared with its hash; the folder may hold nothing else. Versions of what made it
-    may differ: they say what did, and do not ask to be renewed.
+    Every byte is read and compared with its hash; the folder may hold nothing else but a signature. Versions
+    of what made it may differ: they say what did, and do not ask to be renewed.
     Raises NewerSchemaError for one that a newer llorch made: it is not damaged, and this llorch cannot judge
     it.
     """
@@ -116,7 +117,8 @@ def up_to_date(
                 return None
         files = {MANIFEST_NAME, *(entry.path for entry in manifest.files)}
         entries = list(output.iterdir())
-        if {path.name for path in entries} != files or any(path.is_symlink() for path in entries):
+        names = {path.name for path in entries} - {SIGNATURE_NAME}
+        if names != files or any(path.is_symlink() for path in entries):
             return None
         total = sum(entry.bytes for entry in manifest.files)
         return load_artifact(

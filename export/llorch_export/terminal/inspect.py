@@ -13,7 +13,7 @@ from llorch_serve.terminal.console import say, write, write_json
 
 if TYPE_CHECKING:
     from llorch_export.inspect.contents import Contents
-    from llorch_serve.artifact.manifest import Recipe
+    from llorch_serve.artifact.manifest import Recipe, SourceInfo
 
 
 def command(
@@ -53,7 +53,7 @@ def describe(found: Contents) -> str:
     """Return the description as lines of text."""
     lines = [
         f"{'model':<14}{found.model_id}",
-        f"{'source':<14}{found.source.name} ({found.source.kind}), {found.source.fingerprint[:16]}",
+        f"{'source':<14}{_source(found.source)}",
         f"{'fingerprint':<14}{found.fingerprint}",
         f"{'made with':<14}{_pairs(found.versions)}; runs on onnxruntime {found.min_onnxruntime} or later",
         f"{'target':<14}{_target(found)}",
@@ -78,6 +78,13 @@ def describe(found: Contents) -> str:
     ]
     shown = [*lines, *_graph(found), *_files(found), *_memory(found)]
     return "".join(f"{line.translate(_BREAKS)}\n" for line in shown)
+
+
+def _source(source: SourceInfo) -> str:
+    adapter = "" if source.adapter is None else f", with adapter {source.adapter}"
+    at = f"@{source.revision}" if isinstance(source.revision, str) else ""
+    hub = f", from {source.repository}{at}" if isinstance(source.repository, str) else ""
+    return f"{source.name} ({source.kind}), {source.fingerprint[:16]}{adapter}{hub}"
 
 
 def _recipe(recipe: Recipe) -> str:

@@ -16,8 +16,10 @@ from typing import Final
 from llorch_serve.artifact.folder import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artifact, load_artifact
 from llorch_serve.artifact.lock import exclusive
 from llorch_serve.artifact.manifest import FileEntry, decode_manifest
+from llorch_serve.artifact.signature import MAX_SIGNATURE_BYTES, check_signature
+from llorch_serve.artifact.signed_files import SIGNATURE_NAME
 from llorch_serve.errors import ArtifactError, HubError, UsageError
-from llorch_serve.files.durable import flush_folder, flush_tree
+from llorch_serve.files.durable import flush_folder, flush_tree, write_whole
 from llorch_serve.hub.failures import hub_failures
 from llorch_serve.hub.files import Listing, list_repository
 from llorch_serve.hub.reference import Reference
@@ -25,11 +27,12 @@ from llorch_serve.hub.reference import Reference
 _PART: Final = ".part"
 
 
-def pull(reference: Reference, folder: Path) -> Artifact:
-    """Return the artifact in ``folder``, fetched unless it is there already.
+def pull(reference: Reference, folder: Path, *, public_key: Path | None = None) -> Artifact:
+    """Return the artifact in ``folder``, fetched unless it is there already, and with its signature.
 
-    Raises UsageError if something else is there or another call writes it, ArtifactError if the repository
-    holds no artifact, HubError if it cannot be had; what has come is kept for the next call.
+    public_key: its owner must have signed the artifact, before the folder gets its name.
+    Raises UsageError if something else is there or another call writes it, ArtifactError if the
+    repository holds no artifact or one that is not signed so, HubError if it cannot be had; what has come is kept for the next call.
     """
     if reference.choice is not None:
         raise UsageError(f"{reference} chooses a file, and an artifact is fetched whole; leave that out")
@@ -38,21 +41,25 @@ def pull(reference: Reference, folder: Path) -> Artifact:
     with hub_failures(reference):
         place.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(place):
-            _pull(listing, place, folder)
+            _pull(listing, place, folder, public_key)
     return load_artifact(folder)
 
 
-def _pull(listing: Listing, place: Path, folder: Path) -> None:
+def _pull(listing: Listing, place: Path, folder: Path, public_key: Path | None) -> None:
     """Make ``place``, whose name for the user is ``folder``, the artifact."""
     reference = listing.reference
     gathered = place.with_name(f".{place.name}.pull")
     try:
         gathered.mkdir(exist_ok=True)
         manifest_bytes = _fetch_manifest(listing, gathered)
+        signature = _fetch_signature(listing, gathered)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             _check_there(place, folder, manifest_bytes, reference)
+            _renew_signature(place, signature, public_key)
             return
-        _gather(listing, manifest_bytes, gathered)
+        _gather(listing, manifest_bytes, signature, gathered)
+        if public_key is not None:
+            check_signature(gathered, public_key)
         if place.exists():
             place.rmdir()
         gathered.rename(place)
@@ -62,14 +69,19 @@ def _pull(listing: Listing, place: Path, folder: Path) -> None:
             gathered.rmdir()
 
 
-def _gather(listing: Listing, manifest_bytes: bytes, gathered: Path) -> None:
-    """Fetch what the manifest lists, and leave the folder with the checked artifact and nothing else."""
+def _gather(listing: Listing, manifest_bytes: bytes, signature: bytes | None, gathered: Path) -> None:
+    """Fetch what the manifest lists, and leave the folder with the checked artifact, its signature, and
+    nothing else.
+    """
     manifest = decode_manifest(manifest_bytes, origin=f"{MANIFEST_NAME} of {listing.reference}")
     _check_listed(listing, manifest.files)
     for entry in manifest.files:
         _fetch_file(listing, entry, gathered)
     (gathered / MANIFEST_NAME).write_bytes(manifest_bytes)
-    _drop_others(gathered, {MANIFEST_NAME, *(entry.path for entry in manifest.files)})
+    signed = set() if signature is None else {SIGNATURE_NAME}
+    if signature is not None:
+        (gathered / SIGNATURE_NAME).write_bytes(signature)
+    _drop_others(gathered, {MANIFEST_NAME, *signed, *(entry.path for entry in manifest.files)})
     load_artifact(gathered)
     flush_tree(gathered)
 
@@ -80,6 +92,26 @@ def _check_there(place: Path, folder: Path, manifest: bytes, reference: Referenc
     if not there.is_file() or there.stat().st_size != len(manifest) or there.read_bytes() != manifest:
         raise UsageError(f"{folder} holds something else than {reference}; name a new folder, or remove it")
     load_artifact(folder, verify_hashes=True)
+
+
+def _renew_signature(place: Path, signature: bytes | None, public_key: Path | None) -> None:
+    """Give an artifact that is there the repository's signature; one that is refused does not stay."""
+    path = place / SIGNATURE_NAME
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{path} is no file of its own; remove it and try again")
+    before = path.read_bytes() if path.exists() else None
+    if signature not in (None, before):
+        write_whole(path, signature)
+    if public_key is None:
+        return
+    try:
+        check_signature(place, public_key)
+    except BaseException:
+        if before is not None:
+            write_whole(path, before)
+        elif signature is not None:
+            path.unlink()
+        raise
 
 
 def _fetch_manifest(listing: Listing, gathered: Path) -> bytes:
@@ -94,9 +126,25 @@ def _fetch_manifest(listing: Listing, gathered: Path) -> bytes:
             f"{MANIFEST_NAME} of {listing.reference} has {found.bytes} bytes; a manifest has at most "
             f"{MAX_MANIFEST_BYTES}"
         )
-    part = gathered / f"{MANIFEST_NAME}{_PART}"
+    return _fetch_small(listing, MANIFEST_NAME, found.bytes, gathered)
+
+
+def _fetch_signature(listing: Listing, gathered: Path) -> bytes | None:
+    found = listing.find(SIGNATURE_NAME)
+    if found is None:
+        return None
+    if found.bytes is None or found.bytes > MAX_SIGNATURE_BYTES:
+        raise ArtifactError(
+            f"{SIGNATURE_NAME} of {listing.reference} has {found.bytes} bytes; a signature has at most "
+            f"{MAX_SIGNATURE_BYTES}"
+        )
+    return _fetch_small(listing, SIGNATURE_NAME, found.bytes, gathered)
+
+
+def _fetch_small(listing: Listing, name: str, size: int, gathered: Path) -> bytes:
+    part = gathered / f"{name}{_PART}"
     part.unlink(missing_ok=True)
-    _download(listing, MANIFEST_NAME, part, found.bytes)
+    _download(listing, name, part, size)
     content = part.read_bytes()
     part.unlink()
     return content
@@ -106,7 +154,7 @@ def _check_listed(listing: Listing, entries: tuple[FileEntry, ...]) -> None:
     """Raise ArtifactError unless the repository has each file, with its size, before any is fetched."""
     for entry in entries:
         found = listing.find(entry.path)
-        reserved = entry.path == MANIFEST_NAME or entry.path.endswith(_PART)
+        reserved = entry.path in (MANIFEST_NAME, SIGNATURE_NAME) or entry.path.endswith(_PART)
         if found is None or found.bytes not in (None, entry.bytes) or reserved:
             has = "does not have it" if found is None else f"has one of {found.bytes} bytes"
             raise ArtifactError(

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.links import real_file
+from llorch_serve.artifact.signed_files import CARD_NAME, SIGNATURE_NAME
 from llorch_serve.errors import UsageError
 from llorch_serve.hub.card import MARK, Fidelity, model_card
 from llorch_serve.hub.failures import hub_failures
-from llorch_serve.hub.files import fetch, list_repository
+from llorch_serve.hub.files import Listing, fetch, list_repository
 from llorch_serve.hub.reference import Reference
-
-_CARD = "README.md"
 
 
 def push(
@@ -26,25 +26,34 @@ def push(
     licence: str | None = None,
     fidelity: Fidelity | None = None,
 ) -> tuple[str, bool]:
-    """Return the commit's hash, and whether a card that somebody wrote was left as it is.
+    """Return the commit's hash, and whether a card that somebody wrote was left as it is. An artifact's
+    signature goes with it, and one of an earlier artifact is taken away.
 
     The repository is made if it does not exist; private: it is then seen by its owner alone. Raises
     ArtifactError if the artifact is damaged, HubError if the hub refuses, UsageError for a choice.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     if reference.choice is not None:
         raise UsageError(f"{reference} chooses a file, and an artifact is sent whole; leave that out")
     artifact = load_artifact(folder, verify_hashes=True)
     names = [*(entry.path for entry in artifact.manifest.files), MANIFEST_NAME]
-    files = [CommitOperationAdd(name, folder / name) for name in names]
+    signed = (folder / SIGNATURE_NAME).is_file()
+    if signed and SIGNATURE_NAME not in names:
+        names.append(SIGNATURE_NAME)
+    files: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(name, real_file(folder / name, folder)) for name in names
+    ]
     api = HfApi()
     with hub_failures(reference):
         api.create_repo(reference.repository, private=private, exist_ok=True)
-    kept = _has_card_of_its_own(reference)
-    if not kept and _CARD not in names:
+    listing = list_repository(reference)
+    if not signed and listing.find(SIGNATURE_NAME) is not None:
+        files.append(CommitOperationDelete(SIGNATURE_NAME))
+    kept = _has_card_of_its_own(listing)
+    if not kept and CARD_NAME not in names:
         card = model_card(artifact.manifest, reference.repository, licence, fidelity)
-        files.append(CommitOperationAdd(_CARD, card.encode()))
+        files.append(CommitOperationAdd(CARD_NAME, card.encode()))
     with hub_failures(reference):
         commit = api.create_commit(
             reference.repository,
@@ -55,8 +64,7 @@ def push(
     return commit.oid, kept
 
 
-def _has_card_of_its_own(reference: Reference) -> bool:
-    listing = list_repository(reference)
-    if listing.find(_CARD) is None:
+def _has_card_of_its_own(listing: Listing) -> bool:
+    if listing.find(CARD_NAME) is None:
         return False
-    return MARK.encode() not in (fetch(listing, [_CARD]) / _CARD).read_bytes()
+    return MARK.encode() not in (fetch(listing, [CARD_NAME]) / CARD_NAME).read_bytes()

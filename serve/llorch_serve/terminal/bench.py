@@ -25,7 +25,7 @@ from llorch_serve.terminal.target import ModelFlags
 
 @composed
 def command(
-    model: ModelFlags,
+    model: Annotated[ModelFlags, only("model_dir", "model")],
     entries: EntryFlags,
     worker: WorkerFlags,
     tests: Annotated[

@@ -52,10 +52,12 @@ def open_generator(
             yield _RemoteGenerator(client)
         return
     worker.refuse()
-    from llorch_serve.terminal.opening import open_worker
+    from llorch_serve.terminal.opening import check_signed, open_worker
 
     settings = config()
-    loaded = open_worker(resolve_artifact(model.target()), settings, tokenizer=find_tokenizer())
+    folder = resolve_artifact(model.target())
+    signed = check_signed(folder, model.verify_signature)
+    loaded = open_worker(folder, settings, tokenizer=find_tokenizer(), signed=signed)
     try:
         yield _LocalGenerator(loaded)
     finally:

@@ -4,18 +4,44 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llorch_serve.artifact.signed_files import SignedFolder
 from llorch_serve.config import EngineConfig
 from llorch_serve.loading.worker import load_worker, notes
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.terminal.console import say
+from llorch_serve.terminal.requirements import require_signing
 from llorch_serve.worker.worker import Worker
 
 
-def open_worker(folder: Path, config: EngineConfig, *, tokenizer: Path | None) -> Worker:
+def check_signed(folder: Path, public_key: Path | None) -> SignedFolder | None:
+    """Check a folder's signature where a key is given, before anything of it is loaded.
+
+    Raises ProviderError if the library for it is missing, and what
+    :func:`llorch_serve.artifact.signature.check_signature` raises.
+    """
+    if public_key is None:
+        return None
+    require_signing()
+    from llorch_serve.artifact.signature import check_signature
+
+    return check_signature(folder, public_key)
+
+
+def open_worker(
+    folder: Path, config: EngineConfig, *, tokenizer: Path | None, signed: SignedFolder | None = None
+) -> Worker:
     """Load an artifact or another tool's folder; see :func:`llorch_serve.loading.worker.load_worker` for the
     errors.
+
+    signed: what :func:`check_signed` returned; ArtifactError is raised if a file has changed since then.
     """
     worker = load_worker(folder, config, report_load, tokenizer=tokenizer)
+    if signed is not None:
+        try:
+            signed.check_unchanged()
+        except BaseException:
+            worker.close()
+            raise
     for note in notes(worker):
         say(f"note: {note}")
     return worker

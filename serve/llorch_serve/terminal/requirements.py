@@ -22,6 +22,13 @@ def required(extra: str) -> Iterator[None]:
         ) from error
 
 
+def require_signing() -> None:
+    """Import what makes and checks signatures. Raises ProviderError if it is missing."""
+    with required("signing"):
+        import model_signing.signing
+        import model_signing.verifying  # noqa: F401 - fails here, with the line to install it
+
+
 def require_hub_client() -> None:
     """Import the hub's client, which draws bars only on a terminal. Raises ProviderError if it is missing."""
     if not sys.stderr.isatty():

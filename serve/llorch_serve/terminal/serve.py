@@ -90,7 +90,7 @@ def command(
     target = model.target()
     folder, tokenizer = find_artifact(target), find_tokenizer()
     config = engine.config(session.config(provider, slots=slots, huge_pages=huge_pages))
-    loading = _Loading(target, folder, queue.add_to(config), tokenizer)
+    loading = _Loading(target, folder, queue.add_to(config), tokenizer, model.verify_signature)
     if preload_only:
         worker = loading.load()
         say(f"loaded {_describe(worker)}")
@@ -125,25 +125,28 @@ def command(
 class _Loading:
     """The load of a model.
 
-    target: what was named. folder: its artifact, or None if it is a source. worker: what came of the load.
+    target: what was named. folder: its artifact, or None if it is a source. public_key: of who signed the
+    folder, if that is to be checked. worker: what came of the load.
     """
 
     target: str
     folder: Path | None
     config: EngineConfig
     tokenizer: Path | None
+    public_key: Path | None = None
     progress: LoadProgress = field(default_factory=LoadProgress)
     worker: Worker | None = None
 
     def load(self) -> Worker:
         """Load the model and warm it up, on a thread of its own while the port already answers."""
         from llorch_serve.loading.models import load_model
-        from llorch_serve.terminal.opening import open_worker
+        from llorch_serve.terminal.opening import check_signed, open_worker
 
         folder = self.folder or export_source(self.target, self.progress)
+        signed = check_signed(folder, self.public_key)
         load_model(folder)  # whether its files are what they should be comes before reading gigabytes of them
         read_ahead(sorted(folder.iterdir()), self.progress)
-        self.worker = open_worker(folder, self.config, tokenizer=self.tokenizer)
+        self.worker = open_worker(folder, self.config, tokenizer=self.tokenizer, signed=signed)
         self.worker.warm_up()
         return self.worker
 

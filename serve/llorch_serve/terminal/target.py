@@ -27,6 +27,18 @@ from llorch_serve.terminal.groups import FlagGroup
 _HUB_ID: Final = re.compile(r"[^/\\\s]+/[^/\\\s]+")
 
 
+VerifySignature = Annotated[
+    Path | None,
+    typer.Option(
+        "--verify-signature",
+        metavar="KEY",
+        help="Refuse the model unless all of its files are what the owner of this public key (PEM) "
+        "signed; see llorch sign.",
+        show_default=False,
+    ),
+]
+
+
 class ModelFlags(FlagGroup, frozen=True):
     """A model to load in this process."""
 
@@ -40,6 +52,7 @@ class ModelFlags(FlagGroup, frozen=True):
         ),
     ] = None
     model: Annotated[str | None, typer.Option("--model", help="The same as DIR.", show_default=False)] = None
+    verify_signature: VerifySignature = None
 
     def given(self) -> list[str]:
         """Return what was named, as it is typed."""
@@ -56,7 +69,23 @@ class ModelFlags(FlagGroup, frozen=True):
         target = argument or option or os.environ.get("MODEL_PATH")
         if not target:
             raise UsageError("no model given; name an artifact folder or a source, or set MODEL_PATH")
+        if self.verify_signature is not None:
+            _check_may_be_signed(target)
         return target
+
+
+def _check_may_be_signed(target: str) -> None:
+    """Raise UsageError where a signature would not cover all that is loaded."""
+    if find_artifact(target) is None:
+        raise UsageError(
+            f"--verify-signature is for a folder with a signature, and {target} is a source that is exported "
+            "first; export it, sign it with llorch sign, and name that folder"
+        )
+    if os.environ.get("TOKENIZER_PATH"):
+        raise UsageError(
+            "--verify-signature does not cover the tokenizer of TOKENIZER_PATH; unset TOKENIZER_PATH, or "
+            "leave the flag out"
+        )
 
 
 def find_tokenizer() -> Path | None:
