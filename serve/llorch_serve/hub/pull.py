@@ -31,8 +31,9 @@ def pull(reference: Reference, folder: Path, *, public_key: Path | None = None) 
     """Return the artifact in ``folder``, fetched unless it is there already, and with its signature.
 
     public_key: its owner must have signed the artifact, before the folder gets its name.
-    Raises UsageError if something else is there or another call writes it, ArtifactError if the
-    repository holds no artifact or one that is not signed so, HubError if it cannot be had; what has come is kept for the next call.
+    Raises UsageError if something else is there or another call writes it, ArtifactError if the repository
+    holds no artifact or one that is not signed so, HubError if it cannot be had; what has come is kept for
+    the next call.
     """
     if reference.choice is not None:
         raise UsageError(f"{reference} chooses a file, and an artifact is fetched whole; leave that out")
