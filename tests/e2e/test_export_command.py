@@ -218,7 +218,11 @@ def interrupted(number, *arguments, **variables):
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "llorch_serve", *map(str, arguments)]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=end, env=environment(**variables)
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=end,
+        env=environment(TERM="xterm", **variables),
     )
     os.close(end)
     guard = threading.Timer(PATIENCE_S, process.kill)
