@@ -25,7 +25,7 @@ from llorch_serve.requests import (
 )
 from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.convert_fields import MAX_ITEMS
+from llorch_serve.rpc.convert_fields import MAX_ITEMS, set_field
 from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import MAX_CHOICES, Choice, Grammar, JsonObject, JsonSchema, Regex
@@ -135,6 +135,18 @@ def test_a_form_that_no_message_carries_is_named():
     request = GenerationRequest("id", TextPrompt("a"), SamplingParams(structured=Regex("\ud800")))
     with pytest.raises(InvalidRequestError, match=r"sampling\.regex: cannot be sent"):
         convert.write_generation_request(request)
+
+
+def test_a_field_that_the_protocol_lacks_is_named():
+    bad = []
+    set_field(pb.Sampling(), "luck", 1.0, "sampling.luck", bad)
+    set_field(pb.Sampling(), "luck", None, "sampling.luck", bad)
+    assert [(one.field, one.description) for one in bad] == [
+        (
+            "sampling.luck",
+            "cannot be sent: found a value, expected none, as Sampling has no such field; leave it out",
+        )
+    ]
 
 
 def test_what_is_not_sent_stays_unset():

@@ -385,6 +385,14 @@ def test_a_request_value_wins_over_the_default_and_the_default_over_neutral() ->
     assert resolve(SamplingParams(), GenerationDefaults(), lambda: 0).temperature == 0
 
 
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ResolvedSampling)])
+def test_no_field_that_is_asked_for_gets_lost(name: str) -> None:
+    value = {7: 0.5} if name == "logit_bias" else 1
+    asked = SamplingParams(**{name: value})  # type: ignore[arg-type]
+    resolved = resolve(asked, GenerationDefaults(temperature=0.25, top_k=40), lambda: 99)
+    assert getattr(resolved, name) == value
+
+
 def test_a_given_seed_is_kept_and_none_is_drawn() -> None:
     def refuse() -> int:
         raise AssertionError

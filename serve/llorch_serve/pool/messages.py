@@ -15,15 +15,14 @@ from llorch_serve.engine.load import Load, WorkerState
 from llorch_serve.providers.table import PROVIDERS
 from llorch_serve.requests import ModelInfo
 
-# Where a backend's memory is, beyond "system", the host's RAM: "discrete": the device's own; "unified": both.
-_ARCHITECTURES: Final = {"cuda": "discrete", "directml": "discrete", "coreml": "unified"}
-_BACKENDS: Final = {row.runtime_name: row.name for row in PROVIDERS}
+_ROWS: Final = {row.runtime_name: row for row in PROVIDERS}
 
 
 class Ready(msgspec.Struct, frozen=True):
     """Sent once the worker serves, and again to a manager that has forgotten it.
 
-    memory_bytes: resident memory of this process, measured. memory_architecture: where the model's memory is.
+    memory_bytes: resident memory of this process, measured. memory_architecture: where the model's memory is:
+        ``system``, the host's; ``discrete``, the device's own; ``unified``, both; or ``unknown``.
     """
 
     worker_id: str
@@ -51,8 +50,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 def ready(info: ModelInfo, *, worker_id: str, model_ref: str | None, uri: str) -> Ready:
     """Return the message of a worker that serves ``info`` at ``uri``."""
-    backend = _BACKENDS.get(info.provider) or info.provider.removesuffix("ExecutionProvider").lower()
-    architecture = "system" if info.device == "cpu" else _ARCHITECTURES.get(backend, "unknown")
+    row = _ROWS.get(info.provider)
+    backend = info.provider.removesuffix("ExecutionProvider").lower() if row is None else row.name
+    memory = "unknown" if row is None else row.device_memory
     return Ready(
         worker_id=worker_id,
         model_ref=model_ref or info.model_id,
@@ -60,7 +60,7 @@ def ready(info: ModelInfo, *, worker_id: str, model_ref: str | None, uri: str) -
         backend=backend,
         device=info.device,
         memory_bytes=psutil.Process().memory_info().rss,
-        memory_architecture=architecture,
+        memory_architecture="system" if info.device == "cpu" else memory,
         worker_type="llorch",
         capabilities=("generate", "tokenize", *(("chat",) if info.has_chat_template else ())),
         protocol="grpc",

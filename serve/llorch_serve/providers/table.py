@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from llorch_serve.artifact.manifest import ComputeType, Target
 from llorch_serve.errors import ProviderError
@@ -56,6 +56,7 @@ class Provider:
         for people.
     label: what such a device is called for machines, before its number; empty: as the provider. device_type:
         onnxruntime's name of its memory, where that is a device's.
+    device_memory: where such a device's memory is, as a pool manager is told: its own, or the host's too.
     in_place: its kernels read host memory where it lies; else onnxruntime copies what is bound.
     divisible: addresses within a buffer on its device can be computed, so that one call advances many
         sequences there too.
@@ -77,6 +78,7 @@ class Provider:
     threads: str | None = None
     memory: Memory = Memory.HOST
     device_type: str = "cpu"
+    device_memory: Literal["discrete", "unified", "unknown"] = "unknown"
     in_place: bool = False
     divisible: bool = False
 
@@ -134,6 +136,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         device="NVIDIA GPUs",
         memory=Memory.DEVICE,
         device_type="cuda",
+        device_memory="discrete",
         divisible=True,
     ),
     Provider(
@@ -156,6 +159,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         targets=("coreml",),
         arithmetic=_native("float32", "float16"),
         device="Apple's CPU, GPU and Neural Engine",
+        device_memory="unified",
     ),
     Provider(
         name="directml",
@@ -174,6 +178,7 @@ PROVIDERS: Final[tuple[Provider, ...]] = (
         arithmetic=_native("float32", "float16"),
         device="DirectX 12 GPUs",
         label="gpu",
+        device_memory="discrete",
     ),
     Provider(
         name="openvino",

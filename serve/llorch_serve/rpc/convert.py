@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Final
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
@@ -29,21 +30,10 @@ from llorch_serve.sampling.params import SamplingParams
 
 MAX_REQUEST_ID_BYTES: Final = 128
 MAX_ABORTS: Final = 1024  # as many as can be live
-_SCALARS: Final = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "typical_p",
-    "repeat_last_n",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
+# Every number that may be absent: on the wire it has the name that it has here.
+_SCALARS: Final = tuple(
+    each.name for each in fields(SamplingParams) if each.default is None and each.name != "structured"
 )
-
 _ALWAYS_SET: Final = ("min_tokens", "ignore_eos", "keep_special_tokens")
 _ANSWERS: Final = ("n", "best_of", "prompt_logprobs", "echo")
 
@@ -128,7 +118,7 @@ def _read_sampling(message: pb.Sampling, bad: list[FieldViolation]) -> SamplingP
     stop_fits = check_count("sampling.stop", len(message.stop), MAX_ITEMS, bad)
     ids_fit = check_count("sampling.stop_token_ids", len(message.stop_token_ids), MAX_ITEMS, bad)
     bias_fits = check_count("sampling.logit_bias", len(message.logit_bias), MAX_ITEMS, bad)
-    sent = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    sent = {each.name: value for each, value in message.ListFields() if each.name in _SCALARS}
     return SamplingParams(
         **sent,
         min_tokens=message.min_tokens,

@@ -20,8 +20,14 @@ T = TypeVar("T")
 
 
 def set_field(message: Message, name: str, value: object, path: str, bad: list[FieldViolation]) -> None:
-    """Set a field, None leaves it absent; add to ``bad`` a value that it cannot carry."""
+    """Set a field, None leaves it absent; add to ``bad`` a value that it cannot carry, and a field that the
+    message lacks.
+    """
     if value is None:
+        return
+    if name not in message.DESCRIPTOR.fields_by_name:
+        lacks = f"found a value, expected none, as {message.DESCRIPTOR.name} has no such field; leave it out"
+        bad.append(FieldViolation(path, f"cannot be sent: {lacks}"))
         return
     try:
         setattr(message, name, value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from llorch_serve.artifact.manifest import GenerationDefaults
@@ -149,16 +149,9 @@ class ResolvedSampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
-_RECOMMENDED: Final = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "repeat_last_n",
-)
+_RECOMMENDED: Final = GenerationDefaults.__struct_fields__
 """What an artifact may recommend, by its name there and in a request."""
+_RESOLVED: Final = tuple(each.name for each in fields(ResolvedSampling))
 
 
 def resolve(
@@ -168,15 +161,13 @@ def resolve(
 
     ``draw_seed`` is called only if the request names no seed.
     """
-    asked = {name: getattr(params, name) for name in (*_RECOMMENDED, "presence_penalty", "frequency_penalty")}
-    recommended = {name: getattr(defaults, name) for name in _RECOMMENDED}
-    chosen = {name: recommended.get(name) if value is None else value for name, value in asked.items()}
-    return ResolvedSampling(
-        seed=draw_seed() if params.seed is None else params.seed,
-        min_tokens=params.min_tokens,
-        logit_bias=params.logit_bias,
-        **{name: value for name, value in chosen.items() if value is not None},
-    )
+    chosen = {name: getattr(params, name) for name in _RESOLVED}
+    for name in _RECOMMENDED:
+        if chosen[name] is None:
+            chosen[name] = getattr(defaults, name)
+    if chosen["seed"] is None:
+        chosen["seed"] = draw_seed()
+    return ResolvedSampling(**{name: value for name, value in chosen.items() if value is not None})
 
 
 def check_defaults(defaults: GenerationDefaults) -> None:
