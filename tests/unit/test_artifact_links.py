@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.artifact import links
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
-from llorch_serve.artifact.links import link_roots, open_inside, real_file
+from llorch_serve.artifact.links import link_roots, open_inside, open_real, real_file
 from llorch_serve.errors import ArtifactError
 from support.builders.checkpoints import write_gguf, write_hf_folder
 from support.builders.linked_folders import as_folder_beside_a_volume, as_hub_snapshot, as_volume
@@ -256,3 +260,32 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):
             open_inside(folder / name, folder).close()
     assert len(list(OPEN_FILES.iterdir())) == before
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a file that nobody has got yet
+def test_an_interrupt_at_any_moment_of_opening_stays_one(tmp_path: Path) -> None:
+    """Not an error of a handle that was closed twice, which others might have by then."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"x")
+    for moment in itertools.count(1):
+        left = moment
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if left == 0:
+                left = -1
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            open_real(file).close()
+        except KeyboardInterrupt:
+            continue
+        finally:
+            sys.settrace(before)
+        break
+    assert moment > 20

@@ -74,14 +74,19 @@ def open_real(real: Path, *, buffering: int = -1) -> BinaryIO:
 
     Raises OSError if it cannot be opened or is no regular file.
     """
-    handle = _open_step_by_step(real) if _STEP_BY_STEP else os.open(real, _FILE)
+    # The file owns its handle from the first moment: an interrupt must not have it closed twice.
+    file = open(real, "rb", buffering, opener=_open_handle)  # noqa: SIM115 - returned
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(real))
-        return os.fdopen(handle, "rb", buffering)
     except BaseException:
-        os.close(handle)
+        file.close()
         raise
+    return file
+
+
+def _open_handle(path: str, _flags: int) -> int:
+    return _open_step_by_step(Path(path)) if _STEP_BY_STEP else os.open(path, _FILE)
 
 
 def _open_step_by_step(real: Path) -> int:
