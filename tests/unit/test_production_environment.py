@@ -44,6 +44,7 @@ VALUES = {
     "token_file": ("a", "b"),
     "tls_cert": ("a", "b"),
     "tls_key": ("a", "b"),
+    "verify_signature": ("a", "b"),
     "tls_client_ca": ("a", "b"),
     "require_auth": (True, False),
     "worker_id": ("a", "b"),
