@@ -15,6 +15,7 @@ from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import of_family, tiny_config, tiny_llama_config
+from support.oracles.config_reading import PLAIN
 
 # transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the
 # latter.
@@ -34,17 +35,7 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(model_type: str) 
 
     found = config_from_hf({"model_type": model_type})
     expected = transformers.AutoConfig.for_model(model_type)
-    for key in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-    ):
+    for key in PLAIN:
         assert getattr(found, key) == getattr(expected, key), key
     share = expected.hidden_size // expected.num_attention_heads
     assert found.head_dim == getattr(expected, "head_dim", None) or share

@@ -17,7 +17,7 @@ from llorch_serve.hub.reference import Reference
 from support.builders.tiny_artifact import tiny_manifest, write_tiny_artifact
 from support.builders.tiny_exports import contents
 from support.fakes.hub import Fault, Hub
-from support.harness.hub import hub_environment, hub_in_this_process
+from support.harness.hub import hub_environment, hub_for_pushes
 from support.harness.processes import llorch
 
 # The client hands its uploads to httpx in a way that httpx discourages.
@@ -29,8 +29,7 @@ FIDELITY = Fidelity(0.0042, 0.987, 0.01, 2048, "sample", "transformers", same_so
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_in_this_process(tmp_path / "cache", monkeypatch) as hub:
-        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with hub_for_pushes(tmp_path / "cache", monkeypatch) as hub:
         yield hub
 
 

@@ -36,6 +36,14 @@ def hub_in_this_process(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @contextlib.contextmanager
+def hub_for_pushes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """As :func:`hub_in_this_process`, with a token that may write."""
+    with hub_in_this_process(cache, monkeypatch) as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield hub
+
+
+@contextlib.contextmanager
 def impatient_client() -> Iterator[None]:
     """Let the client wait a moment alone for each answer, where a test's hub gives none."""
     with pytest.MonkeyPatch.context() as patch:

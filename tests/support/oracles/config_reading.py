@@ -13,6 +13,18 @@ from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.graph.rope import inverse_frequencies
 from llorch_serve.artifact.manifest import LlamaConfig
 
+PLAIN = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+)
+"""Fields of the same name and meaning in both."""
 LAYERS = 2
 """Layers whose parameters are compared: all of a model's have the same shapes."""
 
@@ -39,20 +51,9 @@ def differences(found: LlamaConfig, expected: Any) -> list[str]:
 
 
 def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
-    names = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-    )
     share = expected.hidden_size // expected.num_attention_heads
     pairs: dict[str, tuple[object, object]] = {
-        name: (getattr(found, name), getattr(expected, name)) for name in names
+        name: (getattr(found, name), getattr(expected, name)) for name in PLAIN
     }
     pairs["architecture"] = (found.architecture, expected.model_type)
     pairs["head_dim"] = (found.head_dim, getattr(expected, "head_dim", None) or share)
