@@ -22,6 +22,7 @@ from llorch_serve.errors import ArtifactError, HubError, UsageError
 from llorch_serve.files.durable import flush_folder, flush_tree, write_whole
 from llorch_serve.hub.failures import hub_failures
 from llorch_serve.hub.files import Listing, list_repository
+from llorch_serve.hub.gathered import drop_others, open_gathered
 from llorch_serve.hub.reference import Reference
 
 _PART: Final = ".part"
@@ -49,9 +50,8 @@ def pull(reference: Reference, folder: Path, *, public_key: Path | None = None) 
 def _pull(listing: Listing, place: Path, folder: Path, public_key: Path | None) -> None:
     """Make ``place``, whose name for the user is ``folder``, the artifact."""
     reference = listing.reference
-    gathered = place.with_name(f".{place.name}.pull")
+    gathered = open_gathered(place)
     try:
-        gathered.mkdir(exist_ok=True)
         manifest_bytes = _fetch_manifest(listing, gathered)
         signature = _fetch_signature(listing, gathered)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -82,7 +82,7 @@ def _gather(listing: Listing, manifest_bytes: bytes, signature: bytes | None, ga
     signed = set() if signature is None else {SIGNATURE_NAME}
     if signature is not None:
         (gathered / SIGNATURE_NAME).write_bytes(signature)
-    _drop_others(gathered, {MANIFEST_NAME, *signed, *(entry.path for entry in manifest.files)})
+    drop_others(gathered, {MANIFEST_NAME, *signed, *(entry.path for entry in manifest.files)})
     load_artifact(gathered)
     flush_tree(gathered)
 
@@ -207,13 +207,3 @@ def _download(listing: Listing, path: str, part: Path, size: int) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _drop_others(folder: Path, wanted: set[str]) -> None:
-    """Remove what an earlier call left of another revision."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not path.is_symlink():
-            if not any(path.iterdir()):
-                path.rmdir()
-        elif path.relative_to(folder).as_posix() not in wanted:
-            path.unlink()
