@@ -89,7 +89,7 @@ def _wanted(listing: Listing, *, config_only: bool) -> tuple[list[str], str | No
     """Return which files to fetch: weights of one kind, and the small files with them; and the GGUF file that
     is the model, if it is one.
     """
-    paths = [file.path for file in listing.files]
+    paths = list(listing.files)
     top = [path for path in paths if "/" not in path]
     named = {_CONFIG, *PACKING_FILES, *FOLDER_FILES, *vocabulary_files(top)}
     small = [path for path in top if path in named or LICENCE_FILE.match(path)]
@@ -99,7 +99,7 @@ def _wanted(listing: Listing, *, config_only: bool) -> tuple[list[str], str | No
             return [_CONFIG], None
         shards = [path for path in top if _SHARD.fullmatch(path)]
         return [*small, *([SINGLE] if SINGLE in top else [INDEX, *shards])], None
-    sizes = {file.path: file.bytes for file in listing.files if file.path.endswith(".gguf")}
+    sizes = {path: file.bytes for path, file in listing.files.items() if path.endswith(".gguf")}
     repository = str(Reference(listing.reference.repository, listing.reference.revision))
     if not sizes:
         pickled = any(path.endswith((".bin", ".pt", ".pth")) for path in top)

@@ -7,13 +7,14 @@ holds the files that were asked for, each with the size and the hash that the hu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from llorch_serve.errors import HubError
+from llorch_serve.errors import ArtifactError, HubError
 from llorch_serve.hub.failures import hub_failures
+from llorch_serve.hub.limits import MOST_FILES, limit_of_file, require_room
 from llorch_serve.hub.reference import Reference
 
 _TIMEOUT_S: Final = 10.0
@@ -31,15 +32,17 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a repository holds at ``commit``, a hash in hex. Files whose paths lead elsewhere are left out."""
+    """What a repository holds at ``commit``, a hash in hex: files by path. Those whose paths lead elsewhere
+    are left out.
+    """
 
     reference: Reference
     commit: str
-    files: tuple[HubFile, ...]
+    files: Mapping[str, HubFile]
 
     def find(self, path: str) -> HubFile | None:
         """Return the file at ``path``."""
-        return next((file for file in self.files if file.path == path), None)
+        return self.files.get(path)
 
 
 def list_repository(reference: Reference, note: str = "") -> Listing:
@@ -51,16 +54,21 @@ def list_repository(reference: Reference, note: str = "") -> Listing:
             info = HfApi().model_info(
                 reference.repository, revision=reference.revision, timeout=_TIMEOUT_S, files_metadata=True
             )
-            files = tuple(
-                HubFile(
+            listed = info.siblings or ()
+            if len(listed) > MOST_FILES:
+                raise ArtifactError(
+                    f"{reference} lists {len(listed)} files; a model has at most {MOST_FILES}, choose another"
+                )
+            files = {
+                one.rfilename: HubFile(
                     path=one.rfilename,
                     bytes=one.size,
                     sha256=one.lfs.sha256 if one.lfs else None,
                     blob=None if one.lfs else one.blob_id,
                 )
-                for one in info.siblings or ()
-                if _is_inside(one.rfilename)
-            )
+                for one in listed
+                if is_inside(one.rfilename)
+            }
         except (TypeError, KeyError, AttributeError) as error:  # what answered is no hub
             raise ValueError("not the description of a model") from error
         if info.sha is None or not _is_hash(info.sha):
@@ -71,15 +79,20 @@ def list_repository(reference: Reference, note: str = "") -> Listing:
 def fetch(listing: Listing, paths: Sequence[str], note: str = "") -> Path:
     """Return the snapshot's folder in the cache, with ``paths`` in it; what is there is not fetched again.
 
-    Raises HubError if a file comes with another content than is listed; nothing of it is kept then.
+    Raises HubError if a file comes with another size or content than is listed; nothing of it is kept then.
+    Raises ResourceError if the disk cannot hold what is missing.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 
     repository, commit = listing.reference.repository, listing.commit
+    cache = Path(constants.HF_HUB_CACHE)
+    missing = [path for path in paths if not _is_cached(listing, path, cache)]
+    sizes = {path: None if (file := listing.find(path)) is None else file.bytes for path in paths}
+    require_room(cache, sum(sizes[path] or 0 for path in missing), str(listing.reference))
     folder = Path()
     for number, path in enumerate(paths):
         had = try_to_load_from_cache(repository, path, revision=commit)
-        with hub_failures(listing.reference, note):
+        with hub_failures(listing.reference, note, limit_of_file(path, sizes[path], cache)):
             # The first is asked for by the name of its revision, by which the cache knows the commit then.
             revision = listing.reference.revision if number == 0 else commit
             found = Path(hf_hub_download(repository, path, revision=revision, etag_timeout=_TIMEOUT_S))
@@ -89,6 +102,19 @@ def fetch(listing: Listing, paths: Sequence[str], note: str = "") -> Path:
         if not isinstance(had, str):
             _check(found, listing.find(path), listing.reference)
     return folder
+
+
+def _is_cached(listing: Listing, path: str, cache: Path) -> bool:
+    """Tell whether the cache has a file's content, be it of another revision."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
+
+    repository, file = listing.reference.repository, listing.find(path)
+    content = None if file is None else file.sha256 or file.blob
+    if content is not None and is_inside(content):
+        blobs = cache / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
+        return (blobs / content).is_file()
+    return isinstance(try_to_load_from_cache(repository, path, revision=listing.commit), str)
 
 
 def cached_snapshot(reference: Reference) -> Path | None:
@@ -137,6 +163,7 @@ def _is_hash(text: str) -> bool:
     return len(text) == 40 and all(character in "0123456789abcdef" for character in text)
 
 
-def _is_inside(path: str) -> bool:
+def is_inside(path: str) -> bool:
+    """Tell whether a repository's path stays in the folder that it is put into, on every system."""
     parts = path.replace("\\", "/").split("/")
     return bool(path) and not {"\0", ":"} & set(path) and not {"", ".", ".."} & set(parts)

@@ -20,9 +20,10 @@ from llorch_serve.artifact.signature import MAX_SIGNATURE_BYTES, check_signature
 from llorch_serve.artifact.signed_files import SIGNATURE_NAME
 from llorch_serve.errors import ArtifactError, HubError, UsageError
 from llorch_serve.files.durable import flush_folder, flush_tree, write_whole
-from llorch_serve.hub.failures import hub_failures
+from llorch_serve.hub.failures import hub_failures, is_wrong_size, told_failures
 from llorch_serve.hub.files import Listing, list_repository
 from llorch_serve.hub.gathered import drop_others, open_gathered
+from llorch_serve.hub.limits import UnboundedAnswerError, limit_of_file, require_room
 from llorch_serve.hub.reference import Reference
 
 _PART: Final = ".part"
@@ -40,7 +41,7 @@ def pull(reference: Reference, folder: Path, *, public_key: Path | None = None) 
         raise UsageError(f"{reference} chooses a file, and an artifact is fetched whole; leave that out")
     place = Path(os.path.realpath(folder))
     listing = list_repository(reference)
-    with hub_failures(reference):
+    with told_failures(reference):
         place.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(place):
             _pull(listing, place, folder, public_key)
@@ -76,6 +77,8 @@ def _gather(listing: Listing, manifest_bytes: bytes, signature: bytes | None, ga
     """
     manifest = decode_manifest(manifest_bytes, origin=f"{MANIFEST_NAME} of {listing.reference}")
     _check_listed(listing, manifest.files)
+    needed = sum(entry.bytes - _there(entry, gathered) for entry in manifest.files)
+    require_room(gathered.parent, needed, str(listing.reference))
     for entry in manifest.files:
         _fetch_file(listing, entry, gathered)
     (gathered / MANIFEST_NAME).write_bytes(manifest_bytes)
@@ -172,8 +175,7 @@ def _fetch_file(listing: Listing, entry: FileEntry, gathered: Path) -> None:
             return
         path.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Named by content: bytes of another commit's file are never gone on with.
-    part = path.with_name(f"{path.name}.{entry.sha256[:16]}{_PART}")
+    part = _part_of(entry, gathered)
     _download(listing, entry.path, part, entry.bytes)
     if (found := _sha256(part)) != entry.sha256:
         part.unlink()
@@ -184,24 +186,44 @@ def _fetch_file(listing: Listing, entry: FileEntry, gathered: Path) -> None:
     part.rename(path)
 
 
+def _part_of(entry: FileEntry, gathered: Path) -> Path:
+    """Return where half a file lies; named by content: another commit's bytes are never gone on with."""
+    path = gathered / entry.path
+    return path.with_name(f"{path.name}.{entry.sha256[:16]}{_PART}")
+
+
+def _there(entry: FileEntry, gathered: Path) -> int:
+    """Return how many bytes of a file an earlier call has left, as far as its size tells."""
+    found = [path for path in (gathered / entry.path, _part_of(entry, gathered)) if path.is_file()]
+    return min(entry.bytes, sum(path.stat().st_size for path in found))
+
+
 def _download(listing: Listing, path: str, part: Path, size: int) -> None:
     """Fetch a file of known size, or what is missing of it, to ``part``."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # reexported without __all__
 
-    if part.is_symlink() or (part.exists() and part.stat().st_size > size):
+    if part.exists() and part.stat().st_size > size:
         part.unlink()
     url = hf_hub_url(listing.reference.repository, path, revision=listing.commit)
-    with part.open("ab") as file:
-        http_get(
-            url,
-            file,
-            resume_size=file.tell(),
-            headers=build_hf_headers(),
-            expected_size=size,
-            displayed_filename=path,
-        )
+    try:
+        with part.open("ab") as file:
+            there = file.tell()
+            limit = limit_of_file(path, size, part.parent, there=there)
+            with hub_failures(listing.reference, limit=limit):
+                http_get(
+                    url,
+                    file,
+                    resume_size=there,
+                    headers=build_hf_headers(),
+                    expected_size=size,
+                    displayed_filename=path,
+                )
+    except HubError as error:
+        if isinstance(error.__cause__, UnboundedAnswerError) or is_wrong_size(error.__cause__):
+            part.unlink()
+        raise
 
 
 def _sha256(path: Path) -> str:

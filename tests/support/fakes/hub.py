@@ -51,7 +51,8 @@ class Fault:
     """What goes wrong with requests whose path contains ``part``, ``times`` times.
 
     status and headers: answered instead. cut: bytes of a body after which the connection ends. lie: replaces
-    the body. hang: no answer comes before the hub closes.
+    the body. hang: no answer comes before the hub closes. flood: as many bytes come instead of the body, with
+    no word of how many.
     """
 
     part: str
@@ -63,6 +64,7 @@ class Fault:
     cut: int | None = None
     lie: bytes | None = None
     hang: bool = False
+    flood: int = 0
 
 
 class Hub:
@@ -73,6 +75,7 @@ class Hub:
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
         self.objects: dict[str, bytes] = {}
+        self.flooded = 0
         self.closing = threading.Event()
         self.endpoint = self.store = ""
 
@@ -140,6 +143,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.hang:
             self.state.closing.wait(30)
             self.close_connection = True
+        elif fault is not None and fault.flood and self.command == "GET":
+            self._flood(fault)
         elif fault is not None and fault.status:
             self._send(fault.status, fault.body, fault.headers)
         elif path.startswith("/api/models/"):
@@ -187,6 +192,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body if cut is None else body[:cut])
         if cut is not None:
             self.close_connection = True
+
+    def _flood(self, fault: Fault) -> None:
+        self.send_response(fault.status or 200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        block = bytes(2**16)
+        for _ in range(fault.flood // len(block)):
+            self.wfile.write(block)
+            self.state.flooded += len(block)
 
     def _error(self, status: int, code: str, message: str) -> None:
         headers = {"X-Error-Code": code, "X-Error-Message": message}
