@@ -12,6 +12,7 @@ import msgspec
 
 from llorch_serve.errors import ArtifactError, NewerSchemaError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.files.text import encode_json
 
 SCHEMA_VERSION: Final = 1
 
@@ -419,7 +420,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as indented JSON with a final newline; the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
 
 
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:
