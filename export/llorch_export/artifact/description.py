@@ -195,6 +195,7 @@ def checkpoint_fields(
             adapter=_adapters(checkpoint),
             repository=checkpoint.origin[0] if checkpoint.origin else msgspec.UNSET,
             revision=checkpoint.origin[1] if checkpoint.origin else msgspec.UNSET,
+            hub=checkpoint.hub or msgspec.UNSET,
         ),
         "ignored_settings": checkpoint.ignored_settings or msgspec.UNSET,
         "code_not_run": checkpoint.code_not_run or msgspec.UNSET,

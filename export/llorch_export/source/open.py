@@ -200,6 +200,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         licence_files=_licence_files(folder) if alone else (),
         only_read_here=len(parts) > 1,
         origin=hub.origin_of(path),
+        hub=hub.hub_of(path),
     )
 
 
@@ -223,6 +224,7 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         ignored_settings=read.ignored_settings,
         code_not_run=read.code_not_run,
         origin=hub.origin_of(folder.path),
+        hub=hub.hub_of(folder.path),
     )
 
 

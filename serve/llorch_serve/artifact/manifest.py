@@ -294,7 +294,8 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
         ``style=0.5 + facts``; None: there was none.
     repository: the hub repository that it was fetched from, as ``org/name``; absent: it lay on a
         disk.
-    revision: that repository's commit, in hex.
+    revision: that repository's commit, in hex; of ModelScope, which tells none, the branch or tag.
+    hub: whose repository it is; absent: the Hugging Face hub's.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -303,6 +304,7 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     repository: str | msgspec.UnsetType = msgspec.UNSET
     revision: str | msgspec.UnsetType = msgspec.UNSET
+    hub: Literal["modelscope"] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FileEntry(_Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from llorch_serve.errors import UsageError
 _HIDDEN: Final = "[redacted]"
 _IN_ADDRESS: Final = re.compile(r"(?<=//)[^/\s]*@")  # a password may hold an @
 _IN_HEADER: Final = re.compile(r"(?i)\b(bearer|basic)(\s+|%20)[^\s'\",)\]}]+")
-_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+_TOKEN: Final = re.compile(r"[\x21-\x7e]")
 
 
 def hide_credentials(text: str) -> str:
@@ -33,15 +33,19 @@ def hub_address() -> str:
 
 
 def require_usable_token() -> None:
-    """Raise UsageError if the user's token cannot be sent: the HTTP library would quote it."""
+    """Raise UsageError if the token of the Hugging Face hub cannot be sent."""
     from huggingface_hub import get_token
 
-    token = get_token()
-    if token is not None and _TOKEN.fullmatch(token) is None:
-        place = next(place for place, one in enumerate(token, 1) if _TOKEN.fullmatch(one) is None)
+    require_sendable(get_token() or "", "HF_TOKEN, or of 'hf auth login',")
+
+
+def require_sendable(token: str, origin: str) -> None:
+    """Raise UsageError if a token, of ``origin``, cannot be sent: the HTTP library would quote it."""
+    place = next((place for place, one in enumerate(token, 1) if _TOKEN.fullmatch(one) is None), None)
+    if place is not None:
         raise UsageError(
-            f"the token of HF_TOKEN, or of 'hf auth login', has a character that no token has, at place "
-            f"{place} of {len(token)}; copy it again"
+            f"the token of {origin} has a character that no token has, at place {place} of {len(token)}; "
+            "copy it again"
         )
 
 

@@ -122,6 +122,22 @@ def _after(response: Any) -> str:
     return f"in {seconds} s, or {_LOG_IN} for a higher limit"
 
 
+def of_disk(error: OSError, what: str, variable: str) -> LlorchError | None:
+    """Return the error of ours for what a disk refuses; None if it was none.
+
+    variable: which of the environment says where the cache is.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(
+            f"the disk is full, so {what} cannot be kept; free some, or set {variable} to another"
+        )
+    if error.errno is not None and error.filename is not None:
+        return ArtifactError(
+            f"{error.filename} cannot be written or read: {error.strerror}; check its rights"
+        )
+    return None
+
+
 def is_wrong_size(error: BaseException | None) -> bool:
     """Tell whether the client gave up because a file came with another size than it expected."""
     return isinstance(error, OSError) and str(error).startswith("Consistency check failed")
@@ -129,14 +145,8 @@ def is_wrong_size(error: BaseException | None) -> bool:
 
 def _of_transport(cause: BaseException, what: str, hub: str) -> LlorchError:
     line = hide_credentials(str(cause).strip().split("\n", 1)[0].rstrip("."))[:300]
-    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(
-            f"the disk is full, so {what} cannot be kept; free some, or set HF_HOME to another"
-        )
-    if isinstance(cause, OSError) and cause.errno is not None and cause.filename is not None:
-        return ArtifactError(
-            f"{cause.filename} cannot be written or read: {cause.strerror}; check its rights"
-        )
+    if isinstance(cause, OSError) and (found := of_disk(cause, what, "HF_HOME")) is not None:
+        return found
     if "Timeout" in type(cause).__name__:
         return HubError(f"{hub} does not answer in time for {what}; check the network, and try again")
     if is_wrong_size(cause):

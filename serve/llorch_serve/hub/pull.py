@@ -20,10 +20,10 @@ from llorch_serve.artifact.signature import MAX_SIGNATURE_BYTES, check_signature
 from llorch_serve.artifact.signed_files import SIGNATURE_NAME
 from llorch_serve.errors import ArtifactError, HubError, UsageError
 from llorch_serve.files.durable import flush_folder, flush_tree, write_whole
-from llorch_serve.hub.failures import hub_failures, is_wrong_size, told_failures
-from llorch_serve.hub.files import Listing, list_repository
+from llorch_serve.hub.files import download, list_repository, told_failures
 from llorch_serve.hub.gathered import drop_others, open_gathered
-from llorch_serve.hub.limits import UnboundedAnswerError, limit_of_file, require_room
+from llorch_serve.hub.limits import require_room
+from llorch_serve.hub.listing import Listing
 from llorch_serve.hub.reference import Reference
 
 _PART: Final = ".part"
@@ -148,7 +148,7 @@ def _fetch_signature(listing: Listing, gathered: Path) -> bytes | None:
 def _fetch_small(listing: Listing, name: str, size: int, gathered: Path) -> bytes:
     part = gathered / f"{name}{_PART}"
     part.unlink(missing_ok=True)
-    _download(listing, name, part, size)
+    download(listing, name, part, size)
     content = part.read_bytes()
     part.unlink()
     return content
@@ -176,7 +176,7 @@ def _fetch_file(listing: Listing, entry: FileEntry, gathered: Path) -> None:
         path.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = _part_of(entry, gathered)
-    _download(listing, entry.path, part, entry.bytes)
+    download(listing, entry.path, part, entry.bytes)
     if (found := _sha256(part)) != entry.sha256:
         part.unlink()
         raise HubError(
@@ -196,34 +196,6 @@ def _there(entry: FileEntry, gathered: Path) -> int:
     """Return how many bytes of a file an earlier call has left, as far as its size tells."""
     found = [path for path in (gathered / entry.path, _part_of(entry, gathered)) if path.is_file()]
     return min(entry.bytes, sum(path.stat().st_size for path in found))
-
-
-def _download(listing: Listing, path: str, part: Path, size: int) -> None:
-    """Fetch a file of known size, or what is missing of it, to ``part``."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # reexported without __all__
-
-    if part.exists() and part.stat().st_size > size:
-        part.unlink()
-    url = hf_hub_url(listing.reference.repository, path, revision=listing.commit)
-    try:
-        with part.open("ab") as file:
-            there = file.tell()
-            limit = limit_of_file(path, size, part.parent, there=there)
-            with hub_failures(listing.reference, limit=limit):
-                http_get(
-                    url,
-                    file,
-                    resume_size=there,
-                    headers=build_hf_headers(),
-                    expected_size=size,
-                    displayed_filename=path,
-                )
-    except HubError as error:
-        if isinstance(error.__cause__, UnboundedAnswerError) or is_wrong_size(error.__cause__):
-            part.unlink()
-        raise
 
 
 def _sha256(path: Path) -> str:

@@ -14,8 +14,9 @@ from llorch_serve.artifact.signed_files import CARD_NAME, SIGNATURE_NAME
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.hub.card import MARK, Fidelity, model_card
 from llorch_serve.hub.failures import hub_failures
-from llorch_serve.hub.files import Listing, fetch, is_inside, list_repository
-from llorch_serve.hub.reference import Reference
+from llorch_serve.hub.files import fetch, list_repository
+from llorch_serve.hub.listing import Listing, is_inside
+from llorch_serve.hub.reference import Hub, Reference
 
 
 def push(
@@ -36,6 +37,8 @@ def push(
 
     if reference.choice is not None:
         raise UsageError(f"{reference} chooses a file, and an artifact is sent whole; leave that out")
+    if reference.hub is not Hub.HUGGING_FACE:
+        raise UsageError(f"{reference} is ModelScope's, and artifacts are sent to the Hugging Face hub alone")
     artifact = load_artifact(folder, verify_hashes=True)
     names = [*(entry.path for entry in artifact.manifest.files), MANIFEST_NAME]
     signed = (folder / SIGNATURE_NAME).is_file()

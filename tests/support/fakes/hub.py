@@ -44,6 +44,7 @@ class Request:
     range: str | None
     token: str | None
     host: str
+    cookie: str | None = None
 
 
 @dataclass
@@ -91,10 +92,11 @@ class Hub:
 
 
 @contextlib.contextmanager
-def running_hub() -> Iterator[Hub]:
+def running_hub(routes: type[HubHandler] | None = None) -> Iterator[Hub]:
+    """Serve a hub. routes: of another hub than Hugging Face's."""
     hub = Hub()
 
-    class Handler(_Handler):
+    class Handler(routes or HubHandler):  # type: ignore[misc]
         state = hub
 
     class Server(ThreadingHTTPServer):
@@ -119,7 +121,7 @@ def running_hub() -> Iterator[Hub]:
             server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
     state: Hub
     protocol_version = "HTTP/1.1"
 
@@ -128,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request of any method."""
-        path = unquote(urlsplit(self.path).path)
+        path = self._asked()
         body = self._body()
         self.state.requests.append(
             Request(
@@ -137,6 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.headers.get("Range"),
                 self.headers.get("Authorization"),
                 self.headers.get("Host", ""),
+                self.headers.get("Cookie"),
             )
         )
         fault = self.state.fault(self.command, path)
@@ -147,7 +150,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._flood(fault)
         elif fault is not None and fault.status:
             self._send(fault.status, fault.body, fault.headers)
-        elif path.startswith("/api/models/"):
+        else:
+            self._route(path, body, fault)
+
+    def _asked(self) -> str:
+        """Return the path that is asked for, as faults and requests name it."""
+        return unquote(urlsplit(self.path).path)
+
+    def _route(self, path: str, body: bytes, fault: Fault | None) -> None:
+        if path.startswith("/api/models/"):
             self._api(path.removeprefix("/api/models/"), body)
         elif path.startswith("/api/"):
             self._other_api(path, body)
