@@ -90,6 +90,15 @@ def test_a_checkpoint_stops_there_too(hub: Hub, tmp_path: Path, name: str, fault
     assert not any(left.endswith(".incomplete") or left == name for left in files_below(tmp_path / "cache"))
 
 
+@pytest.mark.usefixtures("checkpoint")
+def test_a_hub_that_starts_each_answer_anew_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llorch_serve.hub.limits._MOST_ANSWERS", 20)
+    hub.faults.append(Fault("/objects/", method="GET", times=999, cut=BIT, anew=True))
+    with pytest.raises(HubError, match="ends its answers early, again and again"):
+        open_checkpoint(REPO)
+    assert fetched_at_most(hub, "/objects/") < 30 * BIT
+
+
 @pytest.mark.usefixtures("artifact")
 def test_a_shorter_file_is_not_kept_either(hub: Hub, tmp_path: Path) -> None:
     files = hub.repositories[REPO].commits[hub.repositories[REPO].refs["main"]]

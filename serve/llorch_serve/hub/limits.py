@@ -15,6 +15,7 @@ from llorch_serve.errors import ResourceError
 
 MOST_FILES: Final = 10_000
 MOST_ANSWER_BYTES: Final = 2**23
+_MOST_ANSWERS: Final = 1000  # to one question: the client asks again for as long as any bytes come
 _SLACK_BYTES: Final = 2**16  # of pages that say why there is no file
 
 
@@ -38,13 +39,19 @@ class AnswerLimit:
         self._most = most
         self._limit = limit
         self._taken = there
+        self._answers = 0
 
     def asking(self, request: Any) -> None:
         """Ask for answers as they are: a compressed one could be of any size."""
         request.headers["Accept-Encoding"] = "identity"
 
     def answered(self, response: Any) -> None:
-        """Have the body counted while it is read. Raises UnboundedAnswerError if it is compressed."""
+        """Have the body counted while it is read. Raises UnboundedAnswerError if it is compressed, or one of
+        too many.
+        """
+        self._answers += 1
+        if self._answers > _MOST_ANSWERS:
+            raise UnboundedAnswerError("ends its answers early, again and again")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise UnboundedAnswerError("sends a compressed answer, which it was asked not to")
         if response.status_code == 200:  # otherwise it goes on with the file, or says why not

@@ -13,13 +13,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from llorch_serve.errors import ArtifactError, HubError, ProviderError
-from llorch_serve.hub.limits import require_room
+from llorch_serve.hub.limits import MOST_ANSWER_BYTES, UnboundedAnswerError, require_room
 from llorch_serve.hub.listing import HubFile, Listing, is_inside, require_few
 from llorch_serve.hub.modelscope_failures import hub_address, told_failures, usable_token
 from llorch_serve.hub.reference import Reference
@@ -118,7 +118,34 @@ def _client() -> Any:
             "'llorch[modelscope]'"
         ) from error
     # Where none is given, the client would look for a login that it keeps as a pickle.
-    return HubApi(HubConfig(token=usable_token()))
+    api = HubApi(HubConfig(token=usable_token()))
+    # The client holds files to the size that is listed, and what it lists to nothing but a time.
+    session = getattr(api.legacy, "_read_session", None)
+    if session is not None:
+        session.hooks["response"].append(_bound_listing)
+    return api
+
+
+def _bound_listing(response: Any, **_: object) -> None:
+    """Have the body of a listing counted while it is read."""
+    if not response.request.path_url.split("?")[0].endswith("/repo/files"):
+        return
+    raw, taken = response.raw, 0
+
+    def counted(read: Callable[..., bytes]) -> Callable[..., bytes]:
+        def read_counted(*args: Any, **kwargs: Any) -> bytes:
+            nonlocal taken
+            data = read(*args, **kwargs)
+            taken += len(data)
+            if taken > MOST_ANSWER_BYTES:
+                raise UnboundedAnswerError(f"sends more than {MOST_ANSWER_BYTES} bytes as a listing")
+            return data
+
+        return read_counted
+
+    for name in ("read", "read1"):
+        if hasattr(raw, name):
+            setattr(raw, name, counted(getattr(raw, name)))
 
 
 def _file(one: Any) -> HubFile:

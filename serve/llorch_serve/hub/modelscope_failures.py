@@ -14,6 +14,7 @@ from typing import Any, Final
 from llorch_serve.errors import ArtifactError, HubError, LlorchError
 from llorch_serve.hub.credentials import hide_credentials, require_sendable
 from llorch_serve.hub.failures import of_disk
+from llorch_serve.hub.limits import UnboundedAnswerError
 from llorch_serve.hub.reference import Reference
 
 _VARIABLE: Final = "MODELSCOPE_API_TOKEN"
@@ -54,6 +55,8 @@ def _explained(error: Exception, what: str) -> LlorchError | None:
     from requests import RequestException
 
     hub = hub_address()
+    if isinstance(error, UnboundedAnswerError):
+        return HubError(f"{what}: {hub} {error}; check MODELSCOPE_ENDPOINT, and try again")
     if isinstance(error, errors.NotExistError):
         return ArtifactError(
             f"{what} does not exist at {hub}, or is private; check the name, or {_SET_TOKEN} if it is yours"

@@ -53,7 +53,7 @@ class Fault:
 
     status and headers: answered instead. cut: bytes of a body after which the connection ends. lie: replaces
     the body. hang: no answer comes before the hub closes. flood: as many bytes come instead of the body, with
-    no word of how many.
+    no word of how many. anew: a range is not heeded.
     """
 
     part: str
@@ -66,6 +66,7 @@ class Fault:
     lie: bytes | None = None
     hang: bool = False
     flood: int = 0
+    anew: bool = False
 
 
 class Hub:
@@ -335,7 +336,8 @@ class HubHandler(BaseHTTPRequestHandler):
     def _ranged(self, content: bytes, headers: dict[str, str], fault: Fault | None) -> None:
         if fault is not None and fault.lie is not None:
             content = fault.lie
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        asked = None if fault is not None and fault.anew else self.headers.get("Range")
+        start = int((asked or "bytes=0-").removeprefix("bytes=").split("-")[0])
         if start:
             headers = {**headers, "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
         self._send(206 if start else 200, content[start:], headers, None if fault is None else fault.cut)
