@@ -19,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from llorch_serve.errors import ArtifactError, HubError, ProviderError
-from llorch_serve.hub.limits import MOST_ANSWER_BYTES, UnboundedAnswerError, require_room
+from llorch_serve.hub.limits import MOST_ANSWER_BYTES, UnusableAnswerError, require_room
 from llorch_serve.hub.listing import HubFile, Listing, is_inside, require_few
 from llorch_serve.hub.modelscope_failures import hub_address, told_failures, usable_token
 from llorch_serve.hub.reference import Reference
@@ -138,7 +138,7 @@ def _bound_listing(response: Any, **_: object) -> None:
             data = read(*args, **kwargs)
             taken += len(data)
             if taken > MOST_ANSWER_BYTES:
-                raise UnboundedAnswerError(f"sends more than {MOST_ANSWER_BYTES} bytes as a listing")
+                raise UnusableAnswerError(f"sends more than {MOST_ANSWER_BYTES} bytes as a listing")
             return data
 
         return read_counted
