@@ -27,6 +27,7 @@ from llorch_serve.hub.reference import Reference
 CACHE_NAME: Final = "llorch-modelscope"
 """What the folder in ``MODELSCOPE_CACHE`` is called that holds snapshots by content."""
 _DEFAULT: Final = "master"
+_TIMEOUT_S: Final = "10"  # without a byte, until the client asks again
 _AT: Final = "@"  # between a revision and the hash of a snapshot, in its folder's name
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _NOTHING: Final = hashlib.sha256(b"").hexdigest()
@@ -106,8 +107,9 @@ def origin_of(snapshot: Path) -> tuple[str, str] | None:
 
 
 def _client() -> Any:
-    # Both are read when the client is imported: bars and its own log are for those who watch it.
+    # All are read when the client is imported: bars and its own log are for those who watch it.
     os.environ.setdefault("MODELSCOPE_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("MODELSCOPE_DOWNLOAD_TIMEOUT", _TIMEOUT_S)
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
     try:
