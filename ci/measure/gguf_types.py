@@ -106,8 +106,8 @@ def divergence(expected: Logits, found: Logits) -> tuple[float, float]:
 def table(rows: list[Measured]) -> Iterator[str]:
     """Give lines of Markdown."""
     yield (
-        "| type | files | bits per weight | in the graph | llama.cpp | llorch, fp32 activations | llorch | top-1 "
-        "| llorch, fp32 activations, from llama.cpp |"
+        "| type | files | bits per weight | in the graph | llama.cpp | llorch, fp32 activations | llorch "
+        "| top-1 | llorch, fp32 activations, from llama.cpp |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
