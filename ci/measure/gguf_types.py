@@ -32,9 +32,10 @@ from measure.compare_llamacpp import LlamaCpp, note, trained
 from support.builders import gguf_from_folder
 from support.builders.tiny_exports import all_logits
 
+# All that llama.cpp's quantizer makes.
 TYPES: Final = (
     "Q1_0", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "IQ2_XXS", "Q2_0", "IQ2_XS", "IQ2_S", "Q2_K", "IQ3_XXS",
-    "IQ3_S", "Q3_K", "MXFP4", "IQ4_XS", "NVFP4", "IQ4_NL", "Q4_0", "Q4_K", "Q4_1", "Q5_0", "Q5_K", "Q5_1",
+    "IQ3_S", "Q3_K", "MXFP4", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_K", "Q4_1", "Q5_0", "Q5_K", "Q5_1",
     "Q6_K", "Q8_0",
 )  # fmt: skip
 # llama.cpp's name of a file of that type, where it is not the type's own.

@@ -51,7 +51,7 @@ def pure(source: str, target: str, kind: str, matrices: dict[str, int]) -> None:
     end = llama_cpp.llama_model_imatrix_data(None, None, 0)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-    params.pure = params.keep_split = True
+    params.pure, params.keep_split = True, "-00001-of-" in source
     params.imatrix = (llama_cpp.llama_model_imatrix_data * (len(rows) + 1))(*rows, end)
     if llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
         sys.exit(f"llama.cpp cannot quantise {source} to {kind} alone")

@@ -72,10 +72,14 @@ def _types_of_gguf() -> dict[str, GgmlType]:
     return found
 
 
-BLOCK_TYPES: Final[Mapping[str, GgmlType]] = _types_of_gguf() | {
+_READ_HERE: Final = {
     "Q1_0": GgmlType(41, 128, 18, _q1_0),
     "Q2_0": GgmlType(42, 64, 18, _q2_0),
 }
+BLOCK_TYPES: Final[Mapping[str, GgmlType]] = _types_of_gguf() | _READ_HERE
+NOT_IN_GGUF: Final = frozenset(_READ_HERE)
+"""Types that the gguf package, and so transformers, cannot read."""
+
 _NAMES: Final = {row.number: name for name, row in BLOCK_TYPES.items()}
 
 
