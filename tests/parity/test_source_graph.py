@@ -92,7 +92,8 @@ def test_types_without_an_offset_equal_their_dequantised_weights(
     np.testing.assert_allclose(found, exact_logits(source, overrides), atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["Q3_K", "IQ1_M", "TQ1_0", "Q1_0", "Q2_0"])  # one of each form; the rest in unit tests
+# One of each form; the rest in unit tests.
+@pytest.mark.parametrize("kind", ["Q3_K", "IQ1_M", "TQ1_0", "Q1_0", "Q2_0"])
 def test_types_of_looked_up_codes_equal_their_dequantised_weights(tmp_path: Path, kind: str) -> None:
     source = write_source(tmp_path / "m.gguf", lambda name: kind, TIED)
     found = all_logits(export_tiny(source, tmp_path / "a", precision="source", accuracy_level=0), IDS)
