@@ -13,6 +13,7 @@ from typing import Final
 
 from llorch_export.checkpoint.base import Checkpoint, TokenizerAssets
 from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
+from llorch_export.checkpoint.ggml_types import NOT_IN_GGUF
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
 from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_parts
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
@@ -186,6 +187,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     header = read_parts(path)
     path, parts = header.path, part_paths(path)
     config = gguf_config(header)
+    tensors = gguf_tensors(header, config)
     # Licence files next to a GGUF file are its own only where it is the only model in its folder.
     folder = ModelFolder(path.parent, whole=hub.snapshot_of(path.absolute()))
     alone = one_model(folder.entries(_is_gguf)) is not None
@@ -194,11 +196,11 @@ def _open_gguf(path: Path) -> Checkpoint:
         path=path,
         name=gguf_model_name(path),
         config=config,
-        tensors=gguf_tensors(header, config),
+        tensors=tensors,
         tokenizer=tokenizer_from_gguf(header.metadata, vocab_size=config.vocab_size, origin=str(path)),
         content_files=parts,
         licence_files=_licence_files(folder) if alone else (),
-        only_read_here=len(parts) > 1,
+        only_read_here=len(parts) > 1 or any(tensor.dtype in NOT_IN_GGUF for tensor in tensors.values()),
         origin=hub.origin_of(path),
         hub=hub.hub_of(path),
     )
