@@ -56,11 +56,6 @@ def integer_blocks(kind: str, data: Bytes) -> tuple[Codes, Floats]:
     return codes.astype(np.int8), scales
 
 
-def halves(data: Bytes) -> Floats:
-    """float16 values of bytes [n, 2]: [n, 1]."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
-
-
 def _q3_k(data: Bytes) -> Floats:
     """float16 factor at the end; before it 16 six-bit integers around 32, their upper pairs in 4 bytes."""
     low = _shifted(data[:, 96:104], (0, 4)) & 15

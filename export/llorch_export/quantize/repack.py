@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, halves
 from llorch_export.quantize.affine import MOST_SUB_STEPS, widen
-from llorch_export.quantize.integer_types import INTEGER_TYPES, halves, integer_blocks
+from llorch_export.quantize.integer_types import INTEGER_TYPES, integer_blocks
 
 _SUB_STEPS_OF_2_BITS: Final = 85  # 3 * 85 = 255
 
