@@ -15,6 +15,7 @@ from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.graph.norm import rms_norm
 from llorch_export.graph.rope import table_chunks
+from llorch_export.graph.source_forms import stored_alike
 from llorch_serve.artifact.manifest import KvLayout, LlamaConfig
 
 
@@ -91,14 +92,26 @@ Projected = tuple[ir.Value, ir.Value | None, ir.Value | None]
 
 
 def projected(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> Projected:
-    """Append the projections: one packed product, or three where their formats differ."""
+    """Append the projections: one packed product, or three where they are stored differently."""
     c, prefix = b.config, attention_prefix(layer)
     bias = c.attention_bias or c.qkv_bias
     modules = [f"{prefix}.{part}_proj" for part in "qkv"]
-    if len({b.formats.of(module) for module in modules}) == 1:
+    formats = {b.formats.of(module) for module in modules}
+    carried = any(form.precision == "source" for form in formats)
+    if len(formats) == 1 and not (
+        carried and not stored_alike([b.tensors[f"{m}.weight"] for m in modules], b.target)
+    ):
         return linear(b, x, modules, name=f"{prefix}.qkv_proj", lead=lead, bias=bias), None, None
     query, key, value = (linear(b, x, [module], name=module, lead=lead, bias=bias) for module in modules)
     return query, key, value
+
+
+def _stored_alike(b: GraphBuilder, modules: Sequence[str]) -> bool:
+    formats = {b.formats.of(module) for module in modules}
+    if len(formats) > 1:
+        return False
+    tensors = [b.tensors[f"{module}.weight"] for module in modules]
+    return formats.pop().precision != "source" or stored_alike(tensors, b.target)
 
 
 def attention_prefix(layer: int) -> str:
