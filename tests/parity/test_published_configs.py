@@ -22,7 +22,6 @@ REFUSED = {
     "Qwen__Qwen3-32B-FP8-Static-PerTensor": "packed as modelopt FP8",
     "Skywork__Skywork-Reward-Llama-3.1-8B-v0.2": "a model that classifies or scores texts",
     "intfloat__e5-mistral-7b-instruct": "a model without an output layer, for embeddings",
-    "meta-llama__Llama-3.1-405B-Instruct-FP8": "packed as fbgemm_fp8",
 }
 
 

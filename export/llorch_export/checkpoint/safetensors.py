@@ -22,7 +22,7 @@ from llorch_export.checkpoint.fp8 import FP8_CODECS
 from llorch_export.checkpoint.lazy_parts import packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
 from llorch_export.checkpoint.packed.base import PackedReader
-from llorch_export.checkpoint.packed.modules import reader_of, take_packed
+from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take_packed
 from llorch_export.checkpoint.packed.stored import DTYPES, whole_numbers
 from llorch_export.checkpoint.stored_names import SCALE_PARTS, is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
@@ -94,6 +94,8 @@ def folder_tensors(
     wanted = names.stored_tensors(config)
     reader = reader_of(packing) if isinstance(packing, Packing) else None
     stored, left_out = _gathered(folder, files, wanted, reader)
+    if isinstance(packing, Packing):
+        drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
     _require_values(stored, wanted)
     if packing is not None and reader is None:

@@ -102,6 +102,23 @@ def require_finite_scales(scales: npt.NDArray[np.float32], place: StoredArray) -
         )
 
 
+def require_middle(
+    zeros: npt.NDArray[np.uint8], bits: int, place: StoredArray, said: str, way_out: str
+) -> None:
+    """Raise ArtifactError if a zero point is not what symmetric codes have.
+
+    said: the setting that calls them symmetric. way_out: what to do if the file is right.
+    """
+    middle = 2 ** (bits - 1)
+    if (zeros == middle).all():
+        return
+    raise ArtifactError(
+        f"{place.path}: tensor {place.name} holds zero points {zeros.min()} to {zeros.max()}, expected "
+        f"{middle} alone, since quantization_config says {said}; if the file is right {way_out}, else fetch "
+        "it again"
+    )
+
+
 def in_words(name: str, bits: int, group: int, columns: int, *more: str) -> str:
     """Say how a matrix is packed: ``GPTQ, 4 bits, groups of 128``."""
     grouping = "one scale an output" if group >= columns else f"groups of {group}"

@@ -8,23 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from llorch_export.checkpoint.packed.awq import AwqReader
 from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, PackedReader
+from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.stored_tensors import StoredTensor
+from llorch_export.config.packed.awq import AwqPacking
 from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
 from llorch_serve.errors import ArtifactError
 
 _WEIGHT: Final = ".weight"
 _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     GptqPacking: GptqReader,
+    AwqPacking: AwqReader,
+    CompressedPacking: CompressedReader,
 }
 
 
 def reader_of(packing: Packing) -> PackedReader:
     """Return what reads modules that are packed so."""
     return _READERS[type(packing)](packing)
+
+
+def drop_unused(stored: dict[str, StoredTensor], packing: Packing) -> None:
+    """Take out what no weight needs."""
+    for name in [name for name in stored if name.endswith(packing.unused)]:
+        del stored[name]
 
 
 def take_packed(

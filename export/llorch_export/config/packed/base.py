@@ -7,7 +7,7 @@ Input is the object that a tool wrote into ``config.json``, or into a file of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from llorch_export.config.fields import MAX_NAME, Fields
@@ -26,9 +26,11 @@ class Packing:
 
     notices: what a person should know of the settings, a line each: what the packing's own code would do and
         this exporter does not.
+    unused: endings of the names of tensors that no weight needs, such as scales of the KV cache.
     """
 
     notices: tuple[str, ...]
+    unused: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def group_size(fields: Fields, key: str, default: int | None = None) -> int:

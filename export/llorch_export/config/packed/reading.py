@@ -7,11 +7,21 @@ from typing import Final
 
 from llorch_export.config.fields import Fields
 from llorch_export.config.fp8 import Fp8Format, fp8_format, packed_weights
+from llorch_export.config.packed.auto_round import auto_round_packing
+from llorch_export.config.packed.awq import awq_packing
 from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.compressed import compressed_packing
+from llorch_export.config.packed.fbgemm import fbgemm_packing
 from llorch_export.config.packed.gptq import gptq_packing
 
 _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
     "gptq": gptq_packing,
+    "awq": awq_packing,
+    "compressed-tensors": compressed_packing,
+    "fbgemm_fp8": fbgemm_packing,
+    "auto-round": auto_round_packing,
+    "auto_round": auto_round_packing,
+    "intel/auto-round": auto_round_packing,
 }
 """By ``quant_method``."""
 
@@ -42,5 +52,5 @@ def read_packing_file(config: Mapping[str, object], *, name: str, origin: str) -
     return reader(Fields(config, origin=origin))
 
 
-_FILES: Final = {"quantize_config.json": "gptq"}
+_FILES: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """What a file means that does not say by which method weights were packed."""
