@@ -206,7 +206,8 @@ def test_a_preview_knows_the_size(tmp_path: Path) -> None:
 def test_a_hugging_face_folder_has_no_blocks(tmp_path: Path, run: Callable[[ExportOptions], object]) -> None:
     folder = write_hf_folder(tmp_path / "model")
     with pytest.raises(
-        UsageError, match=r"--precision source .* GGUF file, and .*model is a Hugging Face folder"
+        UsageError,
+        match=r"--precision source .* GGUF file or .*, and .*model is a Hugging Face folder of plain",
     ):
         run(ExportOptions(source=str(folder), output=tmp_path / "a", precision="source"))
     assert not (tmp_path / "a").exists()
