@@ -36,6 +36,8 @@ OTHER_ROWS = [
     "qwen3, wide heads",
     "phi3",
     "granite",
+    "gemma2",
+    "gemma3, pattern",
     "mistral, window of 1",
 ]
 

@@ -28,6 +28,8 @@ FAMILIES = [
     "yarn",
     "heads of 8",
     "mistral, window",
+    "gemma2",
+    "gemma3",
     "qwen2, window in later layers",
     "qwen2, tied, one kv head",
     "qwen3",

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.reference
         "smollm3, layers",
         "granite, tied, biases",
         "phi3, half rotated",
+        "gemma, tied, one kv head",
+        "gemma2",
+        "gemma3",
     ],
 )
 def test_every_family_passes(tmp_path: Path, row: str) -> None:

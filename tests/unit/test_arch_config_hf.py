@@ -20,6 +20,7 @@ from support.oracles.config_reading import PLAIN
 # transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the
 # latter.
 CONTRADICTORY_AS_WRITTEN = {"yarn, original beside"}
+KINDS = ("full", "sliding")
 SHORT, LONG = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], [2.0] * 8
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -39,13 +40,21 @@ def test_absent_keys_mean_what_transformers_takes_them_to_mean(model_type: str) 
         assert getattr(found, key) == getattr(expected, key), key
     share = expected.hidden_size // expected.num_attention_heads
     assert found.head_dim == getattr(expected, "head_dim", None) or share
-    assert found.rope.theta == expected.rope_parameters["rope_theta"]
+    by_kind = expected.rope_parameters
+    settings = [by_kind] if "rope_theta" in by_kind else [by_kind[f"{kind}_attention"] for kind in KINDS]
+    assert [rope.theta for rope in found.ropes] == [one["rope_theta"] for one in settings]
     if model_type == "smollm3":
         assert list(found.no_rope_layers) == expected.no_rope_layers
     if model_type == "granite":
         assert found.attention_multiplier == expected.attention_multiplier == 1.0
     window = getattr(expected, "sliding_window", None)
-    assert found.sliding_window == (window if model_type == "mistral" else None)
+    assert found.sliding_window == (
+        window if FAMILIES[model_type].windows in ("all layers", "pattern") else None
+    )
+    if FAMILIES[model_type].windows == "pattern":
+        assert list(found.layer_types) == expected.layer_types
+    cap = getattr(expected, "final_logit_softcapping", None)
+    assert found.form.logits_softcap == cap
 
 
 @pytest.mark.reference

@@ -39,15 +39,14 @@ class ModelModules:
     def __init__(self, config: LlamaConfig, shapes: Shapes) -> None:
         self.shapes = {HEAD: shapes[EMBEDDING], **shapes}
         self._fused: dict[str, tuple[Piece, ...]] = {}
-        if FAMILIES[config.architecture].fused:
-            for layer in range(config.num_hidden_layers):
-                for name, parts in FUSED_MODULES.items():
-                    prefix, start, pieces = f"model.layers.{layer}.", 0, []
-                    for part in parts:
-                        stop = start + self.shapes[f"{prefix}{part}.weight"][0]
-                        pieces.append(Piece(f"{prefix}{part}", start, stop))
-                        start = stop
-                    self._fused[f"{prefix}{name}"] = tuple(pieces)
+        for layer in range(config.num_hidden_layers):
+            for name in FAMILIES[config.architecture].fused:
+                prefix, start, pieces = f"model.layers.{layer}.", 0, []
+                for part in FUSED_MODULES[name]:
+                    stop = start + self.shapes[f"{prefix}{part}.weight"][0]
+                    pieces.append(Piece(f"{prefix}{part}", start, stop))
+                    start = stop
+                self._fused[f"{prefix}{name}"] = tuple(pieces)
 
     def pieces(self, module: str) -> tuple[Piece, ...]:
         """Return what a module's weight consists of; empty if there is no such module."""

@@ -91,17 +91,15 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         for name, r in ranges.items()
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    by_gguf_name = {names.gguf_name(name): shape for name, shape in names.stored_tensors(config).items()}
-    names.check_tensors(by_gguf_name, found, origin=str(header.path))
+    names.check_tensors(names.stored_tensors(config, gguf=True), found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config).items():
-        stored = names.gguf_name(place.name)
-        source = ranges[stored].rows(place.start, place.stop)
+    for name, place in names.stored_places(config, gguf=True).items():
+        source = ranges[place.name].rows(place.start, place.stop)
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
-            dtype=_type_name(header.tensors[stored]),
+            dtype=_type_name(header.tensors[place.name]),
             load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
             read_blocks=_block_reader(source, _row_order(name, config)),
         )

@@ -22,6 +22,7 @@ from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder, require_content
 from llorch_export.checkpoint.fp8 import FP8_CODECS, scaled_rows
+from llorch_export.checkpoint.norm_offset import with_offset
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
 from llorch_export.checkpoint.stored_names import is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
@@ -107,7 +108,7 @@ def folder_tensors(
             name=name,
             shape=expected[name],
             dtype=stored[place.name].dtype,
-            load_rows=_reader(stored[place.name], place, packing),
+            load_rows=with_offset(name, config, _reader(stored[place.name], place, packing)),
         )
         for name, place in places.items()
     }

@@ -8,57 +8,23 @@ out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One row. What is not said is as in Llama.
-
-    architecture: ``model_type`` of config.json, and ``general.architecture`` of a GGUF file.
-    causal_lm: the class of transformers that ``architectures`` names.
-    defaults: what transformers takes absent keys to mean, where Llama's config differs.
-    biases: which of ``attention_bias`` and ``mlp_bias`` a GGUF file may have; of config.json
-        ``reference_keys.json`` says it.
-    windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types``
-        names.
-    qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
-    qk_norm: RMS norm of query and key heads.
-    multipliers: the config scales embedding, attention, residual and logits.
-    no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
-    partial_rotary: a leading part of each head may be rotated.
-    outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope
-        settings.
-    longrope_names: further names by which the family's config.json means longrope, the only scaling that such
-        a family has there.
-    fused: q, k, v are stored as one tensor, gate and up as another.
-    in_gguf: llama.cpp knows the family under its own name.
-    gguf_in_transformers: transformers reads such files.
-    permuted: conversion to GGUF interleaves the two halves of query and key heads.
-    fixed: keys that transformers reads for this family alone, with the one value that is supported.
-    """
-
-    architecture: str
-    causal_lm: str
-    defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
-    biases: frozenset[str] = frozenset()
-    windows: Literal["none", "all layers", "by layer"] = "none"
-    qkv_bias: bool | str = False
-    qk_norm: bool = False
-    multipliers: bool = False
-    no_rope_interval: int = 0
-    partial_rotary: bool = False
-    outer_original_context: int | None = None
-    longrope_names: frozenset[str] = frozenset()
-    fused: bool = False
-    in_gguf: bool = True
-    gguf_in_transformers: bool = True
-    permuted: bool = False
-    fixed: Mapping[str, object] = field(default_factory=dict)
-
+from llorch_export.config.family import Family
+from llorch_serve.artifact.manifest import Activation, LayerForm
 
 _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
+# The first name is what absent keys mean.
+_GELU: Final[Mapping[str, Activation]] = {
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+}
+_NORMS_AROUND: Final = {
+    "post_attention_layernorm": "pre_feedforward_layernorm",
+    "self_attn.output_norm": "post_attention_layernorm",
+    "mlp.output_norm": "post_feedforward_layernorm",
+}
 
 FAMILIES: Final[Mapping[str, Family]] = {
     row.architecture: row
@@ -148,15 +114,102 @@ FAMILIES: Final[Mapping[str, Family]] = {
             partial_rotary=True,
             outer_original_context=4096,
             longrope_names=frozenset({"su", "yarn"}),
-            fused=True,
+            fused=("self_attn.qkv_proj", "mlp.gate_up_proj"),
+        ),
+        Family(
+            "gemma",
+            "GemmaForCausalLM",
+            defaults={
+                "vocab_size": 256000,
+                "hidden_size": 3072,
+                "intermediate_size": 24576,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "head_dim": 256,
+                "max_position_embeddings": 8192,
+                "tie_word_embeddings": True,
+            },
+            biases=frozenset({"attention_bias"}),
+            fixed={"use_bidirectional_attention": False},
+            # The first files say gelu where they mean the other, and transformers takes it so.
+            activations={**_GELU, "gelu": "gelu_tanh"},
+            norm_offset=1.0,
+            scaled_embedding=True,
+            gguf_in_transformers=False,
+        ),
+        Family(
+            "gemma2",
+            "Gemma2ForCausalLM",
+            defaults={
+                "vocab_size": 256000,
+                "hidden_size": 2304,
+                "intermediate_size": 9216,
+                "num_hidden_layers": 26,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "max_position_embeddings": 8192,
+                "sliding_window": 4096,
+                "tie_word_embeddings": True,
+            },
+            biases=frozenset({"attention_bias"}),
+            windows="pattern",
+            window_pattern=2,
+            fixed={"use_bidirectional_attention": False},
+            form=LayerForm(norm_placement="around"),
+            activation_key="hidden_activation",
+            activations=_GELU,
+            norm_offset=1.0,
+            scaled_embedding=True,
+            query_scalar=256.0,
+            softcaps={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+            gguf_wide_layers=frozenset({46}),
+            stored_names=_NORMS_AROUND,
+        ),
+        Family(
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            defaults={
+                "vocab_size": 262208,
+                "hidden_size": 2304,
+                "intermediate_size": 9216,
+                "num_hidden_layers": 26,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "max_position_embeddings": 131072,
+                "sliding_window": 4096,
+                "rope_theta": 1000000.0,
+                "tie_word_embeddings": True,
+            },
+            biases=frozenset({"attention_bias"}),
+            windows="pattern",
+            window_pattern=6,
+            local_theta=10000.0,
+            qk_norm=True,
+            # transformers reads the cap of scores and does not apply it.
+            fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": 0},
+            form=LayerForm(norm_placement="around"),
+            activation_key="hidden_activation",
+            activations=_GELU,
+            norm_offset=1.0,
+            scaled_embedding=True,
+            query_scalar=256.0,
+            softcaps={"final_logit_softcapping": None},
+            module="gemma3",
+            gguf="gemma3",
+            gguf_wide_layers=frozenset({62}),
+            stored_names=_NORMS_AROUND,
         ),
     )
 }
+FAMILIES_IN_GGUF: Final[Mapping[str, Family]] = {
+    row.gguf_name: row for row in FAMILIES.values() if row.in_gguf
+}
 
 SUPPORTED_HF: Final = f"supported model types are {', '.join(FAMILIES)}"
-SUPPORTED_GGUF: Final = (
-    f"supported architectures are {', '.join(n for n, row in FAMILIES.items() if row.in_gguf)}"
-)
+SUPPORTED_GGUF: Final = f"supported architectures are {', '.join(FAMILIES_IN_GGUF)}"
 
 # A checkpoint of a fused family holds these modules instead of their parts, stacked along the outputs.
 FUSED_MODULES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from llorch_export.config.architectures import code_files, family_of, has_unknown_class
-from llorch_export.config.families import Family
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 from llorch_export.config.fp8 import fp8_format, packed_weights
+from llorch_export.config.layer_form import layer_form, query_multiplier
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.rope import RopeContext, rope_from_hf
+from llorch_export.config.rope import RopeContext
+from llorch_export.config.rope_by_layer import ropes_from_hf
 from llorch_export.config.unread import ignored_settings
 from llorch_export.config.windows import no_rope_layers, windows
 from llorch_serve.artifact.manifest import LlamaConfig
@@ -98,7 +100,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     head_dim = head_size(fields, "head_dim", hidden, heads, origin=origin, default=usual.get("head_dim"))
     rotating = no_rope_layers(fields, family, layers)
     window, layer_types = windows(fields, family, layers, max_positions, rotating)
-    rope, ignored = rope_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
+    rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
         key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
@@ -123,10 +125,13 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         no_rope_layers=rotating,
         sliding_window=window,
         layer_types=cast("tuple[Literal['full_attention', 'sliding_attention'], ...]", layer_types),
-        embedding_multiplier=multiplier["embedding_multiplier"],
-        attention_multiplier=multiplier["attention_multiplier"] if family.multipliers else None,
+        embedding_multiplier=hidden**0.5 if family.scaled_embedding else multiplier["embedding_multiplier"],
+        attention_multiplier=multiplier["attention_multiplier"]
+        if family.multipliers
+        else query_multiplier(fields, family, head_dim),
         residual_multiplier=multiplier["residual_multiplier"],
         logits_scaling=multiplier["logits_scaling"],
+        layer_form=layer_form(fields, family, sliding_rope),
     )
     return checked(config, origin), ignored
 
@@ -134,8 +139,6 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
 def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     """Refuse what no family here has."""
     fp8_format(fields.get("quantization_config"), origin=origin)  # refuses every other packing
-    if fields.get("hidden_act") != "swish":  # the same by another name
-        fields.require("hidden_act", "silu", "the only activation supported")
     fields.require("is_encoder_decoder", False, "the model must be a decoder only")
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")

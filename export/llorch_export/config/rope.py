@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.config.families import Family
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.unread import ignored_settings

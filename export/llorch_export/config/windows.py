@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from llorch_export.config.families import Family
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 
 _FULL: Final = "full_attention"
@@ -57,6 +57,8 @@ def windows(
     if family.windows == "all layers":
         _require_types(fields, layers, *([_SLIDING] if hides else [_FULL, _SLIDING]))
         return (window if hides else None), ()
+    if family.windows == "pattern":
+        return _by_pattern(fields, family, layers, None if none else window, hides=hides)
     used = fields.boolean("use_sliding_window", False) and not none
     types = _layer_types(fields, family, layers, rotating, used=used)
     if _SLIDING in types and not used:
@@ -66,6 +68,33 @@ def windows(
     if _SLIDING not in types or not hides:
         return None, ()
     return window, types if _FULL in types else ()
+
+
+def _by_pattern(
+    fields: Fields, family: Family, layers: int, window: int | None, *, hides: bool
+) -> tuple[int | None, tuple[str, ...]]:
+    """Return window and types where all layers but every so-manyth have a window, unless the file says
+    which.
+    """
+    interval = fields.integer("sliding_window_pattern", family.window_pattern, high=2**31)
+    types = spaced_types(interval, layers)
+    if "layer_types" in fields:
+        types = tuple(fields.array("layer_types", str, length=layers))
+        if not set(types) <= {_FULL, _SLIDING}:
+            raise fields.wrong("layer_types", f"{_FULL} or {_SLIDING} for each layer")
+    if _SLIDING not in types:
+        return None, ()
+    if window is None:
+        raise fields.wrong("sliding_window", "the window of the layers that have one")
+    # Layers that rotate by a base of their own are known by their window, even if it hides nothing.
+    if not (hides or family.local_theta):
+        return None, ()
+    return window, types if _FULL in types else ()
+
+
+def spaced_types(interval: int, layers: int) -> tuple[str, ...]:
+    """Return the types of layers of which every so-manyth sees all tokens, the others a window."""
+    return tuple(_SLIDING if (layer + 1) % interval else _FULL for layer in range(layers))
 
 
 def _require_types(fields: Fields, layers: int, *possible: str) -> None:

@@ -44,7 +44,7 @@ _QUANTISED_INPUTS: Final = {
 }
 _DEQUANTIZED: Final = (None, "scales", "zero points")
 _TABLES: Final = ("embedding", "lm_head.weight")
-_HEADS: Final = ("logits", "logits/narrow")
+_HEADS: Final = ("logits", "logits/narrow", "logits/uncapped")
 _PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 
 

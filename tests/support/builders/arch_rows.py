@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.builders.arch_rows_gemma import GEMMA
 from support.builders.checkpoints import of_family
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -108,6 +109,7 @@ HF: dict[str, dict[str, Any]] = {
         rope_scaling={"type": "longrope", "short_factor": SHORT[:6], "long_factor": LONG[:6]},
     ),
 }
+HF |= GEMMA
 
 # The rows that llama.cpp's converter can store, under the architecture it stores them as.
 GGUF = [
@@ -128,4 +130,10 @@ GGUF = [
     "phi3, half rotated",
     "phi3, longrope, all short",
     "phi3, longrope, partial",
+    "gemma, tied, one kv head",
+    "gemma2, tied",
+    "gemma2, caps by default, tied",
+    "gemma3",
+    "gemma3, tied",
+    "gemma3, linear",
 ]
