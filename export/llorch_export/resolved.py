@@ -107,9 +107,9 @@ def resolve(options: ExportOptions, config: LlamaConfig) -> ResolvedExport:
     then, and the context is one that the model has.
     Raises UsageError if that cannot be.
     """
+    refuse_inexact(options.transforms, config)
     options = with_quantizer(options, config)
     recipe = _first_recipe(options, config)
-    refuse_inexact(recipe.transforms, config)
     of_prompts = () if options.prompts is None else options.prompts.rules
     refuse_choices_without_text((*options.rules, *of_prompts), options.calibration)
     own_choices = choices(base_recipe(options), options.rules, config)

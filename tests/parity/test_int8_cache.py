@@ -38,6 +38,8 @@ OTHER_ROWS = [
     "granite",
     "gemma2",
     "gemma3, pattern",
+    "hunyuan",
+    "cohere2",
     "mistral, window of 1",
 ]
 

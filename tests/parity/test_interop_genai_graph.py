@@ -30,6 +30,7 @@ FAMILIES = [
     "mistral, window",
     "gemma2",
     "gemma3",
+    "phi",
     "qwen2, window in later layers",
     "qwen2, tied, one kv head",
     "qwen3",

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llorch_export.config.families import FAMILIES
 from llorch_export.source.open import open_checkpoint
 from llorch_export.transform import calibrate as module
 from llorch_export.transform.calibrate import calibrate
@@ -41,10 +40,9 @@ def test_statistics_are_those_of_transformers(
     monkeypatch.setattr(module, "WINDOW", 20)
     checkpoint = open_checkpoint(str(write_hf_folder(tmp_path / "model", ROWS[name])))
     config, ids = checkpoint.config, random_ids(47)
-    family = FAMILIES[config.architecture]
     found = calibrate(config, checkpoint.tensors, ids, silent)
     model = Reference(checkpoint).model
-    runs = [observe(model, ids[start : start + 20], family) for start in range(0, len(ids), 20)]
+    runs = [observe(model, ids[start : start + 20], config) for start in range(0, len(ids), 20)]
     matrices = {n for n, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     assert set(found.inputs) == (matrices - {"model.embed_tokens.weight"}) | {head}

@@ -17,11 +17,10 @@ from support.builders.checkpoints import tiny_llama_config
 @pytest.mark.parametrize(
     ("row", "transform", "why"),
     [
-        (
-            "gemma2",
-            "rotate",
-            r"model of type gemma2: its norms behind .*; ?|Leave it out, as --recipe int8 does",
-        )
+        ("gemma2", "rotate", "model of type gemma2: its norms behind .* Leave it out, as --recipe int8 does"),
+        ("olmo2", "rotate", "its norms behind"),
+        ("cohere", "rotate", "its norms subtract the mean"),
+        ("arcee", "smooth", "has the activation between"),
     ],
 )
 def test_a_transform_that_is_not_exact_is_refused(row: str, transform: str, why: str) -> None:
@@ -30,6 +29,8 @@ def test_a_transform_that_is_not_exact_is_refused(row: str, transform: str, why:
         resolve(options, tiny_llama_config(**HF[row]))
 
 
-@pytest.mark.parametrize(("row", "recipe"), [("gemma2", "int8"), ("gemma", "cpu-calibrated")])
+@pytest.mark.parametrize(
+    ("row", "recipe"), [("gemma2", "int8"), ("phi", "int8"), ("arcee", "cpu"), ("gemma", "cpu-calibrated")]
+)
 def test_the_default_recipe_is_one_that_the_model_takes(row: str, recipe: str) -> None:
     assert default_recipe(tiny_llama_config(**HF[row])) == recipe

@@ -36,6 +36,7 @@ FAMILIES = [
     "phi3, half rotated",
     "gemma2, tied",
     "gemma3, exact GELU",
+    "nemotron",
 ]
 FLOATS = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
 

@@ -44,15 +44,25 @@ class Family:
 
     form: how its layers are built; the config adds what it has keys for.
     activation_key, activations: the key that names the MLP's activation, and the names it may have.
+    norm_key: the key of the norms' epsilon.
+    bias_key: a key that says at once whether projections and MLP have biases; "": there is none.
+    head_biases: projections, MLP and output layer always have biases.
     norm_offset: norms multiply by their weight and this. GGUF files hold the sum.
     scaled_embedding: embeddings are multiplied by the square root of the hidden size.
     query_scalar: scores are divided by the root of ``query_pre_attn_scalar``, which is this where
         absent.
+    logit_scale: logits are multiplied by ``logit_scale``, which is this where absent; 0: there is none.
+    parallel_key: the key that says whether attention and MLP are parallel; "": the row says it.
     softcaps: which of ``attn_logit_softcapping`` and ``final_logit_softcapping`` have an effect, and what
         they are where absent; None: no cap.
-    window_pattern: of windows by ``pattern``, which layers have none: every one of so many.
+    window_pattern: of windows by ``pattern``, which layers have none: every one of so many; 0: no layer.
+    null_window_is_none: a window of null means that no layer has one.
+    rotates_in_windows: where there is a window, layers without one do not rotate. ``always``: and without
+        any window no layer does.
     local_theta: layers with a window rotate by ``rope_local_base_freq``, which is this where absent; 0: as
-        the others.
+        the others. local_key: that key; "": the base cannot be set.
+    interleaved: rotary pairs are neighbours in a head, not half a head apart.
+    alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
     gguf: ``general.architecture`` where it is another name.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
@@ -80,12 +90,22 @@ class Family:
     form: LayerForm = LLAMA_FORM
     activation_key: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: SILU)
+    norm_key: str = "rms_norm_eps"
+    bias_key: str = ""
+    head_biases: bool = False
     norm_offset: float = 0.0
     scaled_embedding: bool = False
     query_scalar: float | None = None
+    logit_scale: float = 0.0
+    parallel_key: str = ""
     softcaps: Mapping[str, float | None] = field(default_factory=dict)
     window_pattern: int = 0
+    null_window_is_none: bool = False
+    rotates_in_windows: Literal["", "if any", "always"] = ""
     local_theta: float = 0.0
+    local_key: str = "rope_local_base_freq"
+    interleaved: bool = False
+    alpha: bool = False
     module: str = ""
     gguf: str = ""
     gguf_wide_layers: frozenset[int] = frozenset()

@@ -12,7 +12,13 @@ from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
 from llorch_export.config.families import FAMILIES_IN_GGUF, SUPPORTED_GGUF
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields, refuse_unknown
-from llorch_export.config.gguf_form import gguf_form, gguf_query_multiplier, gguf_windows
+from llorch_export.config.gguf_form import (
+    gguf_form,
+    gguf_query_multiplier,
+    gguf_windows,
+    logits_divisor,
+    norm_epsilon_key,
+)
 from llorch_export.config.gguf_rope import GgufRopeTensors, rope_from_gguf
 from llorch_export.config.hf import (
     MAX_HEADS,
@@ -24,7 +30,7 @@ from llorch_export.config.hf import (
     head_size,
 )
 from llorch_export.config.rope import RopeContext
-from llorch_export.config.windows import spaced_no_rope_layers
+from llorch_export.config.windows import normal_no_rope_layers, spaced_no_rope_layers, spaced_types
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -67,7 +73,7 @@ def config_from_gguf(
         num_attention_heads=heads,
         num_key_value_heads=fields.integer(f"{name}.attention.head_count_kv", heads, high=MAX_HEADS),
         head_dim=head_dim,
-        rms_norm_eps=fields.number(f"{name}.attention.layer_norm_rms_epsilon", above=0, high=1),
+        rms_norm_eps=fields.number(norm_epsilon_key(family), above=0, high=1),
         max_position_embeddings=max_positions,
         rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
@@ -77,14 +83,14 @@ def config_from_gguf(
         qkv_bias=family.qkv_bias is True
         or (bool(family.qkv_bias) and _has_bias(shapes, "attn_q", "attn_k", "attn_v")),
         qk_norm=family.qk_norm,
-        no_rope_layers=_no_rope_layers(family, layers),
+        no_rope_layers=_no_rope_layers(family, layers, layer_types),
         sliding_window=window,
         layer_types=layer_types,
         embedding_multiplier=hidden**0.5 if family.scaled_embedding else embedding_scale or 1.0,
         attention_multiplier=attention_scale
         or gguf_query_multiplier(family, hidden, heads, layers, head_dim),
         residual_multiplier=residual_scale or 1.0,
-        logits_scaling=logit_scale or 1.0,
+        logits_scaling=logits_divisor(fields, family) or logit_scale or 1.0,
         layer_form=gguf_form(fields, family, rope),
     )
     refuse_unknown(fields.unasked(known={f"{name}.{key}" for key in INERT_GGUF_KEYS}), origin)
@@ -131,8 +137,11 @@ def _has_bias(shapes: Mapping[str, tuple[int, ...]], *modules: str) -> bool:
     return any(f"blk.0.{module}.bias" in shapes for module in modules)
 
 
-def _no_rope_layers(family: Family, layers: int) -> tuple[int, ...]:
+def _no_rope_layers(family: Family, layers: int, types: tuple[str, ...]) -> tuple[int, ...]:
     """Return the layers that do not rotate; llama.cpp knows the pattern by the architecture alone."""
+    if family.rotates_in_windows:
+        sliding = types or spaced_types(family.window_pattern, layers)
+        return normal_no_rope_layers(tuple(int(kind == "sliding_attention") for kind in sliding))
     return spaced_no_rope_layers(family.no_rope_interval, layers) if family.no_rope_interval else ()
 
 

@@ -17,6 +17,7 @@ from llorch_export.config.windows import spaced_types
 from llorch_serve.artifact.manifest import LayerForm, RopeConfig
 
 LayerTypes = tuple[Literal["full_attention", "sliding_attention"], ...]
+MAX_SCALE: Final = 1e6
 _MAX_WINDOW: Final = 2**31 - 1
 
 
@@ -57,6 +58,19 @@ def gguf_form(fields: Fields, family: Family, rope: RopeConfig) -> LayerForm | m
             sliding_rope=sliding,
         )
     )
+
+
+def norm_epsilon_key(family: Family) -> str:
+    """Return the key of the norms' epsilon."""
+    kind = "layer_norm_rms_epsilon" if family.form.norm == "rms" else "layer_norm_epsilon"
+    return f"{family.gguf_name}.attention.{kind}"
+
+
+def logits_divisor(fields: Fields, family: Family) -> float | None:
+    """Return what logits are divided by in families that say what they are multiplied by."""
+    if not family.logit_scale:
+        return None
+    return 1 / fields.number(f"{family.gguf_name}.logit_scale", above=0, high=MAX_SCALE)
 
 
 def gguf_query_multiplier(

@@ -20,7 +20,7 @@ from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.rope import RopeContext
 from llorch_export.config.rope_by_layer import ropes_from_hf
 from llorch_export.config.unread import ignored_settings
-from llorch_export.config.windows import no_rope_layers, windows
+from llorch_export.config.windows import no_rope_layers, rotating_in_windows, windows
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -100,6 +100,8 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     head_dim = head_size(fields, "head_dim", hidden, heads, origin=origin, default=usual.get("head_dim"))
     rotating = no_rope_layers(fields, family, layers)
     window, layer_types = windows(fields, family, layers, max_positions, rotating)
+    if family.rotates_in_windows:
+        rotating = rotating_in_windows(fields, family, layers)
     rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
         key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
@@ -114,7 +116,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         num_attention_heads=heads,
         num_key_value_heads=fields.integer("num_key_value_heads", kv_usual, high=MAX_HEADS),
         head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", float(defaults["rms_norm_eps"]), above=0, high=1),
+        rms_norm_eps=fields.number(family.norm_key, float(defaults["rms_norm_eps"]), above=0, high=1),
         max_position_embeddings=max_positions,
         rope=rope,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", bool(defaults["tie_word_embeddings"])),
@@ -130,7 +132,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         if family.multipliers
         else query_multiplier(fields, family, head_dim),
         residual_multiplier=multiplier["residual_multiplier"],
-        logits_scaling=multiplier["logits_scaling"],
+        logits_scaling=_logits_divisor(fields, family) or multiplier["logits_scaling"],
         layer_form=layer_form(fields, family, sliding_rope),
     )
     return checked(config, origin), ignored
@@ -147,8 +149,19 @@ def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
         fields.require(key, supported, f"the only value supported for {family.architecture}")
 
 
+def _logits_divisor(fields: Fields, family: Family) -> float | None:
+    """Return what logits are divided by, as ``logit_scale`` says it; None where there is none."""
+    if not family.logit_scale:
+        return None
+    return 1 / fields.number("logit_scale", family.logit_scale, above=0, high=MAX_MULTIPLIER)
+
+
 def _bias(fields: Fields, family: Family, key: str) -> bool:
     """Return a bias flag; a family that does not read it has no such biases."""
+    if family.bias_key:
+        return fields.boolean(family.bias_key, bool(family.defaults[family.bias_key]))
+    if family.head_biases:
+        return True
     if key == family.qkv_bias or key not in reference_keys().keys[family.architecture]:
         return False
     return fields.boolean(key, bool(family.defaults.get(key, False)))

@@ -31,6 +31,9 @@ def layer_form(
             attention_softcap=_softcap(fields, family, SCORES_CAP),
             logits_softcap=_softcap(fields, family, LOGITS_CAP),
             sliding_rope=sliding_rope,
+            parallel=fields.boolean(family.parallel_key, False)
+            if family.parallel_key
+            else family.form.parallel,
         )
     )
 

@@ -36,7 +36,9 @@ def ropes_from_hf(
     of_sliding = _settings(fields, by_kind, _SLIDING)
     usual = float(context.family.defaults["rope_theta"])
     outer = fields.number("rope_theta", usual, above=0, high=MAX_THETA)
-    local = fields.number("rope_local_base_freq", context.family.local_theta, above=0, high=MAX_THETA)
+    local, key = context.family.local_theta, context.family.local_key
+    if key:
+        local = fields.number(key, local, above=0, high=MAX_THETA)
     rope, ignored = _one(fields, of_all, outer, _FULL, context)
     sliding, also_ignored = _one(fields, of_sliding, local, _SLIDING, context)
     return rope, sliding, (*ignored, *also_ignored)

@@ -6,9 +6,11 @@ from typing import Final
 
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
+from llorch_export.config.reference_keys import reference_keys
 
 _FULL: Final = "full_attention"
 _SLIDING: Final = "sliding_attention"
+_PATTERN: Final = "sliding_window_pattern"
 
 
 def no_rope_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
@@ -76,12 +78,7 @@ def _by_pattern(
     """Return window and types where all layers but every so-manyth have a window, unless the file says
     which.
     """
-    interval = fields.integer("sliding_window_pattern", family.window_pattern, high=2**31)
-    types = spaced_types(interval, layers)
-    if "layer_types" in fields:
-        types = tuple(fields.array("layer_types", str, length=layers))
-        if not set(types) <= {_FULL, _SLIDING}:
-            raise fields.wrong("layer_types", f"{_FULL} or {_SLIDING} for each layer")
+    types = _pattern_types(fields, family, layers)
     if _SLIDING not in types:
         return None, ()
     if window is None:
@@ -92,9 +89,36 @@ def _by_pattern(
     return window, types if _FULL in types else ()
 
 
+def _pattern_types(fields: Fields, family: Family, layers: int) -> tuple[str, ...]:
+    if "layer_types" in fields:
+        types = tuple(fields.array("layer_types", str, length=layers))
+        if not set(types) <= {_FULL, _SLIDING}:
+            raise fields.wrong("layer_types", f"{_FULL} or {_SLIDING} for each layer")
+        fields.get(_PATTERN)  # what it says is in the types
+        return types
+    if fields.states("sliding_window") and "sliding_window" not in fields and family.null_window_is_none:
+        fields.get(_PATTERN)
+        return (_FULL,) * layers
+    interval = family.window_pattern
+    if _PATTERN in reference_keys().keys[family.architecture]:
+        interval = fields.integer(_PATTERN, interval, high=2**31)
+    return spaced_types(interval, layers)
+
+
+def rotating_in_windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
+    """Return one number a layer, 0 where it does not rotate since it has no window; empty if all do."""
+    windowless = fields.states("sliding_window") and "sliding_window" not in fields
+    if windowless:
+        return (0,) * layers if family.rotates_in_windows == "always" else ()
+    types = _pattern_types(fields, family, layers)
+    return normal_no_rope_layers(tuple(int(kind == _SLIDING) for kind in types))
+
+
 def spaced_types(interval: int, layers: int) -> tuple[str, ...]:
-    """Return the types of layers of which every so-manyth sees all tokens, the others a window."""
-    return tuple(_SLIDING if (layer + 1) % interval else _FULL for layer in range(layers))
+    """Return the types of layers of which every so-manyth sees all tokens, the others a window; with 0 all
+    have one.
+    """
+    return tuple(_FULL if interval and (layer + 1) % interval == 0 else _SLIDING for layer in range(layers))
 
 
 def _require_types(fields: Fields, layers: int, *possible: str) -> None:

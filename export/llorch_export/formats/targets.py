@@ -107,6 +107,8 @@ def _contrib(*names: str) -> frozenset[str]:
 
 # Behind them what some families alone have: activations, soft limits, norms by mean and variance.
 _PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"}) | {
+    "LayerNormalization",
+    "Relu",
     "Tanh",
 }
 _GELU: Final = frozenset({"Gelu"})

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from llorch_export.graph.attention_standard import by_head, side_by_side
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.front import Front
+from llorch_export.graph.norm import rms_norm
 from llorch_export.graph.qkv import (
     RotaryInputs,
     attention_prefix,
@@ -76,14 +77,21 @@ class Primitive:
         b, c, prefix = self._b, self._b.config, attention_prefix(layer)
         qkv = projected(b, x, layer, lead=lead)
         rotary = c.rope_index(layer)
-        parts = separate_heads(b, qkv, layer, self._rotary[rotary], lead=lead, rotate=False)
+        parts = separate_heads(b, qkv, layer, self._rotary[rotary], lead=lead, rotate=None)
         query, key, value = (
             by_head(b, part, f"{prefix}.{name}", lead=lead) for part, name in zip(parts, "qkv", strict=True)
         )
         new_key, new_value = self.caches[layer].present
         if c.rotates(layer):
             query = self._rotate(query, f"{prefix}.q_rotated", None, rotary)
-            self._rotate(key, f"{prefix}.k_rotated", new_key, rotary)
+            late = c.qk_norm and c.form.qk_norm_after_rope
+            key = self._rotate(key, f"{prefix}.k_rotated", None if late else new_key, rotary)
+            if late:
+                query, key = (
+                    rms_norm(b, heads, f"{prefix}.{part}_norm", shape=heads.shape)  # type: ignore[arg-type]  # fixed
+                    for heads, part in ((query, "q"), (key, "k"))
+                )
+                self._named(key, new_key)
         else:
             self._named(key, new_key)
         self._named(value, new_value)

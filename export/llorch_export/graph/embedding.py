@@ -68,7 +68,12 @@ def head(b: GraphBuilder, x: ir.Value, embedding: Table | None) -> ir.Value:
     """Append the output head over rows [n, hidden]; returns logits [n, vocabulary], float32."""
     shape, cap = (b.dims.rows, b.config.vocab_size), b.config.form.logits_softcap
     name = "logits" if b.compute == FLOAT else NARROW_LOGITS
-    narrow = _product(b, x, embedding, name=name if cap is None else UNCAPPED_LOGITS)
+    raw = name if cap is None else UNCAPPED_LOGITS
+    if b.config.form.head_bias:
+        product = _product(b, x, embedding, name=f"{raw}/product")
+        narrow = b.op("Add", [product, b.vector(f"{HEAD}.bias")], name=raw, shape=shape)
+    else:
+        narrow = _product(b, x, embedding, name=raw)
     if cap is not None:
         narrow = softcapped(b, narrow, cap, name, shape)
     if b.compute == FLOAT:

@@ -92,9 +92,11 @@ def _rotary_tables(
 
 def rotates_inside(b: GraphBuilder) -> bool:
     """Tell whether GroupQueryAttention itself can rotate heads of this size: in whole multiples of 16
-    elements.
+    elements, and with nothing after it.
     """
     c = b.config
+    if c.qk_norm and c.form.qk_norm_after_rope:
+        return False
     return b.target.rotary_inside and c.head_dim % 16 == 0 and c.rotary_dim % 16 == 0
 
 
@@ -130,12 +132,12 @@ def separate_heads(
     rotary: RotaryInputs,
     *,
     lead: Sequence[int | str],
-    rotate: bool,
+    rotate: bool | None,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Append the split of heads that are packed; return query, key and value [*lead, heads * head_dim],
     normalised as the model has it.
 
-    rotate: whether query and key are rotated here.
+    rotate: whether query and key are rotated here; None: the caller does it, and what comes after it.
     """
     prefix = attention_prefix(layer)
     query, key, value = qkv
@@ -149,7 +151,7 @@ def separate_heads(
             _rotate(b, v, f"{prefix}.{part}_rotated", rotary, lead=lead)
             for v, part in ((query, "q"), (key, "k"))
         )
-    if b.config.qk_norm and late:
+    if b.config.qk_norm and late and rotate is not None:
         query, key = _normed(b, query, key, prefix, lead=lead)
     return query, key, value
 

@@ -25,6 +25,8 @@ def default_recipe(config: LlamaConfig) -> str:
     """Return the recipe for the CPU of a model of this size and form."""
     if why_inexact("rotate", config) is not None:
         return "int8"
+    if why_inexact("smooth", config) is not None:
+        return "cpu"
     return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
 
 

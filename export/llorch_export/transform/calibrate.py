@@ -120,8 +120,8 @@ def _remove_head(model: ir.Graph, logits: ir.Value) -> None:
         assert value is not None
         node = value.producer()
         assert node is not None
-        model.remove(node, safe=True)
         value = node.inputs[0]
+        model.remove(node, safe=True)
 
 
 def weights_read_by(node: ir.Node, config: LlamaConfig) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def weights_read_by(node: ir.Node, config: LlamaConfig) -> tuple[str, ...]:
     """
     name = node.outputs[0].name
     assert name is not None
-    if name in ("logits", UNCAPPED_LOGITS):
+    if name.removesuffix("/product") in ("logits", UNCAPPED_LOGITS):
         return ("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight",)
     parent, _, module = name.removesuffix("/product").rpartition(".")
     return tuple(f"{parent}.{part}.weight" for part in _PACKED.get(module, (module,)))

@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.names import stored_places
 from llorch_export.checkpoint.norm_offset import norm_offset
+from llorch_export.checkpoint.row_order import row_order
 from llorch_export.config.families import FAMILIES
 from llorch_export.verify.reference_adapters import merge_adapters
 from llorch_export.verify.reference_config import hf_settings
@@ -102,7 +103,9 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
     with torch.no_grad():
         for name, tensor in checkpoint.tensors.items():
             stored = tensor.load() - np.float32(norm_offset(name, checkpoint.config))
-            place = places[name]
+            order, place = row_order(name, checkpoint.config), places[name]
+            if order is not None:
+                stored = stored[order]
             parameters[place.name][place.start : place.stop].copy_(torch.from_numpy(stored))
     return model.eval()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from support.builders.arch_rows_gemma import GEMMA
+from support.builders.arch_rows_norms import NORMS
 from support.builders.checkpoints import of_family
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -109,7 +110,7 @@ HF: dict[str, dict[str, Any]] = {
         rope_scaling={"type": "longrope", "short_factor": SHORT[:6], "long_factor": LONG[:6]},
     ),
 }
-HF |= GEMMA
+HF |= GEMMA | NORMS
 
 # The rows that llama.cpp's converter can store, under the architecture it stores them as.
 GGUF = [
@@ -136,4 +137,17 @@ GGUF = [
     "gemma3",
     "gemma3, tied",
     "gemma3, linear",
+    "olmo2",
+    "olmo2, bias, tied, one kv head",
+    "glm4",
+    "glm4, no bias, heads of 24",
+    "arcee",
+    "arcee, biases, tied",
+    "ernie4_5",
+    "cohere, tied",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "phi",
+    "nemotron",
 ]

@@ -16,7 +16,6 @@ from typing import Any
 
 import gguf
 import ml_dtypes
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
@@ -38,6 +37,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency and throughput.",
     "Tokens are generated one by one; every step reads all weights once, so memory bandwidth sets the pace.",
@@ -87,7 +87,9 @@ def of_family(model_type: str, **overrides: object) -> dict[str, object]:
         "model_type": model_type,
         "architectures": [FAMILIES[model_type].causal_lm],
         "hidden_act": None,
+        "rms_norm_eps": None,
         FAMILIES[model_type].activation_key: next(iter(FAMILIES[model_type].activations)),
+        FAMILIES[model_type].norm_key: 2.0**-17,
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
@@ -103,7 +105,7 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     """Draw all weights of a config under Hugging Face's names, ``[out, in]``; large biases, norms around
     one.
     """
-    if FAMILIES[config.architecture].stored_names or config.layer_form is not msgspec.UNSET:
+    if config.architecture not in _DRAWN_IN_LLAMAS_ORDER:
         return _weights_by_name(config, seed)
     rng = np.random.default_rng(seed)
 
@@ -344,7 +346,6 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.dimension_count": config.rotary_dim,
         "rope.freq_base": rope.theta,
         "vocab_size": config.vocab_size,
@@ -365,6 +366,9 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
     if config.architecture == "phi3":
         values["attention.sliding_window"] = config.sliding_window or 0
     family, form = FAMILIES[config.architecture], config.form
+    values[f"attention.layer_norm{'_rms' if form.norm == 'rms' else ''}_epsilon"] = config.rms_norm_eps
+    if family.logit_scale:
+        values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":
         values["attention.sliding_window"] = config.sliding_window or 0
     caps = {"attn_logit_softcapping": form.attention_softcap, "final_logit_softcapping": form.logits_softcap}

@@ -48,6 +48,13 @@ TOGETHER: dict[str, dict[str, Any]] = {
             "gemma, tied, one kv head",
             "gemma2",
             "gemma3",
+            "olmo2",
+            "exaone4",
+            "arcee, biases, tied",
+            "glm",
+            "hunyuan, alpha",
+            "cohere",
+            "phi",
         )
     },
 }

@@ -73,18 +73,22 @@ def _by_layer(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, obje
     layers = range(expected.num_hidden_layers)
     rotates = expected.no_rope_layers if expected.model_type == "smollm3" else [1] * len(layers)
     return {
-        "windows": ([found.window(i) for i in layers], [_window(expected, i) for i in layers]),
+        "windows": ([found.window(i) for i in layers], [window_of(expected, i) for i in layers]),
         "rotates": ([int(found.rotates(i)) for i in layers], list(rotates[: len(layers)])),
     }
 
 
-def _window(expected: Any, layer: int) -> int | None:
+def window_of(expected: Any, layer: int) -> int | None:
+    """Return how many tokens a layer sees by transformers' config; None: all."""
     window: int | None = None
-    if expected.model_type in ("mistral", "phi3"):
+    if expected.model_type in ("mistral", "phi3", "starcoder2"):
         window = expected.sliding_window
-    elif expected.model_type in ("qwen2", "qwen3", "smollm3"):
-        window = expected.sliding_window if expected.layer_types[layer] == "sliding_attention" else None
-    return None if window is None or window >= expected.max_position_embeddings else window
+    elif "sliding_attention" in (types := getattr(expected, "layer_types", None) or ()):
+        window = expected.sliding_window if types[layer] == "sliding_attention" else None
+    # Layers that rotate in their own way keep a window that hides nothing.
+    by_kind = "rope_theta" not in expected.rope_parameters
+    hides_nothing = window is not None and window >= expected.max_position_embeddings and not by_kind
+    return None if hides_nothing else window
 
 
 def _same_rotation(found: LlamaConfig, expected: Any) -> bool:

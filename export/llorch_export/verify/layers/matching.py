@@ -85,7 +85,8 @@ def counterpart(name: str, reference: ReferenceRun) -> Array | None:
     if last in ("gate_proj", "up_proj") and f"{parent}.gate_up_proj" in outputs:
         return np.split(outputs[f"{parent}.gate_up_proj"], 2, axis=-1)[last == "up_proj"]
     if last in ("silu", "act"):
-        return outputs.get(f"{parent}.act_fn")
+        gated = any(f"{parent}.{gate}" in outputs for gate in ("gate_proj", "gate_up_proj"))
+        return outputs.get(f"{parent}.act_fn") if gated else inputs.get(f"{parent}.down_proj")
     return inputs.get(f"{parent}.down_proj") if last == "product" else None
 
 

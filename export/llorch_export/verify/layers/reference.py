@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.names import own_module
-from llorch_export.config.family import Family
+from llorch_export.checkpoint.row_order import head_order
+from llorch_export.config.families import FAMILIES
+from llorch_serve.artifact.manifest import LlamaConfig
 
 Array = npt.NDArray[np.float32]
 
@@ -44,15 +46,15 @@ class ReferenceRun:
     attention: dict[int, AttentionTrace] = field(default_factory=dict)
 
 
-def observe(model: Any, token_ids: list[int], family: Family) -> ReferenceRun:
-    """Run a prompt through the model and keep what its modules compute, by the names that they have here.
-    Changes the model's kind of attention.
+def observe(model: Any, token_ids: list[int], config: LlamaConfig) -> ReferenceRun:
+    """Run a prompt through the model and keep what its modules compute, under the names and in the order of
+    elements that ``config``'s graph has. Changes the model's kind of attention.
     """
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    run = ReferenceRun()
+    run, family = ReferenceRun(), FAMILIES[config.architecture]
 
     def attention(
         module: Any,
@@ -72,8 +74,8 @@ def observe(model: Any, token_ids: list[int], family: Family) -> ReferenceRun:
         if softcap is not None:
             scores = softcap * (scores / softcap).tanh()
         run.attention[module.layer_idx] = AttentionTrace(
-            query=_array(query),
-            key=_array(key),
+            query=_turned(_array(query), config),
+            key=_turned(_array(key), config),
             value=_array(value),
             scores=_array(scores),
             seen=(attention_mask[0, 0] == 0).numpy().copy(),
@@ -96,7 +98,18 @@ def observe(model: Any, token_ids: list[int], family: Family) -> ReferenceRun:
     finally:
         for hook in hooks:
             hook.remove()
+    for name, value in run.outputs.items():
+        if name.endswith(("q_proj", "k_proj")):
+            heads = _turned(value.reshape(*value.shape[:-1], -1, config.head_dim), config)
+            run.outputs[name] = heads.reshape(value.shape)
     return run
+
+
+def _turned(heads: Array, config: LlamaConfig) -> Array:
+    """Return heads [..., head_dim] with pairs half a head apart, where the family has them side by side."""
+    if not FAMILIES[config.architecture].interleaved:
+        return heads
+    return heads[..., np.argsort(head_order(config))]
 
 
 def _recorder(torch: Any, run: ReferenceRun, name: str, tokens: int) -> Any:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.adapter.choice import AdapterChoice
-from llorch_export.config.families import FAMILIES
 from llorch_export.source.open import fingerprint
 from llorch_export.verify.divergence import open_source
 from llorch_export.verify.layers.graph import GraphRun, run_observed
@@ -90,7 +89,7 @@ def verify_layers(
     reference = Reference(checkpoint)
     expected = reference.logits([*ids, *answer])
     progress("proving layers", 1, 4)
-    inside = observe(reference.model, ids, FAMILIES[checkpoint.config.architecture])
+    inside = observe(reference.model, ids, checkpoint.config)
     left_out = rescaled(graph, recipe, checkpoint.config)
     restored = in_original_basis(graph, recipe, checkpoint)
     found = [
