@@ -13,7 +13,13 @@ from typing import Final, Literal
 from llorch_serve.artifact.manifest import Activation, LayerForm
 
 LLAMA_FORM: Final = LayerForm()
+# The first name of a table is what absent keys mean.
 SILU: Final[Mapping[str, Activation]] = {"silu": "silu", "swish": "silu"}
+GELU: Final[Mapping[str, Activation]] = {
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+}
 
 
 @dataclass(frozen=True, slots=True)

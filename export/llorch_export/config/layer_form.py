@@ -54,8 +54,9 @@ def query_multiplier(fields: Fields, family: Family, head_dim: int) -> float | N
 def _activation(fields: Fields, family: Family) -> Activation:
     key = family.activation_key
     usual = next(iter(family.activations))
-    value = fields.get(key) if key in fields else usual
-    fields.get(key)
+    value = usual if (stated := fields.get(key)) is None else stated
+    if stated is not None:
+        fields.get("hidden_act")  # files have both keys, and the family's own says it
     if isinstance(value, str) and value in family.activations:
         return family.activations[value]
     named = list(family.activations)

@@ -4,7 +4,10 @@ of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from support.builders.arch_rows_gemma import GEMMA
 from support.builders.arch_rows_norms import NORMS
@@ -111,6 +114,17 @@ HF: dict[str, dict[str, Any]] = {
     ),
 }
 HF |= GEMMA | NORMS
+
+# Beside the first seven families one row of each; the others of them are for ci/slow.
+LATER = GEMMA | NORMS
+_FIRST = {str(HF[name].get("model_type")): name for name in reversed(LATER)}
+SLOW = frozenset(name for name in LATER if name not in _FIRST.values())
+
+
+def usual_first(names: Iterable[str]) -> list[Any]:
+    """Return rows as parameters of a test, those in SLOW with that marker."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+
 
 # The rows that llama.cpp's converter can store, under the architecture it stores them as.
 GGUF = [
