@@ -20,6 +20,7 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, type_name
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.gguf_parts import model_stem
+from llorch_export.checkpoint.row_order import row_order
 from llorch_export.checkpoint.stream import (
     FLOAT_CODECS,
     BlockCodec,
@@ -28,7 +29,6 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
-from llorch_export.config.families import FAMILIES
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
@@ -83,19 +83,17 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         for name, r in ranges.items()
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    by_gguf_name = {names.gguf_name(name): shape for name, shape in names.stored_tensors(config).items()}
-    names.check_tensors(by_gguf_name, found, origin=str(header.path))
+    names.check_tensors(names.stored_tensors(config, gguf=True), found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config).items():
-        stored = names.gguf_name(place.name)
-        source = ranges[stored].rows(place.start, place.stop)
+    for name, place in names.stored_places(config, gguf=True).items():
+        source = ranges[place.name].rows(place.start, place.stop)
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
-            dtype=_type_name(header.tensors[stored]),
-            load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
-            read_blocks=_block_reader(source, _row_order(name, config)),
+            dtype=_type_name(header.tensors[place.name]),
+            load_rows=functools.partial(read_rows, source, row_order=row_order(name, config, gguf=True)),
+            read_blocks=_block_reader(source, row_order(name, config, gguf=True)),
         )
     return tensors
 
@@ -112,25 +110,6 @@ def _block_reader(
     if source.codec.elements == 1 or len(source.shape) != 2:
         return None
     return functools.partial(read_blocks, source, row_order=row_order)
-
-
-def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
-    """Return where each stored row of a tensor belongs, or None where rows are in place.
-
-    ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2),
-    so conversion to GGUF interleaves the two halves of each query and key head; in the families that ggml
-    rotates half a head apart it does not.
-    """
-    if not FAMILIES[config.architecture].permuted:
-        return None
-    if ".self_attn.q_proj." in name:
-        heads = config.num_attention_heads
-    elif ".self_attn.k_proj." in name:
-        heads = config.num_key_value_heads
-    else:
-        return None
-    rows = np.arange(heads * config.head_dim, dtype=np.intp)
-    return rows.reshape(heads, 2, config.head_dim // 2).swapaxes(1, 2).reshape(-1)
 
 
 def _type_name(tensor: GgufTensor) -> str:

@@ -19,7 +19,7 @@ from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.folder import ModelFolder, require_content
 from llorch_export.checkpoint.fp8 import FP8_CODECS
-from llorch_export.checkpoint.lazy_parts import packed_tensor, plain_tensor
+from llorch_export.checkpoint.lazy_parts import arranged, packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
 from llorch_export.checkpoint.packed.base import PackedReader
 from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take_packed
@@ -111,9 +111,12 @@ def folder_tensors(
     names.check_tensors(wanted, found, origin=str(folder.path))
     places, expected = names.stored_places(config), names.expected_tensors(config)
     tensors = {
-        name: packed_tensor(name, expected[name], packed[place.name], place)
-        if place.name in packed
-        else plain_tensor(name, expected[name], stored[place.name], place, packing)
+        name: arranged(
+            packed_tensor(name, expected[name], packed[place.name], place)
+            if place.name in packed
+            else plain_tensor(name, expected[name], stored[place.name], place, packing),
+            config,
+        )
         for name, place in places.items()
     }
     notices = packing.notices if isinstance(packing, Packing) else ()
