@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.safetensors import file_tensors
+from llorch_export.checkpoint.safetensors_file import file_tensors
 from llorch_export.checkpoint.stream import TensorRange
 from llorch_serve.errors import ArtifactError
 

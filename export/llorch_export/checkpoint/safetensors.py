@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,24 +15,22 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.checkpoint.folder import ModelFolder, require_content
-from llorch_export.checkpoint.fp8 import FP8_CODECS, scaled_rows
+from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.checkpoint.fp8 import scaled_rows
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
+from llorch_export.checkpoint.safetensors_file import file_tensors
 from llorch_export.checkpoint.stored_names import is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
-from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows
+from llorch_export.checkpoint.stream import read_rows
 from llorch_export.config.fp8 import Fp8Format
-from llorch_serve.artifact.links import open_real, real_file
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-_CODECS: Final = FLOAT_CODECS | FP8_CODECS
 _OTHER_HEADS: Final = {"score.weight", "classifier.weight", "reward_head.weight"}
 CONVERT_PICKLE: Final = (
     f"{NEVER_READ}; fetch the repository and give its folder: then the command that converts them is shown"
@@ -235,35 +232,3 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
                 f"{convert_pickle(folder.path)}"
             )
     return weight_map
-
-
-def file_tensors(path: Path, folder: ModelFolder) -> dict[str, StoredTensor]:
-    """Return every tensor of one safetensors file of a folder, by name. Raises ArtifactError if it is
-    damaged.
-    """
-    try:
-        real = real_file(path, folder.path)
-        require_content(path, real)
-        # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
-        with safe_open(real, framework="numpy"):
-            pass
-        with open_real(real) as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except SafetensorError as error:
-        raise ArtifactError(f"{path} is truncated or damaged ({error}); fetch it again") from error
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
-    tensors: dict[str, StoredTensor] = {}
-    for name, entry in header.items():
-        if name == "__metadata__" or names.is_ignorable(name):
-            continue
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        if dtype not in _CODECS:
-            raise ArtifactError(
-                f"{path}: tensor {name} has storage type {dtype}; supported are {', '.join(_CODECS)}. "
-                "Export from the original weights"
-            )
-        offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype], real), dtype)
-    return tensors

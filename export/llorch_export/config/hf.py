@@ -17,7 +17,7 @@ from llorch_export.config.fields import Fields
 from llorch_export.config.fp8 import fp8_format, packed_weights
 from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.rope import RopeContext, rope_from_hf
-from llorch_export.config.unread import ignored_settings
+from llorch_export.config.unread import check_count, ignored_settings
 from llorch_export.config.windows import no_rope_layers, windows
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
@@ -68,6 +68,7 @@ def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> R
     Raises ArtifactError for anything that transformers reads and this exporter does not understand, and for
     what is contradictory or out of range.
     """
+    check_count(data, origin)
     fields = Fields(data, origin=origin)
     family = family_of(fields, origin)
     packing = data.get("quantization")  # MLX's; other tools write notes under that key

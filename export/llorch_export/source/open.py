@@ -6,6 +6,7 @@ Input is the command line's SOURCE; output is a :class:`Checkpoint`, or only its
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from llorch_export.tokenizer.chat_templates import template_files
 from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder
 from llorch_export.tokenizer.vocabulary_files import files_of_vocabulary
+from llorch_serve.artifact.links import open_real
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.hub.reference import parse_reference
@@ -105,9 +107,9 @@ def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | N
     digest = hashlib.sha256()
     for path in files:
         try:
-            with path.open("rb") as file:
+            with open_real(Path(os.path.realpath(path))) as file:
                 name = path.name if len(files) > 1 else ""
-                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+                digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
                 while chunk := file.read(2**22):
                     digest.update(chunk)
                     if progress is not None:
@@ -174,9 +176,9 @@ def _is_complete(path: Path, *, config_only: bool) -> bool:
             weight_files(folder)
             if not (folder.find("tokenizer.json") or folder.find("tokenizer.model")):
                 return False
+        return folder.find(_CONFIG) is not None
     except ArtifactError:
         return False
-    return folder.find(_CONFIG) is not None
 
 
 def _open_gguf(path: Path) -> Checkpoint:
