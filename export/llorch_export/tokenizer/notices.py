@@ -30,6 +30,11 @@ def tokenizer_notices(
             "the tokenizer's own code, which auto_map of tokenizer_config.json names, is not run; compare "
             "ids with llorch verify"
         )
+    if settings.get("split_special_tokens"):
+        notices.append(
+            "split_special_tokens of tokenizer_config.json has no effect: special tokens in the text of a "
+            "prompt are read as such, as chat templates need it"
+        )
     ids = _ids_of_some_text(tokenizer)
     for name, added, token in (("add_bos_token", ids[:1], bos), ("add_eos_token", ids[-1:], eos)):
         wanted = settings.get(name)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import MAX_VOCABULARY_BYTES, ModelFolder
 from llorch_export.config.fields import Fields, quoted
-from llorch_export.tokenizer.added_tokens import decoder_tokens, with_added_tokens
+from llorch_export.tokenizer.added_tokens import DECODER, OlderFiles, decoder_tokens, with_added_tokens
 from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.chat_templates import PROCESSOR_FILES, TEMPLATE_FILE, templates_from_folder
 from llorch_export.tokenizer.class_rules import class_notices
@@ -72,7 +72,12 @@ def tokenizer_from_folder(
     own_rules = class_notices(whole, tokenizer, name, settings) if whole else ()
     named = named_tokens(folder, settings, name)
     data = with_added_tokens(
-        data, tokenizer, settings, named, origin=str(folder.path / "tokenizer_config.json")
+        data,
+        tokenizer,
+        settings,
+        named,
+        older=_older_files(folder, settings, whole=whole is not None),
+        origin=str(folder.path / "tokenizer_config.json"),
     )
     templates = templates_from_folder(folder, settings)
     turn_ends = ends_in_templates(_special_ids(tokenizer), templates.values())
@@ -95,6 +100,16 @@ def tokenizer_from_folder(
         template_tokens=seen_by_templates(templates.values(), named, starts=bool(bos), ends=bool(eos)),
         named_tokens=named,
         notices=(*tokenizer_notices(tokenizer, settings, bos, eos, vocab_size), *own_rules),
+    )
+
+
+def _older_files(folder: ModelFolder, settings: Mapping[str, object], *, whole: bool) -> OlderFiles:
+    """Return what older files say of tokens. whole: there is a tokenizer.json; else all is added."""
+    if DECODER in settings:
+        return OlderFiles()
+    return OlderFiles(
+        special=folder.read_json(SPECIAL_TOKENS_MAP) or {},
+        added=(folder.read_json("added_tokens.json") or {}) if whole else {},
     )
 
 
