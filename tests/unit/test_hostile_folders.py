@@ -246,3 +246,25 @@ def test_a_refusal_of_an_adapter_never_repeats_a_long_value(
     adapters.write_adapter(tmp_path / "a", base.config, **changes)
     choices = (AdapterChoice(tmp_path / "a"),)
     _refusal(tmp_path / "a", lambda _: adapt(base.config, base.tensors, choices, source="m"))
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{% for %}", "default: the chat template cannot be compiled"),
+        ("{{ 1 }}" * 20_000, "default: the chat template has 140000 bytes"),
+        ([{"name": "default", "template": "a"}, {"name": "rag", "template": "{{"}], "rag: the chat template"),
+        ([{"name": "default", "template": "a"}, 5], "chat_template holds 5"),
+        ([{"template": "a"}], "chat_template holds {'template': 'a'}"),
+    ],
+)
+def test_a_template_that_no_worker_would_load_is_refused_before_an_export(
+    tmp_path: Path, template: object, found: str
+) -> None:
+    folder = write_hf_folder(tmp_path / "m", tokenizer_config={"chat_template": template})
+    assert found in _refusal(folder)
+
+
+def test_a_template_of_a_gguf_file_that_no_worker_would_load_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": "{% for %}"})
+    assert "default: the chat template cannot be compiled" in _refusal(path)
