@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llorch_export.adapter.apply import adapt
@@ -268,3 +269,52 @@ def test_a_template_that_no_worker_would_load_is_refused_before_an_export(
 def test_a_template_of_a_gguf_file_that_no_worker_would_load_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": "{% for %}"})
     assert "default: the chat template cannot be compiled" in _refusal(path)
+
+
+def _with_long_tensor(path: Path) -> Path:
+    return write_hf_folder(path / "m", edit=lambda weights: weights.update({LONG: np.zeros(4, np.float32)}))
+
+
+def _with_index_entry(path: Path, name: str) -> Path:
+    folder = write_hf_folder(path / "m", shards=2)
+    index = folder / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    found["weight_map"][LONG] = name
+    index.write_text(json.dumps(found))
+    return folder
+
+
+LONG = "x" * 10_000
+LONG_NAMES: dict[str, Callable[[Path], Path]] = {
+    "tensor": _with_long_tensor,
+    "shard": lambda path: _with_index_entry(path, f"{LONG}.safetensors"),
+    "pickled shard": lambda path: _with_index_entry(path, f"{LONG}.bin"),
+    "shard outside": lambda path: _with_index_entry(path, f"../{LONG}.safetensors"),
+    "GGUF tensor": lambda path: write_gguf(path / "m.gguf", extra={LONG: np.zeros(4, np.float32)}),
+    "GGUF tensor twice": lambda path: _renamed(
+        write_gguf(path / "m.gguf", extra={LONG: ZEROS, OTHER: ZEROS})
+    ),
+    "packing": lambda path: _with_packing(path / "m", {"quant_method": "fp8", LONG: 1}),
+}
+ZEROS = np.zeros(4, np.float32)
+OTHER = "y" * 10_000
+
+
+def _renamed(path: Path) -> Path:
+    path.write_bytes(path.read_bytes().replace(OTHER.encode(), LONG.encode()))
+    return path
+
+
+def _with_packing(path: Path, packing: Mapping[str, object]) -> Path:
+    folder = write_hf_folder(path)
+    (folder / "config.json").write_text(json.dumps(tiny_config(quantization_config=packing)))
+    return folder
+
+
+@pytest.mark.parametrize("kind", LONG_NAMES)
+def test_a_refusal_never_repeats_a_long_name(tmp_path: Path, kind: str) -> None:
+    source = LONG_NAMES[kind](tmp_path)
+    with pytest.raises(ArtifactError) as caught:
+        open_checkpoint(str(source))
+    assert "xxx" in str(caught.value)
+    assert LONG[: LONGEST_REFUSAL // 2] not in str(caught.value)

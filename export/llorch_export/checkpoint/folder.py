@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from llorch_export.config.fields import quoted
 from llorch_serve.artifact.links import open_inside, open_real, real_file
 from llorch_serve.errors import ArtifactError
 
@@ -61,7 +62,7 @@ class ModelFolder:
         """
         if not name or Path(name).name != name or "\\" in name or "\0" in name:
             raise ArtifactError(
-                f"{self.path} refers to the file {name!r}; expected a plain name inside the folder"
+                f"{self.path} refers to the file {quoted(name)}; expected a plain name inside the folder"
             )
         path = self.path / name
         if not os.path.lexists(path):

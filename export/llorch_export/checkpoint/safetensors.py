@@ -25,6 +25,7 @@ from llorch_export.checkpoint.safetensors_file import file_tensors
 from llorch_export.checkpoint.stored_names import is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
 from llorch_export.checkpoint.stream import read_rows
+from llorch_export.config.fields import listed, quoted
 from llorch_export.config.fp8 import Fp8Format
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
@@ -68,7 +69,7 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
     missing = [name for name, path in shards.items() if path is None]
     if missing:
         raise ArtifactError(
-            f"{folder.path} lacks {', '.join(missing[:8])}, which {INDEX} names ({len(missing)} of "
+            f"{folder.path} lacks {listed(missing)}, which {INDEX} names ({len(missing)} of "
             f"{len(shards)} shards); "
             "fetch the model again"
         )
@@ -228,7 +229,7 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
     for name in set(weight_map.values()):
         if not name.endswith(".safetensors"):
             raise ArtifactError(
-                f"{folder.path / INDEX} names the file {name!r}, expected only .safetensors files; "
+                f"{folder.path / INDEX} names the file {quoted(name)}, expected only .safetensors files; "
                 f"{convert_pickle(folder.path)}"
             )
     return weight_map

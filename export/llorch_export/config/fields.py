@@ -161,11 +161,18 @@ def quoted(value: object) -> str:
     return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 3]}..."
 
 
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return names out of a file for an error: the first of them, each short, and how many more there are."""
+    entries = list(names)
+    first = ", ".join(shown(name, _MAX_QUOTED) for name in entries[:most])
+    return first if len(entries) <= most else f"{first} and {len(entries) - most} more"
+
+
 def refuse_unknown(keys: Sequence[str], origin: str) -> None:
     """Raise ArtifactError if there are ``keys`` that nobody understood; ``origin`` names where they stand."""
     if keys:
         raise ArtifactError(
             f"{origin} has settings that are not understood and might change the model: "
-            f"{', '.join(shown(key, 80) for key in keys[:8])}; "
+            f"{listed(keys)}; "
             "remove them if they have no influence on inference, or upgrade with: pip install -U llorch"
         )
