@@ -116,6 +116,7 @@ class Checkpoint:
         way of their own.
     ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
     origin: repository and commit of a hub, where the files lie in the hub's cache.
+    hub: which one; None: the Hugging Face hub.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -133,3 +134,4 @@ class Checkpoint:
     ignored_settings: tuple[str, ...] = ()
     code_not_run: tuple[str, ...] = ()
     origin: tuple[str, str] | None = None
+    hub: Literal["modelscope"] | None = None

@@ -34,6 +34,7 @@ from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.text import writable
 
 _BLOCK_TYPES: Final = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
@@ -112,7 +113,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
 def gguf_model_name(path: Path) -> str:
     """Return the model's name as far as the file's name tells it, without the type of quantisation."""
     stem = model_stem(path)
-    return _QUANTISATION_SUFFIX.sub("", stem) or stem
+    return writable(_QUANTISATION_SUFFIX.sub("", stem) or stem)
 
 
 def _block_reader(

@@ -55,25 +55,30 @@ def integer_blocks(kind: str, data: Bytes) -> tuple[Codes, Floats]:
     return codes.astype(np.int8), scales
 
 
+def halves(data: Bytes) -> Floats:
+    """float16 values of bytes [n, 2]: [n, 1]."""
+    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+
+
 def _q3_k(data: Bytes) -> Floats:
     """float16 factor at the end; before it 16 six-bit integers around 32, their upper pairs in 4 bytes."""
     low = _shifted(data[:, 96:104], (0, 4)) & 15
     high = _shifted(data[:, 104:108], (0, 2, 4, 6)) & 3
-    return _half(data[:, 108:]) * ((low | high << 4).astype(np.float32) - 32)
+    return halves(data[:, 108:]) * ((low | high << 4).astype(np.float32) - 32)
 
 
 def _iq4_xs(data: Bytes) -> Floats:
     """float16 factor; 8 six-bit integers around 32: upper pairs in 2 bytes, lower halves in 4."""
     high = data[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    return _half(data[:, :2]) * ((_nibble_pairs(data[:, 4:8]) | high << 4).astype(np.float32) - 32)
+    return halves(data[:, :2]) * ((_nibble_pairs(data[:, 4:8]) | high << 4).astype(np.float32) - 32)
 
 
 def _first_half(data: Bytes) -> Floats:
-    return _half(data[:, :2])
+    return halves(data[:, :2])
 
 
 def _last_half(data: Bytes) -> Floats:
-    return _half(data[:, -2:])
+    return halves(data[:, -2:])
 
 
 def _mxfp4(data: Bytes) -> Floats:
@@ -94,30 +99,30 @@ def _nvfp4(data: Bytes) -> Floats:
 def _iq2_xxs(data: Bytes) -> Floats:
     """float16 factor; the upper four bits of every second 32-bit word."""
     words = data[:, 2:].copy().view("<u4")[:, 1::2]
-    return _half(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
+    return halves(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
 
 
 def _iq2_xs(data: Bytes) -> Floats:
     """float16 factor; 16 four-bit integers at the end. IQ2_S has them there too."""
     fine = _nibble_pairs(data[:, -8:]).astype(np.float32)
-    return _half(data[:, :2]) * (fine + np.float32(0.5)) * np.float32(0.25)
+    return halves(data[:, :2]) * (fine + np.float32(0.5)) * np.float32(0.25)
 
 
 def _iq3_xxs(data: Bytes) -> Floats:
     """float16 factor; the upper four bits of 8 32-bit words at the end."""
     words = data[:, -32:].copy().view("<u4")
-    return _half(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.5)
+    return halves(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.5)
 
 
 def _iq3_s(data: Bytes) -> Floats:
     """float16 factor; 8 four-bit integers at the end, doubled plus one."""
-    return _half(data[:, :2]) * (1 + 2 * _nibble_pairs(data[:, -4:]).astype(np.float32))
+    return halves(data[:, :2]) * (1 + 2 * _nibble_pairs(data[:, -4:]).astype(np.float32))
 
 
 def _iq1_s(data: Bytes) -> Floats:
     """float16 factor; three bits of each of 8 16-bit words at the end. Codes are eighths."""
     words = data[:, -16:].copy().view("<u2")
-    return _half(data[:, :2]) * (2 * (words >> 12 & 7).astype(np.float32) + 1) * np.float32(0.125)
+    return halves(data[:, :2]) * (2 * (words >> 12 & 7).astype(np.float32) + 1) * np.float32(0.125)
 
 
 def _iq1_m(data: Bytes) -> Floats:
@@ -127,11 +132,6 @@ def _iq1_m(data: Bytes) -> Floats:
     half: Floats = np.bitwise_or.reduce(factor, axis=1).astype("<u2").view("<f2").astype(np.float32)
     fine = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(data), 16)
     return half[:, None] * (2 * fine.astype(np.float32) + 1) * np.float32(0.125)
-
-
-def _half(data: Bytes) -> Floats:
-    """float16 values of bytes [n, 2]: [n, 1]."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def _shifted(data: Bytes, shifts: tuple[int, ...]) -> Bytes:

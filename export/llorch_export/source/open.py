@@ -26,6 +26,7 @@ from llorch_export.tokenizer.vocabulary_files import files_of_vocabulary
 from llorch_serve.artifact.links import open_real
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.text import writable
 from llorch_serve.hub.reference import parse_reference
 
 _CONFIG: Final = "config.json"
@@ -109,7 +110,7 @@ def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | N
         try:
             with open_real(Path(os.path.realpath(path))) as file:
                 name = path.name if len(files) > 1 else ""
-                digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
+                digest.update(os.fsencode(name) + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
                 while chunk := file.read(2**22):
                     digest.update(chunk)
                     if progress is not None:
@@ -199,6 +200,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         licence_files=_licence_files(folder) if alone else (),
         only_read_here=len(parts) > 1,
         origin=hub.origin_of(path),
+        hub=hub.hub_of(path),
     )
 
 
@@ -222,6 +224,7 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         ignored_settings=read.ignored_settings,
         code_not_run=read.code_not_run,
         origin=hub.origin_of(folder.path),
+        hub=hub.hub_of(folder.path),
     )
 
 
@@ -257,4 +260,4 @@ def _folder_name(path: Path) -> str:
     """
     resolved = path.resolve()
     origin = hub.origin_of(resolved)
-    return resolved.name if origin is None else origin[0].rsplit("/", 1)[-1]
+    return writable(resolved.name) if origin is None else origin[0].rsplit("/", 1)[-1]
