@@ -29,6 +29,7 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
+from llorch_export.config.fields import shown
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
@@ -116,7 +117,7 @@ def _type_name(tensor: GgufTensor) -> str:
     name = type_name(tensor.type_id)
     if name not in SUPPORTED_TYPES:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has storage type {name}; supported are "
+            f"{tensor.path}: tensor {shown(tensor.name)} has storage type {name}; supported are "
             f"{', '.join(SUPPORTED_TYPES)}. "
             "Use a file of one of these types"
         )
@@ -127,7 +128,7 @@ def _tensor_range(tensor: GgufTensor) -> TensorRange:
     codec = _codec(_type_name(tensor))
     if tensor.shape[-1] % codec.elements:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has rows of {tensor.shape[-1]} elements, "
+            f"{tensor.path}: tensor {shown(tensor.name)} has rows of {tensor.shape[-1]} elements, "
             f"expected a multiple of {codec.elements}; the file is damaged, fetch it again"
         )
     elements = 1
@@ -136,8 +137,8 @@ def _tensor_range(tensor: GgufTensor) -> TensorRange:
     end = tensor.offset + elements // codec.elements * codec.bytes
     if end > tensor.file_size:
         raise ArtifactError(
-            f"{tensor.path} has {tensor.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
-            "it is truncated, fetch it again"
+            f"{tensor.path} has {tensor.file_size} bytes, but tensor {shown(tensor.name)} ends at byte "
+            f"{end}; it is truncated, fetch it again"
         )
     return TensorRange(tensor.name, tensor.path, tensor.offset, tensor.shape, codec, tensor.real)
 

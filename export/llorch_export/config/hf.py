@@ -21,7 +21,7 @@ from llorch_export.config.packed.reading import read_packing
 from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.rope import RopeContext
 from llorch_export.config.rope_by_layer import ropes_from_hf
-from llorch_export.config.unread import ignored_settings
+from llorch_export.config.unread import check_count, ignored_settings
 from llorch_export.config.windows import no_rope_layers, rotating_in_windows, windows
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
@@ -74,6 +74,7 @@ def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> R
     Raises ArtifactError for anything that transformers reads and this exporter does not understand, and for
     what is contradictory or out of range.
     """
+    check_count(data, origin)
     fields = Fields(data, origin=origin)
     family = family_of(fields, origin)
     packing = data.get("quantization")  # MLX's; other tools write notes under that key
