@@ -39,11 +39,7 @@ _BLOCK_TYPES: Final = (
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
     "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
 )  # fmt: skip
-# Older versions of gguf lack the newest types.
-SUPPORTED_TYPES: Final = (
-    *FLOAT_CODECS,
-    *(name for name in _BLOCK_TYPES if name in gguf.GGMLQuantizationType.__members__),
-)
+SUPPORTED_TYPES: Final = (*FLOAT_CODECS, *_BLOCK_TYPES)
 
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _SHORT_FACTORS: Final = "rope_factors_short.weight"
