@@ -95,8 +95,8 @@ def byte_settings(cpu_info: Path = _CPU_INFO) -> dict[str, str]:
 
 
 def require_exact_bytes(runtime: Any) -> None:
-    """Raise ProviderError for a runtime that aborts with :data:`EXACT_BYTES`: 1.25 to 1.29 read beyond the end
-    of a list when they make the weights unsigned.
+    """Raise ProviderError for a runtime that aborts with :data:`EXACT_BYTES`: 1.25 to 1.29 read beyond the
+    end of a list when they make the weights unsigned.
     """
     if (1, 25) <= _numbers(runtime.__version__) < (1, 30):
         raise ProviderError(
