@@ -7,6 +7,7 @@ dropped unless its content is compared: a copy that differs would be another mod
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,13 +74,14 @@ def take_scales(stored: dict[str, StoredTensor]) -> None:
             stored.pop(f"{module}{suffix}", None)
 
 
-def settle_tied(stored: dict[str, StoredTensor], origin: str) -> None:
+def settle_tied(stored: dict[str, StoredTensor], origin: str, packed: Collection[str] = ()) -> None:
     """Leave one table where the config ties head and embedding, called the embedding.
 
-    A file may hold either of them, or both alike. Raises ArtifactError if both differ.
+    A file may hold either of them, or both alike. packed: weights that are there in another form.
+    Raises ArtifactError if both differ.
     """
     head, embedding = stored.get(HEAD), stored.get(EMBEDDING)
-    if head is None:
+    if head is None or EMBEDDING in packed:
         return
     if embedding is not None and (head.scale or embedding.scale or not same_content(head, embedding)):
         raise ArtifactError(

@@ -55,8 +55,7 @@ def tokenizer_from_folder(
     """Read the tokenizer of a Hugging Face folder.
 
     config: content of its ``config.json``. An end-of-sequence token that no file names does not exist:
-        transformers'
-    default of 2 for ``config.json`` is not taken over.
+        transformers' default of 2 for ``config.json`` is not taken over.
     Raises ArtifactError if there is none, or if it cannot be used.
     """
     settings = folder.read_json("tokenizer_config.json") or {}
@@ -126,8 +125,7 @@ def _converted(
         if token_id != tokenizer.get_vocab_size():
             raise ArtifactError(
                 f"{folder.path}: added token {token.content!r} has id {token_id}, expected "
-                f"{tokenizer.get_vocab_size()}, "
-                f"the next free one; {_MAKE_TOKENIZER}"
+                f"{tokenizer.get_vocab_size()}, the next free one; {_MAKE_TOKENIZER}"
             )
         tokenizer.add_tokens([token])
     return tokenizer

@@ -20,6 +20,11 @@ KINDS: dict[str, Any] = {
     "BF16": ml_dtypes.bfloat16,
     "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I8": np.int8,
+    "U8": np.uint8,
 }
 _NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
