@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from llorch_export.checkpoint.packed.awq import AwqReader
 from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, PackedReader
+from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
 from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.stored_tensors import StoredTensor
 from llorch_export.config.packed.awq import AwqPacking
 from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.bitsandbytes import BitsAndBytesPacking
 from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
 from llorch_serve.errors import ArtifactError
@@ -25,6 +27,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     GptqPacking: GptqReader,
     AwqPacking: AwqReader,
     CompressedPacking: CompressedReader,
+    BitsAndBytesPacking: BitsAndBytesReader,
 }
 
 

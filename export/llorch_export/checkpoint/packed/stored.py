@@ -7,7 +7,7 @@ read, not mapped, as in :mod:`llorch_export.checkpoint.stream`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +68,11 @@ class StoredArray:
     def dtype(self) -> np.dtype[np.generic]:
         """The type of its items."""
         return DTYPES[self.kind]
+
+    def as_bytes(self) -> StoredArray:
+        """Return it as the bytes that it is made of, in one dimension."""
+        count = math.prod(self.shape) * self.dtype.itemsize
+        return replace(self, shape=(count,), kind="U8")
 
     def read(self) -> npt.NDArray[np.generic]:
         """Read all of it. Raises ArtifactError if the file cannot be read or ends early."""
