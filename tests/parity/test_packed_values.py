@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.checkpoint.packed.base import PackedModule
+from llorch_export.checkpoint.packed.modules import reader_of
+from llorch_export.checkpoint.packed.stored import DTYPES, StoredArray
+from llorch_export.checkpoint.safetensors import file_tensors
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.reading import read_packing
 from llorch_export.source.open import open_checkpoint
 from support.builders.packed_checkpoints import Group, Packed, write_awq, write_compressed, write_gptq
+from support.builders.raw_safetensors import save
 
+PUBLISHED = Path(__file__).parent.parent / "data" / "published" / "packed_vectors.jsonl"
+VECTORS: list[dict[str, Any]] = [json.loads(line) for line in PUBLISHED.read_text().splitlines()]
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "attention_bias": True}
 # Heads that make 96 inputs of the output projection, and 160 of the down projection: tails everywhere.
 TAILS: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 24}
@@ -73,6 +86,11 @@ COMPRESSED: dict[str, Group] = {
 }
 
 
+def stored(part: dict[str, Any]) -> npt.NDArray[Any]:
+    data = np.frombuffer(base64.b64decode(part["data"]), DTYPES[part["kind"]])
+    return data.reshape(part["shape"])
+
+
 def _same(packed: Packed) -> None:
     tensors = open_checkpoint(str(packed.folder)).tensors
     for name, value in packed.values.items():
@@ -97,3 +115,18 @@ def test_awq(tmp_path: Path, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("group", COMPRESSED.values(), ids=COMPRESSED)
 def test_compressed_tensors(tmp_path: Path, group: Group, shape: dict[str, Any]) -> None:
     _same(write_compressed(tmp_path / "m", shape, group))
+
+
+@pytest.mark.parametrize("row", VECTORS, ids=[f"{row['tool']}: {row['label']}" for row in VECTORS])
+def test_the_tools_own_matrices_are_read_as_the_tools_read_them(tmp_path: Path, row: dict[str, Any]) -> None:
+    save(tmp_path / "model.safetensors", {f"m.{name}": stored(part) for name, part in row["parts"].items()})
+    tensors = file_tensors(tmp_path / "model.safetensors", ModelFolder(tmp_path), packed=True)
+    parts = {name.removeprefix("m."): StoredArray.at(t.source, t.dtype) for name, t in tensors.items()}
+    packing = read_packing(row["settings"], origin="config.json")
+    assert isinstance(packing, Packing)
+    expected = stored(row["weight"])
+    found = reader_of(packing).read(PackedModule("m", expected.shape, parts))
+    assert found is not None
+    rows = found.load_rows(0, expected.shape[0])
+    # Some tools compute in half precision, and round what is exact here.
+    np.testing.assert_array_equal(rows.astype(expected.dtype), expected)

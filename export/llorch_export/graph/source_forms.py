@@ -11,7 +11,7 @@ from typing import Final
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.codes import Codes
-from llorch_export.formats.module import EMBEDDING, ModuleFormat
+from llorch_export.formats.module import EMBEDDING, FINE_MODULES, ModuleFormat
 from llorch_export.formats.precisions import BITS
 from llorch_export.formats.targets import Capabilities
 from llorch_export.quantize.carried import carried_form
@@ -20,6 +20,7 @@ from llorch_export.quantize.repack import BlockForm, carried_notice
 REQUANTISED: Final = ModuleFormat("int8", 64, None, "bfloat16")
 """What becomes of packed matrices that no form of the runtime holds as they are."""
 
+_FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
 _TABLE: Final = f"{EMBEDDING}.weight"
 
 
@@ -32,7 +33,8 @@ def carried_matrix(
     if tensor.codes is None:
         return None
     widths = target.table_bits if looked_up else target.carried_bits
-    form = carried_form(tensor.codes, widths, looked_up=looked_up)
+    fine = tensor.name.endswith(_FINE_WEIGHTS)
+    form = carried_form(tensor.codes, widths, looked_up=looked_up, fine=fine)
     return None if form is None else (tensor.codes, form)
 
 

@@ -18,40 +18,51 @@ from llorch_export.quantize.layout import SCALE_DTYPES, block_count
 from llorch_export.quantize.repack import BlockForm
 
 _BLOCK_SIZES: Final = (256, 128, 64, 32, 16)  # for which the runtime's kernels are right
-# Bytes of codes that share a scale where the groups of a matrix are wider than any block: more of them give
-# inputs, which are rounded by the same blocks, coarser scales; fewer of them cost more for scales.
-_BYTES_A_SCALE: Final = 64
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
 
 
-def carried_form(codes: Codes, widths: Sequence[int], *, looked_up: bool = False) -> BlockForm | None:
+def carried_form(
+    codes: Codes, widths: Sequence[int], *, looked_up: bool = False, fine: bool = False
+) -> BlockForm | None:
     """Return the form that holds a matrix as it is, or None if there is none.
 
     widths: of codes that the operator has. looked_up: rows are taken from the matrix, so columns stay in
-    their order.
+    their order. fine: blocks are small whatever the groups, for the sake of inputs that are rounded by them.
     """
     wide_enough = [width for width in sorted(widths) if width >= codes.bits]
-    size = _block_size(codes, wide_enough[0]) if wide_enough else None
+    size = _block_size(codes, wide_enough[0], fine=fine) if wide_enough else None
     if size is None or (looked_up and codes.input_order is not None):
         return None
     return BlockForm(wide_enough[0], size, zero_points=not codes.symmetric)
 
 
-def _block_size(codes: Codes, bits: int) -> int | None:
+def _block_size(codes: Codes, bits: int, *, fine: bool) -> int | None:
     """Return the group, or a part of it that is not too small."""
-    if codes.group in _BLOCK_SIZES:
-        return codes.group
-    most = _BLOCK_SIZES[0] if codes.group < _BLOCK_SIZES[0] else _BYTES_A_SCALE * 8 // bits
+    most = _largest(codes, bits, fine=fine)
     fitting = [
         size for size in _BLOCK_SIZES if size <= most and (codes.groups == 1 or codes.group % size == 0)
     ]
+    if codes.group in fitting:
+        return codes.group
 
     def nbytes(size: int) -> int:
-        scale = np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize
-        return block_count(codes.columns, size) * (size * bits // 8 + scale)
+        return block_count(codes.columns, size) * (size * bits // 8 + _scale_bytes(codes))
 
     return min(fitting, key=nbytes, default=None)
+
+
+def _largest(codes: Codes, bits: int, *, fine: bool) -> int:
+    """Return how many codes may share a scale: inputs are rounded by the blocks of weights, so blocks are not
+    as wide as they could be, and repeated scales may make an artifact a twentieth larger than its source.
+    """
+    if codes.group <= _BLOCK_SIZES[0]:
+        return 16 * _scale_bytes(codes) if fine else _BLOCK_SIZES[0]
+    return (16 if fine else 32) * _scale_bytes(codes) * 8 // bits
+
+
+def _scale_bytes(codes: Codes) -> int:
+    return np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize
 
 
 def carried(codes: Codes, form: BlockForm, start: int, stop: int) -> Arrays:
