@@ -262,6 +262,7 @@ def file_tensors(path: Path, folder: ModelFolder, *, packed: bool = False) -> di
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
     tensors: dict[str, StoredTensor] = {}
+    notes = header.get("__metadata__") or {}
     for name, entry in header.items():
         if name == "__metadata__" or names.is_ignorable(name):
             continue
@@ -272,7 +273,7 @@ def file_tensors(path: Path, folder: ModelFolder, *, packed: bool = False) -> di
         if codec is None:
             raise _unsupported(path, name, dtype)
         offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, codec, real), dtype)
+        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, codec, real), dtype, notes=notes)
     return tensors
 
 

@@ -14,12 +14,14 @@ from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
 from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.packed.torchao import TorchAoReader
 from llorch_export.checkpoint.stored_tensors import StoredTensor
 from llorch_export.config.packed.awq import AwqPacking
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.bitsandbytes import BitsAndBytesPacking
 from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
+from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
 
 _WEIGHT: Final = ".weight"
@@ -28,6 +30,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     AwqPacking: AwqReader,
     CompressedPacking: CompressedReader,
     BitsAndBytesPacking: BitsAndBytesReader,
+    TorchAoPacking: TorchAoReader,
 }
 
 
@@ -56,7 +59,7 @@ def take_packed(
             continue
         module = name.removesuffix(_WEIGHT)
         parts = {
-            suffix.removeprefix("."): StoredArray.at(tensor.source, tensor.dtype)
+            suffix.removeprefix("."): StoredArray.at(tensor.source, tensor.dtype, tensor.notes)
             for suffix in reader.suffixes
             if (tensor := stored.get(f"{module}{suffix}")) is not None
         }

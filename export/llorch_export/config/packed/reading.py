@@ -14,12 +14,14 @@ from llorch_export.config.packed.bitsandbytes import bitsandbytes_packing
 from llorch_export.config.packed.compressed import compressed_packing
 from llorch_export.config.packed.fbgemm import fbgemm_packing
 from llorch_export.config.packed.gptq import gptq_packing
+from llorch_export.config.packed.torchao import torchao_packing
 
 _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
     "gptq": gptq_packing,
     "awq": awq_packing,
     "bitsandbytes": bitsandbytes_packing,
     "compressed-tensors": compressed_packing,
+    "torchao": torchao_packing,
     "fbgemm_fp8": fbgemm_packing,
     "auto-round": auto_round_packing,
     "auto_round": auto_round_packing,
