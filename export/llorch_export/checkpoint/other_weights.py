@@ -35,7 +35,7 @@ _TORCHAO_SCRIPT: Final = (
 
 
 def _convert_torchao(folder: Path) -> str:
-    """Return what to do about weights of torchao that are only there as pickles, which hold its own classes."""
+    """Return what to do about pickles of torchao, which hold its own classes."""
     there, new = (shlex.quote(str(path)) for path in (folder, folder.with_name(f"{folder.name}-safetensors")))
     return (
         f"{NEVER_READ}; they are packed by torchao, which converts them, in an environment with: "
