@@ -14,6 +14,7 @@ from llorch_export.config.packed.bitsandbytes import bitsandbytes_packing
 from llorch_export.config.packed.compressed import compressed_packing
 from llorch_export.config.packed.fbgemm import fbgemm_packing
 from llorch_export.config.packed.gptq import gptq_packing
+from llorch_export.config.packed.modelopt import is_modelopt, modelopt_packing
 from llorch_export.config.packed.torchao import torchao_packing
 
 _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
@@ -22,6 +23,7 @@ _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
     "bitsandbytes": bitsandbytes_packing,
     "compressed-tensors": compressed_packing,
     "torchao": torchao_packing,
+    "modelopt": modelopt_packing,
     "fbgemm_fp8": fbgemm_packing,
     "auto-round": auto_round_packing,
     "auto_round": auto_round_packing,
@@ -45,7 +47,9 @@ def read_packing(config: object, *, origin: str) -> Packing | Fp8Format | None:
 
 
 def _unnamed(config: Mapping[object, object]) -> str | None:
-    """Return the method of settings from before methods were named."""
+    """Return the method of settings that do not name theirs."""
+    if is_modelopt(config):
+        return "modelopt"
     old = any(config.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
     return "bitsandbytes" if old else None
 
@@ -62,5 +66,9 @@ def read_packing_file(config: Mapping[str, object], *, name: str, origin: str) -
     return reader(Fields(config, origin=origin))
 
 
-_FILES: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_FILES: Final = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 """What a file means that does not say by which method weights were packed."""
