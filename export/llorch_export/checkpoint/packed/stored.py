@@ -63,9 +63,9 @@ class StoredArray:
     notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def at(place: TensorRange, kind: str, notes: Mapping[str, str]) -> StoredArray:
+    def at(place: TensorRange, kind: str, notes: Mapping[str, str] | None = None) -> StoredArray:
         """Return the array of a tensor whose values are of type ``kind``."""
-        return StoredArray(place.name, place.path, place.real, place.offset, place.shape, kind, notes)
+        return StoredArray(place.name, place.path, place.real, place.offset, place.shape, kind, notes or {})
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
