@@ -77,7 +77,11 @@ class SourceForms:
             return f"whole, stored in {tensor.narrow_type or 'float32'}"
         found = self.carried(tensor)
         if found is not None:
-            return f"{found[1].bits} bits, block {found[1].block_size}, exactly"
+            codes, form = found
+            near = (
+                "exactly" if not codes.rounding else f"within {codes.rounding:.2%} of a block's largest value"
+            )
+            return f"{form.bits} bits, block {form.block_size}, {near}"
         anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
