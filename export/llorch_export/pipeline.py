@@ -33,11 +33,11 @@ from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
+from llorch_export.graph.source_forms import source_notice
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
 from llorch_export.options import ExportOptions
-from llorch_export.quantize.repack import carried_notice
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import ResolvedExport, check_source, resolve
 from llorch_export.source.open import open_checkpoint
@@ -130,8 +130,7 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     notices = [*source_notices(checkpoint)]
     notices += (notice for notice in found if notice is not None)
     if resolved.recipe.precision == "source":
-        matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
-        notices.append(carried_notice(tensor.dtype for tensor in matrices))
+        notices.append(source_notice(checkpoint.tensors, TARGETS[resolved.target]))
     return tuple(notices)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
 from llorch_export.config.families import FAMILIES_IN_GGUF, SUPPORTED_GGUF
 from llorch_export.config.family import Family
-from llorch_export.config.fields import Fields, refuse_unknown
+from llorch_export.config.fields import Fields, quoted, refuse_unknown
 from llorch_export.config.gguf_form import (
     gguf_form,
     gguf_query_multiplier,
@@ -101,11 +101,11 @@ def _family(metadata: Mapping[str, object], origin: str) -> Family:
     architecture = metadata.get("general.architecture")
     family = FAMILIES_IN_GGUF.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        raise ArtifactError(f"{origin}: general.architecture is {architecture!r}; {SUPPORTED_GGUF}")
+        raise ArtifactError(f"{origin}: general.architecture is {quoted(architecture)}; {SUPPORTED_GGUF}")
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ArtifactError(
-            f"{origin}: general.type is {kind!r}, expected 'model'; adapters must be merged first"
+            f"{origin}: general.type is {quoted(kind)}, expected 'model'; adapters must be merged first"
         )
     return family
 

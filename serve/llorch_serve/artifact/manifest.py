@@ -12,6 +12,7 @@ import msgspec
 
 from llorch_serve.errors import ArtifactError, NewerSchemaError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.files.text import encode_json
 
 SCHEMA_VERSION: Final = 1
 
@@ -343,7 +344,8 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
         ``style=0.5 + facts``; None: there was none.
     repository: the hub repository that it was fetched from, as ``org/name``; absent: it lay on a
         disk.
-    revision: that repository's commit, in hex.
+    revision: that repository's commit, in hex; of ModelScope, which tells none, the branch or tag.
+    hub: whose repository it is; absent: the Hugging Face hub's.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -352,6 +354,7 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     repository: str | msgspec.UnsetType = msgspec.UNSET
     revision: str | msgspec.UnsetType = msgspec.UNSET
+    hub: Literal["modelscope"] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FileEntry(_Struct, frozen=True, kw_only=True):
@@ -469,7 +472,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as indented JSON with a final newline; the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
 
 
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:

@@ -25,6 +25,7 @@ from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import LlamaConfig
+from support.oracles.gguf_blocks import storage_type
 
 Weights = dict[str, npt.NDArray[np.float32]]
 
@@ -335,7 +336,7 @@ def write_gguf(
         if value.ndim == 1:
             writer.add_tensor(name, value)
         elif blocks is not None and (given := blocks(name, *value.shape)) is not None:
-            writer.add_tensor(name, given[1], raw_dtype=gguf.GGMLQuantizationType[given[0]])
+            writer.add_tensor(name, given[1], raw_dtype=storage_type(given[0]))
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
