@@ -379,6 +379,8 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         values["attention.sliding_window"] = config.sliding_window or 0
     family, form = FAMILIES[config.architecture], config.form
     values[f"attention.layer_norm{'_rms' if form.norm == 'rms' else ''}_epsilon"] = config.rms_norm_eps
+    if family.parallel_key:
+        values[family.parallel_key] = form.parallel
     if family.logit_scale:
         values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":
