@@ -91,7 +91,7 @@ def config_from_gguf(
         or gguf_query_multiplier(family, hidden, heads, layers, head_dim),
         residual_multiplier=residual_scale or 1.0,
         logits_scaling=logits_divisor(fields, family) or logit_scale or 1.0,
-        layer_form=gguf_form(fields, family, rope),
+        layer_form=gguf_form(fields, family, rope, shapes),
     )
     refuse_unknown(fields.unasked(known={f"{name}.{key}" for key in INERT_GGUF_KEYS}), origin)
     return checked(config, origin)

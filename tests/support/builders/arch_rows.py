@@ -162,6 +162,7 @@ GGUF = [
     "cohere2",
     "starcoder2",
     "stablelm",
+    "stablelm, parallel, biases",
     "phi",
     "nemotron",
 ]
