@@ -32,6 +32,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
 ModelType = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1000)], ...], msgspec.Meta(max_length=1000)]
+ShortText = Annotated[str, msgspec.Meta(max_length=1000)]
+ModuleNames = Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=100_000)]
 # No other name of a template's variables can be taken by a token.
 TemplateTokens = Annotated[
     dict[
@@ -357,12 +359,26 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
     hub: Literal["modelscope"] | msgspec.UnsetType = msgspec.UNSET
 
 
+class SourceForm(_Struct, frozen=True, kw_only=True):
+    """What became of matrices of a checkpoint whose weights a tool had packed.
+
+    modules: their names. stored: how the checkpoint has them. becomes: how the graph has them.
+    """
+
+    modules: ModuleNames
+    stored: ShortText
+    becomes: ShortText
+
+
 class FileEntry(_Struct, frozen=True, kw_only=True):
     """A file of the artifact: POSIX path relative to the folder, size in bytes, SHA-256 in hex."""
 
     path: str
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Sha256
+
+
+SourceForms = Annotated[tuple[SourceForm, ...], msgspec.Meta(max_length=100_000)]
 
 
 class FixedShapes(_Struct, frozen=True, kw_only=True):
@@ -429,6 +445,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     prompts: what takes prompts; None: the first graph does.
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
+    source_forms: at precision ``source``, what became of packed weights; absent: there were none.
     """
 
     schema_version: Literal[1]
@@ -463,6 +480,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: Names | msgspec.UnsetType = msgspec.UNSET
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
+    source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:
