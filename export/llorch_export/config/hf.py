@@ -16,7 +16,7 @@ from llorch_export.config.families import Family
 from llorch_export.config.fields import Fields
 from llorch_export.config.fp8 import fp8_format, packed_weights
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.rope import RopeContext, rope_from_hf
+from llorch_export.config.rope import MIN_FACTOR, RopeContext, rope_from_hf
 from llorch_export.config.unread import check_count, ignored_settings
 from llorch_export.config.windows import no_rope_layers, windows
 from llorch_serve.artifact.manifest import LlamaConfig
@@ -101,7 +101,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     window, layer_types = windows(fields, family, layers, max_positions, rotating)
     rope, ignored = rope_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
-        key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
+        key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     }
     config = LlamaConfig(
