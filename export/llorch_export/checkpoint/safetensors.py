@@ -30,6 +30,7 @@ from llorch_serve.errors import ArtifactError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+_MAX_SHARDS: Final = 2**12
 _OTHER_HEADS: Final = {"score.weight", "classifier.weight", "reward_head.weight"}
 CONVERT_PICKLE: Final = (
     f"{NEVER_READ}; fetch the repository and give its folder: then the command that converts them is shown"
@@ -230,7 +231,12 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
         raise ArtifactError(
             f"{folder.path / INDEX} has no weight_map of tensor names to file names; fetch it again"
         )
-    for name in set(weight_map.values()):
+    files = set(weight_map.values())
+    if len(files) > _MAX_SHARDS:
+        raise ArtifactError(
+            f"{folder.path / INDEX} names {len(files)} files, expected at most {_MAX_SHARDS}; fetch it again"
+        )
+    for name in files:
         if not name.endswith(".safetensors"):
             raise ArtifactError(
                 f"{folder.path / INDEX} names the file {quoted(name)}, expected only .safetensors files; "

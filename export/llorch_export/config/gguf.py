@@ -29,7 +29,7 @@ from llorch_export.config.hf import (
     checked,
     head_size,
 )
-from llorch_export.config.rope import RopeContext
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
 from llorch_export.config.windows import normal_no_rope_layers, spaced_no_rope_layers, spaced_types
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
@@ -152,7 +152,14 @@ def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, f
     name = family.gguf_name
     fields.require(f"{name}.rope.scaling.finetuned", True, "llama.cpp turns rotary embedding off by it")
     embedding, residual, logits, attention = (
-        fields.number(f"{name}.{key}", 0.0, at_least=0, high=MAX_MULTIPLIER)
+        _multiplier(fields, f"{name}.{key}")
         for key in ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
     )
     return embedding, residual, logits, attention
+
+
+def _multiplier(fields: Fields, key: str) -> float:
+    value = fields.number(key, 0.0, at_least=0, high=MAX_MULTIPLIER)
+    if 0 < value <= MIN_FACTOR:
+        raise fields.wrong(key, f"0 or a number above {MIN_FACTOR:g}")
+    return value

@@ -19,7 +19,7 @@ from llorch_export.config.layer_form import layer_form, query_multiplier
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.reading import read_packing
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.rope import RopeContext
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
 from llorch_export.config.rope_by_layer import ropes_from_hf
 from llorch_export.config.unread import check_count, ignored_settings
 from llorch_export.config.windows import no_rope_layers, rotating_in_windows, windows
@@ -110,7 +110,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         rotating = rotating_in_windows(fields, family, layers)
     rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
-        key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
+        key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     }
     config = LlamaConfig(
