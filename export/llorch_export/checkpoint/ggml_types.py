@@ -68,7 +68,8 @@ def _types_of_gguf() -> dict[str, GgmlType]:
     for name in names:
         if name in gguf.GGMLQuantizationType.__members__:  # older versions lack the newest
             kind = gguf.GGMLQuantizationType[name]
-            found[name] = GgmlType(int(kind), *gguf.GGML_QUANT_SIZES[kind], functools.partial(_by_gguf, kind))
+            elements, size = gguf.GGML_QUANT_SIZES[kind]
+            found[name] = GgmlType(int(kind), elements, size, functools.partial(_by_gguf, kind))
     return found
 
 

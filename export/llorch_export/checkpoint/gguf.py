@@ -20,6 +20,7 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, type_name
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.gguf_parts import model_stem
+from llorch_export.checkpoint.row_order import row_order
 from llorch_export.checkpoint.stream import (
     FLOAT_CODECS,
     BlockCodec,
@@ -28,7 +29,7 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
-from llorch_export.config.families import FAMILIES
+from llorch_export.config.fields import shown
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
@@ -83,19 +84,17 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         for name, r in ranges.items()
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    by_gguf_name = {names.gguf_name(name): shape for name, shape in names.stored_tensors(config).items()}
-    names.check_tensors(by_gguf_name, found, origin=str(header.path))
+    names.check_tensors(names.stored_tensors(config, gguf=True), found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config).items():
-        stored = names.gguf_name(place.name)
-        source = ranges[stored].rows(place.start, place.stop)
+    for name, place in names.stored_places(config, gguf=True).items():
+        source = ranges[place.name].rows(place.start, place.stop)
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
-            dtype=_type_name(header.tensors[stored]),
-            load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
-            read_blocks=_block_reader(source, _row_order(name, config)),
+            dtype=_type_name(header.tensors[place.name]),
+            load_rows=functools.partial(read_rows, source, row_order=row_order(name, config, gguf=True)),
+            read_blocks=_block_reader(source, row_order(name, config, gguf=True)),
         )
     return tensors
 
@@ -114,30 +113,11 @@ def _block_reader(
     return functools.partial(read_blocks, source, row_order=row_order)
 
 
-def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
-    """Return where each stored row of a tensor belongs, or None where rows are in place.
-
-    ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2),
-    so conversion to GGUF interleaves the two halves of each query and key head; in the families that ggml
-    rotates half a head apart it does not.
-    """
-    if not FAMILIES[config.architecture].permuted:
-        return None
-    if ".self_attn.q_proj." in name:
-        heads = config.num_attention_heads
-    elif ".self_attn.k_proj." in name:
-        heads = config.num_key_value_heads
-    else:
-        return None
-    rows = np.arange(heads * config.head_dim, dtype=np.intp)
-    return rows.reshape(heads, 2, config.head_dim // 2).swapaxes(1, 2).reshape(-1)
-
-
 def _type_name(tensor: GgufTensor) -> str:
     name = type_name(tensor.type_id)
     if name not in SUPPORTED_TYPES:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has storage type {name}; supported are "
+            f"{tensor.path}: tensor {shown(tensor.name)} has storage type {name}; supported are "
             f"{', '.join(SUPPORTED_TYPES)}. "
             "Use a file of one of these types"
         )
@@ -148,7 +128,7 @@ def _tensor_range(tensor: GgufTensor) -> TensorRange:
     codec = _codec(_type_name(tensor))
     if tensor.shape[-1] % codec.elements:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has rows of {tensor.shape[-1]} elements, "
+            f"{tensor.path}: tensor {shown(tensor.name)} has rows of {tensor.shape[-1]} elements, "
             f"expected a multiple of {codec.elements}; the file is damaged, fetch it again"
         )
     elements = 1
@@ -157,8 +137,8 @@ def _tensor_range(tensor: GgufTensor) -> TensorRange:
     end = tensor.offset + elements // codec.elements * codec.bytes
     if end > tensor.file_size:
         raise ArtifactError(
-            f"{tensor.path} has {tensor.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
-            "it is truncated, fetch it again"
+            f"{tensor.path} has {tensor.file_size} bytes, but tensor {shown(tensor.name)} ends at byte "
+            f"{end}; it is truncated, fetch it again"
         )
     return TensorRange(tensor.name, tensor.path, tensor.offset, tensor.shape, codec, tensor.real)
 

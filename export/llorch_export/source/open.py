@@ -181,9 +181,9 @@ def _is_complete(path: Path, *, config_only: bool) -> bool:
             weight_files(folder)
             if not (folder.find("tokenizer.json") or folder.find("tokenizer.model")):
                 return False
+        return folder.find(_CONFIG) is not None
     except ArtifactError:
         return False
-    return folder.find(_CONFIG) is not None
 
 
 def _open_gguf(path: Path) -> Checkpoint:

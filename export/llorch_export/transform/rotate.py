@@ -58,6 +58,8 @@ def rotate(config: LlamaConfig, tensors: Tensors, seed: int) -> Tensors:
         names = LayerNames(layer)
         for norm, modules in _READERS.items():
             for module in modules:
+                if names.weight(module) not in tensors:  # a gate, where the MLP has none
+                    continue
                 read(names.weight(module), names.weight(norm))
             result[names.weight(norm)] = ones(tensors[names.weight(norm)])
         for module in _WRITERS:
