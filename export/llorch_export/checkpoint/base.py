@@ -121,7 +121,7 @@ class Checkpoint:
     base_config: the config before that, where ``config`` may differ by it.
     notices: what a person should know of how it was read, a line each.
     only_read_here: transformers cannot read these files as they are, since names or files are arranged in a
-        way of their own.
+        way of their own, or since weights are packed, for which it needs other libraries.
     ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
     origin: repository and commit of a hub, where the files lie in the hub's cache.
     """

@@ -54,6 +54,7 @@ def plain_tensor(
         shape=shape,
         dtype=tensor.dtype,
         load_rows=_reader(tensor, place, scaled),
+        packed=None if tensor.scale is None else "floating point of 8 bits, with scales",
         narrow_type=_NARROW_TYPES.get(tensor.dtype) if narrow else None,
     )
 

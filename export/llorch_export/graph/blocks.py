@@ -18,7 +18,7 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.source_forms import REQUANTISED, carried_matrix
+from llorch_export.graph.source_forms import REQUANTISED
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
@@ -56,18 +56,15 @@ class BlockWeight:
 
 
 def block_weight(
-    b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat, *, looked_up: bool = False
+    b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> BlockWeight | None:
-    """Plan the stacked ``weights``; None where they stay whole, as ``form`` or the checkpoint has it.
-
-    looked_up: rows are taken from the matrix, if it is also multiplied with.
-    """
+    """Plan the stacked ``weights``; None where they stay whole, as ``form`` or the checkpoint has it."""
     precision = form.precision
     if precision in UNQUANTISED:
         return None
     rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
     if precision == "source":
-        return _as_the_source(b, name, weights, looked_up=looked_up)
+        return _as_the_source(b, name, weights)
     assert form.block_size is not None, "a quantised format has a block size"
     return _plan(
         b,
@@ -80,14 +77,12 @@ def block_weight(
     )
 
 
-def _as_the_source(
-    b: GraphBuilder, name: str, weights: Sequence[str], *, looked_up: bool
-) -> BlockWeight | None:
+def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockWeight | None:
     """Plan ``weights`` in the blocks or codes that the checkpoint has them in."""
     tensors = [b.tensors[weight] for weight in weights]
     rows, columns = b.rows(weights), tensors[0].shape[1]
     if tensors[0].packed is not None:
-        found = carried_matrix(tensors[0], b.target, looked_up=looked_up)
+        found = b.source_forms.carried(tensors[0])
         if found is None:
             form = REQUANTISED
             assert form.block_size is not None

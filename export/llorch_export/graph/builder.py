@@ -4,6 +4,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from llorch_export.formats.module import Formats, PerChannelActivations
 from llorch_export.formats.targets import CONTRIB as CONTRIB  # the graph modules' one import
 from llorch_export.formats.targets import TARGETS, Capabilities
 from llorch_export.graph.half_precision import COMPUTE_TYPES, WeightCast
+from llorch_export.graph.source_forms import SourceForms
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
@@ -96,6 +98,11 @@ class GraphBuilder:
         self.activation_codes: dict[tuple[ir.Value, PerChannelActivations], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
         self._reordered: dict[tuple[ir.Value, bytes], ir.Value] = {}
+
+    @functools.cached_property
+    def source_forms(self) -> SourceForms:
+        """What becomes of each matrix at precision ``source``."""
+        return SourceForms(self.tensors, self.target)
 
     def op(
         self,

@@ -107,7 +107,7 @@ def _table(b: GraphBuilder, module: str) -> Table:
     weight, form = f"{module}.weight", b.formats.of(module)
     if form.quantizer == "gptq" and module == EMBEDDING and not b.config.tie_word_embeddings:
         form = replace(form, quantizer="affine")  # rows are looked up, so no input's columns move together
-    found = block_weight(b, module, [weight], form, looked_up=module == EMBEDDING)
+    found = block_weight(b, module, [weight], form)
     if found is not None:
         return found
     narrow = form.precision == "source" and b.tensors[weight].narrow_type is not None

@@ -15,7 +15,6 @@ from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.graph.norm import rms_norm
 from llorch_export.graph.rope import table_chunks
-from llorch_export.graph.source_forms import stored_alike
 from llorch_serve.artifact.manifest import KvLayout, LlamaConfig
 
 
@@ -96,11 +95,7 @@ def projected(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | 
     c, prefix = b.config, attention_prefix(layer)
     bias = c.attention_bias or c.qkv_bias
     modules = [f"{prefix}.{part}_proj" for part in "qkv"]
-    formats = {b.formats.of(module) for module in modules}
-    carried = any(form.precision == "source" for form in formats)
-    if len(formats) == 1 and not (
-        carried and not stored_alike([b.tensors[f"{m}.weight"] for m in modules], b.target)
-    ):
+    if _stored_alike(b, modules):
         return linear(b, x, modules, name=f"{prefix}.qkv_proj", lead=lead, bias=bias), None, None
     query, key, value = (linear(b, x, [module], name=module, lead=lead, bias=bias) for module in modules)
     return query, key, value
@@ -111,7 +106,7 @@ def _stored_alike(b: GraphBuilder, modules: Sequence[str]) -> bool:
     if len(formats) > 1:
         return False
     tensors = [b.tensors[f"{module}.weight"] for module in modules]
-    return formats.pop().precision != "source" or stored_alike(tensors, b.target)
+    return formats.pop().precision != "source" or b.source_forms.alike(tensors)
 
 
 def attention_prefix(layer: int) -> str:

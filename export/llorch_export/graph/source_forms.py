@@ -1,63 +1,120 @@
 """What becomes of a checkpoint's matrices at precision ``source``, one by one, and in words.
 
-Takes tensors as they are read; :mod:`llorch_export.graph.blocks` stores what is decided here.
+Takes tensors as they are read; :mod:`llorch_export.graph.blocks` stores what is decided here. The runtime
+rounds inputs by the blocks of weights, so small blocks give better answers; but each has a scale, and an
+artifact is to be about as large as its source.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.codes import Codes
 from llorch_export.formats.module import EMBEDDING, FINE_MODULES, ModuleFormat
 from llorch_export.formats.precisions import BITS
 from llorch_export.formats.targets import Capabilities
-from llorch_export.quantize.carried import carried_form
+from llorch_export.quantize.carried import carried_bits, carried_form, stored_bits
+from llorch_export.quantize.layout import SCALE_DTYPES
 from llorch_export.quantize.repack import BlockForm, carried_notice
 
 REQUANTISED: Final = ModuleFormat("int8", 64, None, "bfloat16")
 """What becomes of packed matrices that no form of the runtime holds as they are."""
 
-_FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
 _TABLE: Final = f"{EMBEDDING}.weight"
+_FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
+_MOST_MORE: Final = 1.045
+"""How much larger than their source matrices may be, for the sake of finer blocks."""
+_FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
+"""The smallest blocks of layers whose errors weigh most, and of the others: the best first."""
 
 
-def carried_matrix(
-    tensor: LazyTensor, target: Capabilities, *, looked_up: bool = False
-) -> tuple[Codes, BlockForm] | None:
-    """Return the codes of a packed matrix and the form that holds them; None if none does, or if it is not
-    packed.
+class SourceForms:
+    """Decides in which form each matrix of a checkpoint is carried over.
+
+    tensors: the checkpoint's, by name.
     """
-    if tensor.codes is None:
-        return None
-    widths = target.table_bits if looked_up else target.carried_bits
-    fine = tensor.name.endswith(_FINE_WEIGHTS)
-    form = carried_form(tensor.codes, widths, looked_up=looked_up, fine=fine)
-    return None if form is None else (tensor.codes, form)
+
+    def __init__(self, tensors: Mapping[str, LazyTensor], target: Capabilities) -> None:
+        self._target = target
+        self._finest = _FINEST[0]
+        packed = [tensor for tensor in tensors.values() if tensor.codes is not None]
+        if packed:
+            plain = sum(_nbytes(tensor) for tensor in tensors.values() if tensor.codes is None)
+            sizes = [(self._added(packed, finest, plain), finest) for finest in _FINEST]
+            affordable = (finest for more, finest in sizes if more <= _MOST_MORE)
+            self._finest = next(affordable, min(sizes)[1])
+
+    def carried(self, tensor: LazyTensor) -> tuple[Codes, BlockForm] | None:
+        """Return the codes of a packed matrix and the form that holds them; None if none does, or if it is
+        not packed.
+        """
+        return self._carried(tensor, self._finest)
+
+    def alike(self, tensors: Sequence[LazyTensor]) -> bool:
+        """Tell whether matrices can be stacked into one without changing how any of them is stored."""
+        if all(tensor.packed is None and tensor.narrow_type is None for tensor in tensors):
+            return True
+        keys: set[tuple[object, ...]] = set()
+        for tensor in tensors:
+            found = self.carried(tensor)
+            if found is None:
+                keys.add((tensor.packed is None, tensor.narrow_type))
+                continue
+            codes, form = found
+            order = b"" if codes.input_order is None else codes.input_order.tobytes()
+            keys.add((codes.scale_type, form, order))
+        return len(keys) == 1
+
+    def becomes(self, tensor: LazyTensor) -> str:
+        """Say in words what a matrix of packed weights becomes."""
+        if tensor.packed is None:
+            return f"whole, stored in {tensor.narrow_type or 'float32'}"
+        found = self.carried(tensor)
+        if found is not None:
+            codes, form = found
+            near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
+            return f"{form.bits} bits, block {form.block_size}, {near}"
+        anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
+        return f"quantised anew to {anew}: the runtime has no form that holds it"
+
+    def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, BlockForm] | None:
+        codes = tensor.codes
+        looked_up = tensor.name == _TABLE
+        # Rows of a table are looked up, so its columns stay in their order.
+        if codes is None or (looked_up and codes.input_order is not None):
+            return None
+        widths = self._target.table_bits if looked_up else self._target.carried_bits
+        form = carried_form(codes, widths, finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1])
+        return None if form is None else (codes, form)
+
+    def _added(self, packed: Sequence[LazyTensor], finest: tuple[int, int], plain: float) -> float:
+        """Return how large all matrices are over what they take in the file."""
+        stored = carried = plain
+        for tensor in packed:
+            found = self._carried(tensor, finest)
+            if found is not None:
+                codes, form = found
+                stored += tensor.shape[0] * stored_bits(codes) / 8
+                carried += tensor.shape[0] * carried_bits(codes, form) / 8
+        return carried / stored if stored else 1.0
 
 
-def stored_alike(tensors: Sequence[LazyTensor], target: Capabilities) -> bool:
-    """Tell whether matrices can be stacked into one without changing how any of them is stored."""
-    if all(tensor.packed is None and tensor.narrow_type is None for tensor in tensors):
-        return True
-    keys: set[tuple[object, ...]] = set()
-    for tensor in tensors:
-        found = carried_matrix(tensor, target)
-        if found is None:
-            keys.add((tensor.packed is None, tensor.narrow_type))
-            continue
-        codes, form = found
-        order = b"" if codes.input_order is None else codes.input_order.tobytes()
-        keys.add((codes.scale_type, form, order))
-    return len(keys) == 1
+def _nbytes(tensor: LazyTensor) -> float:
+    """Return about how many bytes a tensor takes, in the file and in an artifact alike."""
+    return math.prod(tensor.shape) * np.dtype(SCALE_DTYPES[tensor.narrow_type or "float32"]).itemsize
 
 
 def source_forms(tensors: Mapping[str, LazyTensor], target: Capabilities) -> dict[str, tuple[str, str]]:
     """Return, by module, how each matrix is stored in a checkpoint of packed weights, and what it becomes."""
+    forms = SourceForms(tensors, target)
     return {
-        name.removesuffix(".weight"): (tensor.packed or tensor.dtype, _becomes(name, tensor, target))
+        name.removesuffix(".weight"): (tensor.packed or tensor.dtype, forms.becomes(tensor))
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2
     }
@@ -75,16 +132,3 @@ def _listed(forms: Iterable[tuple[str, str]]) -> str:
     return "; ".join(
         f"{count} of {stored} ({becomes})" for (stored, becomes), count in sorted(Counter(forms).items())
     )
-
-
-def _becomes(name: str, tensor: LazyTensor, target: Capabilities) -> str:
-    if tensor.packed is None:
-        narrow = "float32" if tensor.narrow_type is None else tensor.narrow_type
-        return f"whole, stored in {narrow}"
-    found = carried_matrix(tensor, target, looked_up=name == _TABLE)
-    if found is not None:
-        codes, form = found
-        near = "exactly" if not codes.rounding else f"within {codes.rounding:.2%} of a block's largest value"
-        return f"{form.bits} bits, block {form.block_size}, {near}"
-    anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
-    return f"quantised anew to {anew}: the runtime has no form that holds it"

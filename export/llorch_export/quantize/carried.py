@@ -17,52 +17,39 @@ from llorch_export.checkpoint.codes import Codes
 from llorch_export.quantize.layout import SCALE_DTYPES, block_count
 from llorch_export.quantize.repack import BlockForm
 
-_BLOCK_SIZES: Final = (256, 128, 64, 32, 16)  # for which the runtime's kernels are right
+BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
+"""For which the runtime's kernels are right."""
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
 
 
-def carried_form(
-    codes: Codes, widths: Sequence[int], *, looked_up: bool = False, fine: bool = False
-) -> BlockForm | None:
+def carried_form(codes: Codes, widths: Sequence[int], finest: int) -> BlockForm | None:
     """Return the form that holds a matrix as it is, or None if there is none.
 
-    widths: of codes that the operator has. looked_up: rows are taken from the matrix, so columns stay in
-    their order. fine: blocks are small whatever the groups, for the sake of inputs that are rounded by them.
+    widths: of codes that the operator has. finest: the smallest block wanted; groups are cut into blocks that
+        are not smaller, where they can be.
     """
     wide_enough = [width for width in sorted(widths) if width >= codes.bits]
-    size = _block_size(codes, wide_enough[0], fine=fine) if wide_enough else None
-    if size is None or (looked_up and codes.input_order is not None):
+    fitting = [size for size in BLOCK_SIZES if codes.groups == 1 or codes.group % size == 0]
+    if not wide_enough or not fitting:
         return None
+    size = next((size for size in fitting if size >= finest), fitting[-1])
     return BlockForm(wide_enough[0], size, zero_points=not codes.symmetric)
 
 
-def _block_size(codes: Codes, bits: int, *, fine: bool) -> int | None:
-    """Return the group, or a part of it that is not too small."""
-    most = _largest(codes, bits, fine=fine)
-    fitting = [
-        size for size in _BLOCK_SIZES if size <= most and (codes.groups == 1 or codes.group % size == 0)
-    ]
-    if codes.group in fitting:
-        return codes.group
-
-    def nbytes(size: int) -> int:
-        return block_count(codes.columns, size) * (size * bits // 8 + _scale_bytes(codes))
-
-    return min(fitting, key=nbytes, default=None)
+def carried_bits(codes: Codes, form: BlockForm) -> int:
+    """Return the bits that a row takes in a form, scales and zero points included."""
+    blocks = block_count(codes.columns, form.block_size)
+    return blocks * (form.block_size * form.bits + _scale_bits(codes, form.bits))
 
 
-def _largest(codes: Codes, bits: int, *, fine: bool) -> int:
-    """Return how many codes may share a scale: inputs are rounded by the blocks of weights, so blocks are not
-    as wide as they could be, and repeated scales may make an artifact a twentieth larger than its source.
-    """
-    if codes.group <= _BLOCK_SIZES[0]:
-        return 16 * _scale_bytes(codes) if fine else _BLOCK_SIZES[0]
-    return (16 if fine else 32) * _scale_bytes(codes) * 8 // bits
+def stored_bits(codes: Codes) -> int:
+    """Return the bits that a row takes in a file."""
+    return codes.columns * codes.bits + codes.groups * _scale_bits(codes, codes.bits)
 
 
-def _scale_bytes(codes: Codes) -> int:
-    return np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize
+def _scale_bits(codes: Codes, bits: int) -> int:
+    return 8 * np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize + (0 if codes.symmetric else bits)
 
 
 def carried(codes: Codes, form: BlockForm, start: int, stop: int) -> Arrays:

@@ -18,6 +18,7 @@ from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_part
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
 from llorch_export.config.fp8 import PACKING_FILES
 from llorch_export.config.hf import ReadConfig, read_config
+from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.reading import read_packing_file
 from llorch_export.source import hub
 from llorch_export.tokenizer.chat_templates import template_files
@@ -216,7 +217,7 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         content_files=_content_files(folder),
         licence_files=_licence_files(folder),
         notices=found.notices,
-        only_read_here=found.renamed,
+        only_read_here=found.renamed or isinstance(read.packing, Packing),
         ignored_settings=read.ignored_settings,
         code_not_run=read.code_not_run,
         origin=hub.origin_of(folder.path),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.names import stored_places
 from llorch_export.config.families import FAMILIES
 from llorch_export.verify.reference_adapters import merge_adapters
 from llorch_export.verify.reference_config import hf_settings
@@ -23,7 +24,8 @@ class Reference:
     Independent of the exporter: transformers reads the weights, the names and the config by itself. Of a GGUF
     file it leaves out most of the metadata, which is handed over as this project reads it, and
     ``rope_freqs.weight``. The tensors too are handed over for the architectures that its GGUF loader does not
-    know, and where it would not find them: in a split GGUF file, and under names that training changed.
+    know, and where it would not find them: in a split GGUF file, and under names that training changed; and
+    packed weights, as values.
     ``description`` says where that is so.
     """
 
@@ -96,9 +98,11 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
     """Return a model of the config with the checkpoint's tensors put in."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     parameters = dict(model.named_parameters())
+    places = stored_places(checkpoint.config)
     with torch.no_grad():
         for name, tensor in checkpoint.tensors.items():
-            parameters[name].copy_(torch.from_numpy(tensor.load()))
+            place = places[name]
+            parameters[place.name][place.start : place.stop].copy_(torch.from_numpy(tensor.load()))
     return model.eval()
 
 
