@@ -79,9 +79,7 @@ class SourceForms:
         found = self.carried(tensor)
         if found is not None:
             codes, form = found
-            near = (
-                "exactly" if not codes.rounding else f"within {codes.rounding:.2%} of a block's largest value"
-            )
+            near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
             return f"{form.bits} bits, block {form.block_size}, {near}"
         anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
         return f"quantised anew to {anew}: the runtime has no form that holds it"

@@ -14,6 +14,7 @@ from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
 from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.modelopt import ModelOptReader
+from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.packed.torchao import TorchAoReader
 from llorch_export.checkpoint.stored_tensors import StoredTensor
@@ -23,6 +24,7 @@ from llorch_export.config.packed.bitsandbytes import BitsAndBytesPacking
 from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
 from llorch_export.config.packed.modelopt import ModelOptPacking
+from llorch_export.config.packed.quark import QuarkPacking
 from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
 
@@ -34,6 +36,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     BitsAndBytesPacking: BitsAndBytesReader,
     TorchAoPacking: TorchAoReader,
     ModelOptPacking: ModelOptReader,
+    QuarkPacking: QuarkReader,
 }
 
 

@@ -22,6 +22,7 @@ from llorch_export.checkpoint.packed.base import (
     in_words,
     scale_type,
 )
+from llorch_export.checkpoint.packed.floats import float8, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.fields import Fields, shown
@@ -157,14 +158,7 @@ def _floating(module: PackedModule, fields: Fields) -> PackedMatrix:
     weights.require(module.shape, ("F8_E4M3", "F8_E5M2"))
     grid.require(module, scales)
     scales.require(scales.shape, _FLOATS)
-
-    def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
-        values = weights.rows(start, stop).astype(np.float32)
-        values *= grid.spread(grid.scales(scales, start, stop))
-        return _finite(values, weights)
-
-    columns = module.shape[1]
-    return PackedMatrix(in_words("torchao, floating point of", 8, grid.columns, columns), load_rows)
+    return float8(weights, grid, stored_scales(grid, scales))
 
 
 def _four_bits(module: PackedModule, fields: Fields) -> PackedMatrix:
