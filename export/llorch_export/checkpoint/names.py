@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from llorch_export.checkpoint.expert_names import StoredRows as StoredRows
+from llorch_export.checkpoint.expert_names import expert_places, expert_shapes
+from llorch_export.config.experts import ExpertNames
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
@@ -67,12 +69,13 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     biased = {module for module in attention if config.attention_bias}
     biased |= {module for module in attention if config.qkv_bias and module != "self_attn.o_proj"}
     biased |= {module for module in mlp if config.mlp_bias}
+    sparse = expert_shapes(config)
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        for group in (attention, mlp):
-            if group is mlp:
+        for group in (attention, mlp if config.layer_experts(layer) is None else sparse):
+            if group is not attention:
                 shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
             for module, shape in group.items():
                 shapes[f"{prefix}{module}.weight"] = shape
@@ -87,19 +90,11 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRows:
-    """Where a checkpoint keeps a tensor: rows ``start`` to ``stop`` of the tensor ``name``; stop None: all of
-    it.
+def stored_places(config: LlamaConfig, experts: ExpertNames | None = None) -> dict[str, StoredRows]:
+    """Return the place of every tensor of :func:`expected_tensors`: itself, or a part of a fused one.
+
+    experts: how the checkpoint keeps them; None: under their own names.
     """
-
-    name: str
-    start: int = 0
-    stop: int | None = None
-
-
-def stored_places(config: LlamaConfig) -> dict[str, StoredRows]:
-    """Return the place of every tensor of :func:`expected_tensors`: itself, or a part of a fused one."""
     expected = expected_tensors(config)
     places = {name: StoredRows(name) for name in expected}
     if FAMILIES[config.architecture].fused:
@@ -111,16 +106,17 @@ def stored_places(config: LlamaConfig) -> dict[str, StoredRows]:
                     stop = start + expected[name][0]
                     places[name] = StoredRows(f"model.layers.{layer}.{fused}.weight", start, stop)
                     start = stop
-    return places
+    return places if experts is None else places | expert_places(config, experts)
 
 
-def stored_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def stored_tensors(config: LlamaConfig, experts: ExpertNames | None = None) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that a checkpoint must hold, in the order of use."""
     shapes: dict[str, tuple[int, ...]] = {}
     expected = expected_tensors(config)
-    for name, place in stored_places(config).items():
-        rows = expected[name][0] if place.stop is None else place.stop
-        shapes[place.name] = (rows, *expected[name][1:])  # the last part's end is the whole's
+    for name, place in stored_places(config, experts).items():
+        rows = expected[name][0] if place.stop is None else place.stop  # the last part's end is the whole's
+        stack = () if place.stack is None else (place.stack,)
+        shapes[place.name] = (*stack, rows // (place.stack or 1), *expected[name][1:])
     return shapes
 
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.expert_names import names_in_use
 from llorch_export.checkpoint.folder import ModelFolder, require_content
 from llorch_export.checkpoint.fp8 import FP8_CODECS, scaled_rows
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
@@ -89,8 +90,10 @@ def folder_tensors(
     """
     index = _weight_map(folder)
     files = weight_files(folder)
-    wanted = names.stored_tensors(config)
-    stored, left_out = _gathered(folder, files, wanted)
+    held = [file_tensors(path, folder) for path in files]
+    experts = names_in_use(config, (name for tensors in held for name in tensors))
+    wanted = names.stored_tensors(config, experts)
+    stored, left_out = _gathered(held, wanted)
     if packing is not None:
         take_scales(stored)
     renamed = bool(left_out.wrappers)
@@ -101,7 +104,7 @@ def folder_tensors(
     missing = [name for name in wanted if name not in found]
     _explain_missing(missing, found, folder, index)
     names.check_tensors(wanted, found, origin=str(folder.path))
-    places, expected = names.stored_places(config), names.expected_tensors(config)
+    places, expected = names.stored_places(config, experts), names.expected_tensors(config)
     tensors = {
         name: LazyTensor(
             name=name,
@@ -123,13 +126,13 @@ class _LeftOut:
 
 
 def _gathered(
-    folder: ModelFolder, files: Iterable[Path], wanted: Collection[str]
+    held: Iterable[Mapping[str, StoredTensor]], wanted: Collection[str]
 ) -> tuple[dict[str, StoredTensor], _LeftOut]:
     """Return every tensor of the files by the model's own name for it, and what was left out."""
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
-    for path in files:
-        for own_name, tensor in file_tensors(path, folder).items():
+    for tensors in held:
+        for own_name, tensor in tensors.items():
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue
@@ -209,7 +212,8 @@ def _reader(
 ) -> Callable[[int, int], npt.NDArray[np.float32]]:
     """Return what reads rows of one part of a stored tensor, the whole of it unless projections are fused."""
     if tensor.scale is None or packing is None:
-        return functools.partial(read_rows, tensor.source.rows(place.start, place.stop))
+        source = tensor.source if place.stack is None else tensor.source.as_matrix()
+        return functools.partial(read_rows, source.rows(place.start, place.stop))
     # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
     whole = scaled_rows(tensor.source, tensor.scale, packing)
     return lambda start, stop: whole(place.start + start, place.start + stop)

@@ -11,6 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from llorch_export.config.experts import (
+    BY_EXPERT,
+    GRANITE,
+    GRANITE_STACKED,
+    MIXTRAL,
+    STACKED,
+    ExpertKeys,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -21,8 +30,9 @@ class Family:
     defaults: what transformers takes absent keys to mean, where Llama's config differs.
     biases: which of ``attention_bias`` and ``mlp_bias`` a GGUF file may have; of config.json
         ``reference_keys.json`` says it.
-    windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types``
-        names.
+    windows: whether ``sliding_window`` is refused, holds in every layer, in every layer if
+        ``use_sliding_window`` says so, or in those that ``layer_types`` names; where that is absent, in all
+        from ``max_window_layers`` on, or by turns up to there.
     qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
     qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
@@ -37,13 +47,14 @@ class Family:
     gguf_in_transformers: transformers reads such files.
     permuted: conversion to GGUF interleaves the two halves of query and key heads.
     fixed: keys that transformers reads for this family alone, with the one value that is supported.
+    experts: where its config and files have experts; None: it has none.
     """
 
     architecture: str
     causal_lm: str
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
     biases: frozenset[str] = frozenset()
-    windows: Literal["none", "all layers", "by layer"] = "none"
+    windows: Literal["none", "all layers", "all layers if used", "by layer", "by turns"] = "none"
     qkv_bias: bool | str = False
     qk_norm: bool = False
     multipliers: bool = False
@@ -56,6 +67,7 @@ class Family:
     gguf_in_transformers: bool = True
     permuted: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
+    experts: ExpertKeys | None = None
 
 
 _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
@@ -149,6 +161,104 @@ FAMILIES: Final[Mapping[str, Family]] = {
             outer_original_context=4096,
             longrope_names=frozenset({"su", "yarn"}),
             fused=True,
+        ),
+        # llama.cpp stores Mixtral as llama.
+        Family(
+            "mixtral",
+            "MixtralForCausalLM",
+            defaults={
+                "intermediate_size": 14336,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1000000.0,
+            },
+            windows="all layers",
+            in_gguf=False,
+            permuted=True,
+            experts=ExpertKeys(
+                counts=("num_local_experts", "num_experts"),
+                count=8,
+                per_token=2,
+                width="intermediate_size",
+                names=(STACKED, MIXTRAL),
+            ),
+        ),
+        Family(
+            "qwen2_moe",
+            "Qwen2MoeForCausalLM",
+            defaults={
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 5632,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "max_position_embeddings": 32768,
+                "sliding_window": 4096,
+                "max_window_layers": 28,
+                "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632,
+                "qkv_bias": True,
+            },
+            windows="by turns",
+            qkv_bias="qkv_bias",
+            in_gguf=False,
+            experts=ExpertKeys(
+                counts=("num_experts",),
+                count=60,
+                per_token=4,
+                width="moe_intermediate_size",
+                names=(STACKED, BY_EXPERT),
+                normalised=None,
+                shared=True,
+                some_layers=True,
+                normalised_in_gguf=False,
+            ),
+        ),
+        Family(
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            defaults={
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 6144,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 32768,
+                "sliding_window": 4096,
+                "moe_intermediate_size": 768,
+            },
+            biases=frozenset({"attention_bias"}),
+            windows="all layers if used",
+            qk_norm=True,
+            in_gguf=False,
+            experts=ExpertKeys(
+                counts=("num_experts", "num_local_experts"),
+                count=128,
+                per_token=8,
+                width="moe_intermediate_size",
+                names=(STACKED, BY_EXPERT),
+                normalised=None,
+                some_layers=True,
+            ),
+        ),
+        Family(
+            "granitemoe",
+            "GraniteMoeForCausalLM",
+            defaults={"attention_multiplier": 1.0},
+            biases=frozenset({"attention_bias"}),
+            multipliers=True,
+            in_gguf=False,
+            permuted=True,
+            experts=ExpertKeys(
+                counts=("num_local_experts",),
+                count=8,
+                per_token=2,
+                width="intermediate_size",
+                names=(GRANITE_STACKED, GRANITE),
+            ),
         ),
     )
 }

@@ -45,6 +45,16 @@ class ModuleFormat:
     activations: PerChannelActivations | None = None
 
 
+_EXPERT: Final = ".mlp.experts."
+EXPERT_BLOCK_SIZE: Final = 32
+"""Of 8-bit experts where the recipe has no blocks of its own."""
+
+
+def is_expert(module: str) -> bool:
+    """Tell whether a module is a matrix of one of several experts, which only takes what their node takes."""
+    return _EXPERT in module
+
+
 def default_format(recipe: Recipe, module: str) -> ModuleFormat:
     """Return the format of a module that no rule names; those whose errors weigh most may have blocks of
     their own size.
@@ -56,6 +66,11 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
         fine = recipe.fine_block_size if module.endswith(_FINE_MODULES) else None
     if precision not in ("int8", "int4"):
         return ModuleFormat(precision, None, None, "float32")
+    if is_expert(module):
+        # Their inputs are not measured one by one, so error feedback has nothing to go by.
+        quantizer = "affine" if recipe.quantizer == "gptq" else recipe.quantizer
+        size = fine or recipe.block_size or EXPERT_BLOCK_SIZE
+        return ModuleFormat(precision, size, quantizer if precision == "int4" else None, recipe.scale_type)
     if precision == "int8" and module not in (EMBEDDING, HEAD):
         activations = default_activations(recipe, module)
         if activations is not None:

@@ -60,7 +60,7 @@ def block_weight(
             return None
         carried = common_form(tensor.dtype for tensor in tensors)
         return _plan(
-            b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried), scale_type="float32"
+            b, name, carried, rows, columns, lambda: carried_chunks(b, weights, carried), scale_type="float32"
         )
     assert form.block_size is not None, "a quantised format has a block size"
     return _plan(
@@ -69,12 +69,12 @@ def block_weight(
         BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS),
         rows,
         columns,
-        lambda: _quantised_chunks(b, name, weights, form),
+        lambda: quantised_chunks(b, name, weights, form),
         scale_type=form.scale_type,
     )
 
 
-def _quantised_chunks(
+def quantised_chunks(
     b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> Iterator[Arrays]:
     """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
@@ -152,7 +152,7 @@ def _plan(
     )
 
 
-def _carried_over(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+def carried_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
     """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
     ``weights`` at a time.
     """

@@ -45,6 +45,13 @@ class Dimensions:
         """The leading dimensions of hidden states."""
         return (self.batch, self.tokens)
 
+    @property
+    def positions(self) -> int | str:
+        """How many token positions a call has in all."""
+        if isinstance(self.batch, int) and isinstance(self.tokens, int):
+            return self.batch * self.tokens
+        return "positions"
+
 
 @dataclass(frozen=True, slots=True)
 class ActivationCodes:

@@ -21,6 +21,7 @@ from llorch_export.formats.targets import CONTRIB, TARGETS, Capabilities
 from llorch_export.graph.attention import AttentionPlan, attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
 from llorch_export.graph.embedding import embed, head
+from llorch_export.graph.experts import experts
 from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.linear import linear
@@ -188,7 +189,12 @@ def _layers(
         normed, residual = add_rms_norm(
             b, residual, projected, f"{prefix}.post_attention_layernorm", shape=shape, keep_sum=True
         )
-        delta = mlp(b, normed, f"{prefix}.mlp", lead=lead)
+        kind = b.config.layer_experts(layer)
+        delta = (
+            mlp(b, normed, f"{prefix}.mlp", lead=lead)
+            if kind is None
+            else experts(b, normed, f"{prefix}.mlp", kind, lead=lead)
+        )
         delta = _scaled(b, delta, b.config.residual_multiplier, f"{prefix}.mlp/scaled")
         following = "model.norm" if layer == last else f"model.layers.{layer + 1}.input_layernorm"
         normed, residual = add_rms_norm(b, residual, delta, following, shape=shape, keep_sum=layer != last)
@@ -197,7 +203,7 @@ def _layers(
 
 def _wanted_rows(b: GraphBuilder, x: ir.Value, indices: ir.Value, name: str, width: int) -> ir.Value:
     flat_shape = b.constant(f"wanted.{name}.shape", np.array([-1, width], np.int64))
-    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(_positions(b.dims), width))
+    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(b.dims.positions, width))
     return b.op(
         "Gather", [flat, indices], name=f"wanted.{name}", shape=(b.dims.rows, width), attributes={"axis": 0}
     )
@@ -210,13 +216,6 @@ def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
     assert x.shape is not None
     shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
     return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
-
-
-def _positions(dims: Dimensions) -> int | str:
-    """Return how many token positions a call has in all."""
-    if isinstance(dims.batch, int) and isinstance(dims.tokens, int):
-        return dims.batch * dims.tokens
-    return "positions"
 
 
 def _uses_contrib(target: Capabilities) -> bool:

@@ -29,8 +29,7 @@ def linear(
     lead: the leading dimensions of ``x`` and of the result.
     """
     weights = [f"{module}.weight" for module in modules]
-    out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
-    chunks = b.row_chunks(weights)
+    out_features = b.rows(weights)
     bias_value = None
     if bias:
         biases = [f"{module}.bias" for module in modules]
@@ -49,15 +48,27 @@ def linear(
         return matmul(b, x, matrix, name=name, shape=shape, bias=bias_value)
     weight = block_weight(b, name, weights, form)
     if weight is None:
-        transposed = b.weights.stream(
-            [(f"{name}.weight", b.compute, (in_features, out_features))],
-            lambda: (
-                (b.weight_cast.cast(f"{name}.weight", band),)
-                for band in _transposed(chunks, in_features, out_features)
-            ),
-        )[0]
-        return matmul(b, x, transposed, name=name, shape=shape, bias=bias_value)
+        return matmul(b, x, _whole(b, name, weights), name=name, shape=shape, bias=bias_value)
     return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+
+
+def whole_linear(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[int | str]) -> ir.Value:
+    """Append the linear layer of a module whose weights are in the compute type, whatever the recipe."""
+    weights = [f"{module}.weight"]
+    return matmul(b, x, _whole(b, module, weights), name=module, shape=(*lead, b.rows(weights)))
+
+
+def _whole(b: GraphBuilder, name: str, weights: Sequence[str]) -> ir.Value:
+    """Plan the stacked ``weights`` in the compute type, [inputs, outputs]."""
+    out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
+    chunks = b.row_chunks(weights)
+    return b.weights.stream(
+        [(f"{name}.weight", b.compute, (in_features, out_features))],
+        lambda: (
+            (b.weight_cast.cast(f"{name}.weight", band),)
+            for band in _transposed(chunks, in_features, out_features)
+        ),
+    )[0]
 
 
 def matmul(

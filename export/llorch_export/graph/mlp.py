@@ -13,7 +13,7 @@ from llorch_export.graph.linear import linear
 def mlp(b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> ir.Value:
     """Append the block of the layer named ``prefix``."""
     bias = b.config.mlp_bias
-    shape = (*lead, b.config.intermediate_size)
+    shape = (*lead, b.rows([f"{prefix}.gate_proj.weight"]))
     gate = linear(b, x, [f"{prefix}.gate_proj"], name=f"{prefix}.gate_proj", lead=lead, bias=bias)
     up = linear(b, x, [f"{prefix}.up_proj"], name=f"{prefix}.up_proj", lead=lead, bias=bias)
     activated = _silu(b, gate, prefix, shape)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from llorch_export.checkpoint.names import stored_tensors
+from llorch_export.config.families import FAMILIES
 from llorch_export.graph.rope import inverse_frequencies
-from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 
 PLAIN = (
     "vocab_size",
@@ -25,6 +26,7 @@ PLAIN = (
     "tie_word_embeddings",
 )
 """Fields of the same name and meaning in both."""
+_GRANITE = ("granite", "granitemoe")
 LAYERS = 2
 """Layers whose parameters are compared: all of a model's have the same shapes."""
 
@@ -40,7 +42,7 @@ def transformers_config(data: Mapping[str, Any]) -> Any:
 
 def differences(found: LlamaConfig, expected: Any) -> list[str]:
     """Return each field of ``found`` in which it is not transformers' config ``expected``."""
-    pairs = {**_plain(found, expected), **_by_layer(found, expected)}
+    pairs = {**_plain(found, expected), **_by_layer(found, expected), **_experts(found, expected)}
     pairs["rotary embedding"] = (True, _same_rotation(found, expected))
     pairs["parameters"] = _parameters(found, expected)
     return [
@@ -58,15 +60,26 @@ def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]
     pairs["architecture"] = (found.architecture, expected.model_type)
     pairs["head_dim"] = (found.head_dim, getattr(expected, "head_dim", None) or share)
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
-        granite = expected.model_type == "granite"
+        granite = expected.model_type in _GRANITE
         pairs[name] = (getattr(found, name), getattr(expected, name) if granite else 1.0)
     own = found.head_dim**-0.5 if found.attention_multiplier is None else found.attention_multiplier
     usual = pairs["head_dim"][1] ** -0.5  # type: ignore[operator]
     pairs["attention_multiplier"] = (
         own,
-        expected.attention_multiplier if expected.model_type == "granite" else usual,
+        expected.attention_multiplier if expected.model_type in _GRANITE else usual,
     )
     return pairs
+
+
+def _experts(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
+    """Compare what shapes of parameters do not show: how many experts a token takes, and their shares."""
+    if not isinstance(found.experts, ExpertsConfig):
+        return {}
+    normalised = getattr(expected, "norm_topk_prob", True)
+    return {
+        "experts of a token": (found.experts.per_token, expected.num_experts_per_tok),
+        "shares add up to one": (found.experts.normalised, normalised),
+    }
 
 
 def _by_layer(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
@@ -80,9 +93,9 @@ def _by_layer(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, obje
 
 def _window(expected: Any, layer: int) -> int | None:
     window: int | None = None
-    if expected.model_type in ("mistral", "phi3"):
+    if expected.model_type in ("mistral", "phi3", "mixtral", "qwen3_moe"):
         window = expected.sliding_window
-    elif expected.model_type in ("qwen2", "qwen3", "smollm3"):
+    elif expected.model_type in ("qwen2", "qwen3", "smollm3", "qwen2_moe"):
         window = expected.sliding_window if expected.layer_types[layer] == "sliding_attention" else None
     return None if window is None or window >= expected.max_position_embeddings else window
 
@@ -115,7 +128,9 @@ def _parameters(found: LlamaConfig, expected: Any) -> tuple[object, object]:
     with torch.device("meta"):
         model = _classes(expected, "ForCausalLM")(small)
     theirs = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    ours = {name: shape for name, shape in stored_tensors(found).items() if _within(name, layers)}
+    keys = FAMILIES[found.architecture].experts
+    named = stored_tensors(found, keys.names[0] if keys and found.experts else None)
+    ours = {name: shape for name, shape in named.items() if _within(name, layers)}
     return dict(sorted(ours.items())), dict(sorted(theirs.items()))
 
 
