@@ -17,6 +17,8 @@ from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 ROUTER: Final = "mlp.gate"
 SHARED: Final = "mlp.shared_expert"
 SHARED_GATE: Final = "mlp.shared_expert_gate"
+_OTHER_BLOCK: Final = "block_sparse_moe"
+_OTHER_ROUTER: Final = "block_sparse_moe.router"
 PARTS: Final = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -32,6 +34,13 @@ class StoredRows:
     start: int = 0
     stop: int | None = None
     stack: int | None = None
+
+
+def own_name(module: str) -> str:
+    """Return the name of a module of transformers' code as it is here; some families call blocks of experts
+    otherwise.
+    """
+    return module.replace(f".{_OTHER_ROUTER}", f".{ROUTER}").replace(f".{_OTHER_BLOCK}", ".mlp")
 
 
 def expert_module(expert: int, part: str) -> str:
@@ -55,6 +64,15 @@ def expert_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
             shapes[f"{SHARED}.{part}"] = shape
         shapes[SHARED_GATE] = (1, hidden)
     return shapes
+
+
+def feed_forward_blocks(config: LlamaConfig, layer: int) -> tuple[str, ...]:
+    """Return the blocks of ``PARTS`` that a layer has: one, or its experts and the shared one."""
+    experts = config.layer_experts(layer)
+    if experts is None:
+        return ("mlp",)
+    shared = () if experts.shared_intermediate_size is None else (SHARED,)
+    return (*(f"mlp.experts.{expert}" for expert in range(experts.count)), *shared)
 
 
 def _parts(inner: int, hidden: int) -> Iterator[tuple[str, tuple[int, int]]]:

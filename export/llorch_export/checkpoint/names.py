@@ -14,7 +14,7 @@ from llorch_export.checkpoint.expert_names import StoredRows as StoredRows
 from llorch_export.checkpoint.expert_names import expert_places, expert_shapes
 from llorch_export.config.experts import ExpertNames
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
-from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -173,3 +173,13 @@ def _listed(items: Iterable[str]) -> str:
 def parameters(config: LlamaConfig) -> int:
     """Return how many parameters a model has."""
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
+
+
+def active_parameters(config: LlamaConfig) -> int:
+    """Return how many of them one token is computed with: of experts, only those that it takes."""
+    experts = config.experts
+    if not isinstance(experts, ExpertsConfig):
+        return parameters(config)
+    sparse = sum(config.layer_experts(layer) is not None for layer in range(config.num_hidden_layers))
+    one = 3 * experts.intermediate_size * config.hidden_size
+    return parameters(config) - sparse * (experts.count - experts.per_token) * one

@@ -46,7 +46,9 @@ class ModuleFormat:
 
 
 _EXPERT: Final = ".mlp.experts."
-EXPERT_BLOCK_SIZE: Final = 32
+NOT_MEASURED: Final[Quantizer] = "affine"
+"""In place of error feedback where a module's inputs are not measured: each expert sees other tokens."""
+EXPERT_BLOCK_SIZE: Final = 64
 """Of 8-bit experts where the recipe has no blocks of its own."""
 
 
@@ -67,8 +69,7 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
     if precision not in ("int8", "int4"):
         return ModuleFormat(precision, None, None, "float32")
     if is_expert(module):
-        # Their inputs are not measured one by one, so error feedback has nothing to go by.
-        quantizer = "affine" if recipe.quantizer == "gptq" else recipe.quantizer
+        quantizer = NOT_MEASURED if recipe.quantizer == "gptq" else recipe.quantizer
         size = fine or recipe.block_size or EXPERT_BLOCK_SIZE
         return ModuleFormat(precision, size, quantizer if precision == "int4" else None, recipe.scale_type)
     if precision == "int8" and module not in (EMBEDDING, HEAD):

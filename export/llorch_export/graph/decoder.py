@@ -17,7 +17,12 @@ import onnx_ir as ir
 
 from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats.targets import CONTRIB, TARGETS, Capabilities
+from llorch_export.formats.targets import (
+    CONTRIB,
+    MIN_ONNXRUNTIME_BLOCK_EXPERTS,
+    TARGETS,
+    Capabilities,
+)
 from llorch_export.graph.attention import AttentionPlan, attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
 from llorch_export.graph.embedding import embed, head
@@ -42,6 +47,8 @@ class DecoderGraph:
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
     weight_cast: what rounding to half precision has cost, once the jobs have run.
+    notices: what a person should know of how weights are stored, a line each.
+    min_onnxruntime: the lowest release that runs it.
     prefill: where shapes are fixed, the graph that takes ``prefill_tokens`` tokens over the same data file;
         inputs and outputs are those of ``model``, which takes one.
     """
@@ -53,6 +60,8 @@ class DecoderGraph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     weight_cast: WeightCast
+    notices: tuple[str, ...]
+    min_onnxruntime: str
     prefill: ir.Model | None = None
     prefill_tokens: int | None = None
 
@@ -149,6 +158,8 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
         inputs=tuple(_spec(value) for value in inputs),
         outputs=tuple(_spec(value) for value in outputs),
         weight_cast=b.weight_cast,
+        notices=tuple(b.notices),
+        min_onnxruntime=_min_onnxruntime(graph, b.target),
     )
 
 
@@ -216,6 +227,12 @@ def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
     assert x.shape is not None
     shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
     return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
+
+
+def _min_onnxruntime(graph: ir.Graph, target: Capabilities) -> str:
+    """Return the lowest release that runs the graph; a target's own where nothing in it is newer."""
+    newer = any(node.op_type == "QMoE" for node in graph)
+    return MIN_ONNXRUNTIME_BLOCK_EXPERTS if newer else target.min_onnxruntime
 
 
 def _uses_contrib(target: Capabilities) -> bool:

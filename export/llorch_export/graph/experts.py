@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.checkpoint.expert_names import expert_module
-from llorch_export.formats.experts import expert_blocks
+from llorch_export.checkpoint.expert_names import PARTS, expert_module
+from llorch_export.formats.experts import layer_format
+from llorch_export.formats.module import WITH_ZERO_POINTS
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.blocks import SCALE_TYPES, carried_chunks, quantised_chunks
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
@@ -27,6 +28,7 @@ from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.layout import block_count, zero_point_bytes
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form
 from llorch_serve.artifact.manifest import ExpertsConfig, ScaleType
+from llorch_serve.errors import UsageError
 
 _SWIGLU: Final = {
     "activation_type": "swiglu",
@@ -95,9 +97,20 @@ def _chosen_experts(
     attributes |= {
         "expert_weight_bits": stored.form.bits,
         "block_size": stored.form.block_size,
-        "accuracy_level": b.recipe.accuracy_level or (4 if stored.form.bits == 8 else 0),
+        "accuracy_level": _accuracy_level(b, stored.form.bits),
     }
     return b.op("QMoE", inputs, name=name, shape=shape, attributes=attributes, domain=CONTRIB)
+
+
+def _accuracy_level(b: GraphBuilder, bits: int) -> int:
+    """Return in what the node multiplies. Raises UsageError if it cannot multiply as asked."""
+    asked = b.recipe.accuracy_level
+    if asked == 0 and bits == 8:
+        raise UsageError(
+            "--accuracy-level 0 asks for products in full precision, and the runtime multiplies 8-bit "
+            'experts in int8 alone; leave it out, or store "*.experts.*" at int4 or fp32'
+        )
+    return 4 if asked is None else asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +139,7 @@ class _Stack:
 def _stacks(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> tuple[_Stack, _Stack]:
     """Return what turns the hidden state into gate and up, and what turns their product back."""
     names = [
-        {part: f"{prefix.removesuffix('mlp')}{expert_module(expert, part)}.weight" for part in _PARTS}
+        {part: f"{prefix.removesuffix('mlp')}{expert_module(expert, part)}.weight" for part in PARTS}
         for expert in range(kind.count)
     ]
     hidden, inner = b.config.hidden_size, kind.intermediate_size
@@ -138,26 +151,30 @@ def _stacks(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> tuple[_Stack, 
     )
 
 
-_PARTS: Final = ("gate_proj", "up_proj", "down_proj")
-
-
 def _block_form(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> _Stored | None:
     """Return the blocks that all experts of a layer are stored in; None where they stay whole."""
     weights = [name for stack in _stacks(b, prefix, kind) for names in stack.tensors for name in names]
     forms = [b.formats.of(_module(weight)) for weight in weights]
-    first = forms[0]
-    if first.precision in UNQUANTISED:
+    form = layer_format(forms, b.config.hidden_size, kind.intermediate_size)
+    if form.precision in UNQUANTISED:
         return None
-    if first.precision == "source":
+    if form.precision == "source":
         tensors = [b.tensors[weight] for weight in weights]
         if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
             return None
         carried = common_form({tensor.dtype for tensor in tensors})
         return _Stored(carried, "float32", lambda weight: carried_chunks(b, [weight], carried))
-    block = expert_blocks(forms, b.config.hidden_size, kind.intermediate_size)
-    form = BlockForm(BITS[first.precision], block.block_size, zero_points=block.has_zero_points)
+    assert form.block_size is not None, "a quantised format has a block size"
+    if form.block_size < min(one.block_size or 0 for one in forms):
+        b.notices[f"experts are stored in blocks of {form.block_size}, which divide their sizes"] = None
+    if form.precision == "int4" and b.recipe.quantizer == "gptq":
+        b.notices[
+            "blocks of experts are found without error feedback (affine in place of gptq), since each expert "
+            "sees only some of a text's tokens"
+        ] = None
+    blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS)
     return _Stored(
-        form, first.scale_type, lambda weight: quantised_chunks(b, _module(weight), [weight], block.format)
+        blocks, form.scale_type, lambda weight: quantised_chunks(b, _module(weight), [weight], form)
     )
 
 
@@ -185,9 +202,7 @@ def _in_blocks(b: GraphBuilder, stack: _Stack, stored: _Stored) -> _BlockStack:
         widths[f"{stack.name}.zero_points"] = (ir.DataType.UINT8, zeros)
     planned = b.weights.stream(
         [(name, dtype, (rows, width)) for name, (dtype, width) in widths.items()],
-        lambda: _flat_rows(
-            chunk for own in stack.tensors for chunk in _by_turns([stored.chunks(n) for n in own])
-        ),
+        lambda: _flat_rows(stack.chunks(stored.chunks)),
     )
     packed, scales, *zero_points = (
         b.weights.reinterpret(value, dtype, (count, stack.rows, width))

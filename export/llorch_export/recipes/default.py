@@ -21,8 +21,9 @@ disk for each.
 
 
 def default_recipe(config: LlamaConfig) -> str:
-    """Return the recipe for the CPU of a model of this size."""
-    return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
+    """Return the recipe for the CPU of a model of this size; what it measures is of no use to experts."""
+    small = parameters(config) <= MOST_MEASURED and not config.experts
+    return "cpu-calibrated" if small else "cpu"
 
 
 def quantizer_open(options: ExportOptions) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.expert_names import StoredRows, expert_places
 from llorch_export.config.families import FAMILIES
 from llorch_export.verify.reference_adapters import merge_adapters
 from llorch_export.verify.reference_config import hf_settings
@@ -96,9 +97,14 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
     """Return a model of the config with the checkpoint's tensors put in."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     parameters = dict(model.named_parameters())
+    keys = FAMILIES[checkpoint.config.architecture].experts
+    own = keys.names[0] if keys is not None and checkpoint.config.experts else None
+    places = {} if own is None else expert_places(checkpoint.config, own)
     with torch.no_grad():
         for name, tensor in checkpoint.tensors.items():
-            parameters[name].copy_(torch.from_numpy(tensor.load()))
+            place = places.get(name, StoredRows(name))
+            rows = parameters[place.name].view(-1, *tensor.shape[1:])  # of all matrices in a stack
+            rows[place.start : place.stop].copy_(torch.from_numpy(tensor.load()))
     return model.eval()
 
 

@@ -20,6 +20,8 @@ _RESIDUAL: Final = "/residual"
 _KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), Kind.QKV),
     **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "silu", "product"), Kind.SWIGLU),
+    **dict.fromkeys(("gate", "shared_expert_gate"), Kind.ROUTER),
+    **dict.fromkeys(("experts", "mlp"), Kind.EXPERTS),
     "embedding": Kind.EMBEDDING,
     "logits": Kind.LOGITS,
 }
