@@ -19,6 +19,7 @@ from support.builders.tiny_exports import export_tiny, random_ids, silent
 from tolerances import FP32_LOGITS
 
 pytestmark = pytest.mark.reference
+READ_HERE = ("smollm3", "granite", "mixtral", "qwen2_moe", "qwen3_moe", "granitemoe")
 
 
 @pytest.mark.parametrize("name", [name for name in GGUF if "betas" not in name])
@@ -27,13 +28,14 @@ def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name
     file = Reference(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", HF[name]))))
     folder = Reference(open_checkpoint(str(write_hf_folder(tmp_path / "model", HF[name]))))
     np.testing.assert_allclose(file.logits(ids), folder.logits(ids), atol=FP32_LOGITS, rtol=0)
-    read_here = HF[name].get("model_type") in ("smollm3", "granite")
+    read_here = HF[name].get("model_type") in READ_HERE
     assert file.description.endswith("on tensors as llorch reads them") is read_here
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize(
-    "name", ["mistral, window", "qwen3, heads of 24", "smollm3", "granite", "phi3, longrope, partial"]
+    "name",
+    ["mistral, window", "qwen3, heads of 24", "smollm3", "granite", "phi3, longrope, partial", "qwen2_moe"],
 )
 def test_verify_accepts_an_export_of_every_family(
     tmp_path: Path, name: str, precision: str, monkeypatch: pytest.MonkeyPatch

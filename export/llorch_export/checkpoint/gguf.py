@@ -6,9 +6,10 @@ the rows of the query and key projections back in Hugging Face's order. Dequanti
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
+from llorch_export.config.experts import BY_EXPERT, GGUF_STACKED, ExpertNames
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
@@ -91,13 +93,20 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         for name, r in ranges.items()
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    by_gguf_name = {names.gguf_name(name): shape for name, shape in names.stored_tensors(config).items()}
+    experts = _expert_names(config, found)
+    wanted = names.stored_tensors(config, experts)
+    by_gguf_name = {names.gguf_name(name): shape for name, shape in wanted.items()}
+    for name, shape in by_gguf_name.items():
+        if shape[0] == 1 and found.get(name) == shape[1:]:  # one row is stored as a vector
+            ranges[name] = dataclasses.replace(ranges[name], shape=shape)
+            found[name] = shape
     names.check_tensors(by_gguf_name, found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config).items():
+    for name, place in names.stored_places(config, experts).items():
         stored = names.gguf_name(place.name)
-        source = ranges[stored].rows(place.start, place.stop)
+        whole = ranges[stored] if place.stack is None else ranges[stored].as_matrix()
+        source = whole.rows(place.start, place.stop)
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
@@ -106,6 +115,13 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
             read_blocks=_block_reader(source, _row_order(name, config)),
         )
     return tensors
+
+
+def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | None:
+    """Return how a file keeps experts: all of a layer in one tensor, or each by itself as before 2024."""
+    if not config.experts:
+        return None
+    return BY_EXPERT if "blk.0.ffn_down.0.weight" in found else GGUF_STACKED
 
 
 def gguf_model_name(path: Path) -> str:

@@ -43,7 +43,16 @@ _GGUF_IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_ONE_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)_proj")
 _MAX_LISTED = 8
 
 
@@ -126,6 +135,8 @@ def gguf_name(name: str) -> str:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
     module, kind = rest.rsplit(".", 1)
+    if one := _ONE_EXPERT.fullmatch(module):
+        return f"blk.{layer}.ffn_{one[2]}.{one[1]}.{kind}"
     return f"blk.{layer}.{_GGUF_IN_LAYER[module]}.{kind}"
 
 

@@ -43,7 +43,8 @@ class Family:
     longrope_names: further names by which the family's config.json means longrope, the only scaling that such
         a family has there.
     fused: q, k, v are stored as one tensor, gate and up as another.
-    in_gguf: llama.cpp knows the family under its own name.
+    in_gguf: llama.cpp knows the family under a name of its own, which is ``gguf`` or else the architecture's.
+    with_experts: the family of its GGUF files whose layers have experts.
     gguf_in_transformers: transformers reads such files.
     permuted: conversion to GGUF interleaves the two halves of query and key heads.
     fixed: keys that transformers reads for this family alone, with the one value that is supported.
@@ -64,10 +65,17 @@ class Family:
     longrope_names: frozenset[str] = frozenset()
     fused: bool = False
     in_gguf: bool = True
+    gguf: str | None = None
+    with_experts: str | None = None
     gguf_in_transformers: bool = True
     permuted: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
     experts: ExpertKeys | None = None
+
+    @property
+    def gguf_name(self) -> str:
+        """The value of ``general.architecture``, which its metadata keys begin with."""
+        return self.gguf or self.architecture
 
 
 _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
@@ -75,7 +83,7 @@ _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
 FAMILIES: Final[Mapping[str, Family]] = {
     row.architecture: row
     for row in (
-        Family("llama", "LlamaForCausalLM", biases=_BOTH_BIASES, permuted=True),
+        Family("llama", "LlamaForCausalLM", biases=_BOTH_BIASES, permuted=True, with_experts="mixtral"),
         # llama.cpp stores Mistral as llama.
         Family(
             "mistral",
@@ -175,6 +183,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             },
             windows="all layers",
             in_gguf=False,
+            gguf="llama",
+            gguf_in_transformers=False,
             permuted=True,
             experts=ExpertKeys(
                 counts=("num_local_experts", "num_experts"),
@@ -203,7 +213,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             },
             windows="by turns",
             qkv_bias="qkv_bias",
-            in_gguf=False,
+            gguf="qwen2moe",
+            gguf_in_transformers=False,
             experts=ExpertKeys(
                 counts=("num_experts",),
                 count=60,
@@ -233,7 +244,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             biases=frozenset({"attention_bias"}),
             windows="all layers if used",
             qk_norm=True,
-            in_gguf=False,
+            gguf="qwen3moe",
+            gguf_in_transformers=False,
             experts=ExpertKeys(
                 counts=("num_experts", "num_local_experts"),
                 count=128,
@@ -250,7 +262,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             defaults={"attention_multiplier": 1.0},
             biases=frozenset({"attention_bias"}),
             multipliers=True,
-            in_gguf=False,
+            gguf_in_transformers=False,
             permuted=True,
             experts=ExpertKeys(
                 counts=("num_local_experts",),
@@ -265,7 +277,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 SUPPORTED_HF: Final = f"supported model types are {', '.join(FAMILIES)}"
 SUPPORTED_GGUF: Final = (
-    f"supported architectures are {', '.join(n for n, row in FAMILIES.items() if row.in_gguf)}"
+    f"supported architectures are {', '.join(row.gguf_name for row in FAMILIES.values() if row.in_gguf)}"
 )
 
 # A checkpoint of a fused family holds these modules instead of their parts, stacked along the outputs.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
+from llorch_export.config.experts_gguf import experts_from_gguf
 from llorch_export.config.families import FAMILIES, SUPPORTED_GGUF, Family
 from llorch_export.config.fields import Fields, refuse_unknown
 from llorch_export.config.gguf_rope import GgufRopeTensors, rope_from_gguf
@@ -41,9 +42,8 @@ def config_from_gguf(
     Raises ArtifactError for anything that is not understood, contradictory or out of range.
     """
     family = _family(metadata, origin)
-    name = family.architecture
+    name = family.gguf_name
     fields = Fields({k: v for k, v in metadata.items() if k.startswith(f"{name}.")}, origin=origin)
-    fields.require(f"{name}.expert_count", 0, f"mixtures of experts are not supported; {SUPPORTED_GGUF}")
     fields.require(f"{name}.attention.causal", True, "attention must be causal")
     vocab_size = _vocab_size(shapes, origin)
     hidden = fields.integer(f"{name}.embedding_length", high=MAX_WIDTH)
@@ -82,6 +82,7 @@ def config_from_gguf(
         attention_multiplier=attention_scale or None,
         residual_multiplier=residual_scale or 1.0,
         logits_scaling=logit_scale or 1.0,
+        experts=experts_from_gguf(fields, family, shapes, layers),
     )
     refuse_unknown(fields.unasked(known={f"{name}.{key}" for key in INERT_GGUF_KEYS}), origin)
     return checked(config, origin)
@@ -89,9 +90,11 @@ def config_from_gguf(
 
 def _family(metadata: Mapping[str, object], origin: str) -> Family:
     architecture = metadata.get("general.architecture")
-    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
-    if family is None or not family.in_gguf:
+    family = next((row for row in FAMILIES.values() if row.in_gguf and row.gguf_name == architecture), None)
+    if family is None:
         raise ArtifactError(f"{origin}: general.architecture is {architecture!r}; {SUPPORTED_GGUF}")
+    if family.with_experts is not None and metadata.get(f"{architecture}.expert_count"):
+        family = FAMILIES[family.with_experts]
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ArtifactError(
@@ -110,7 +113,7 @@ def _vocab_size(shapes: Mapping[str, tuple[int, ...]], origin: str) -> int:
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int, origin: str) -> int:
-    name = family.architecture
+    name = family.gguf_name
     key = f"{name}.attention.key_length"
     if key not in fields and not family.partial_rotary:
         # Old conversions state the head's size only by how much of it is rotated, which is all of it.
@@ -131,7 +134,7 @@ def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, f
     """Return the scales of embedding, residual, logits and attention; llama.cpp takes 0 to mean none."""
     if not family.multipliers:
         return 0.0, 0.0, 0.0, 0.0
-    name = family.architecture
+    name = family.gguf_name
     fields.require(f"{name}.rope.scaling.finetuned", True, "llama.cpp turns rotary embedding off by it")
     embedding, residual, logits, attention = (
         fields.number(f"{name}.{key}", 0.0, at_least=0, high=MAX_MULTIPLIER)
@@ -141,7 +144,7 @@ def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, f
 
 
 def _window(fields: Fields, family: Family, max_positions: int) -> int | None:
-    key = f"{family.architecture}.attention.sliding_window"
+    key = f"{family.gguf_name}.attention.sliding_window"
     if family.windows != "all layers":
         fields.require(key, 0, "attention windows are not supported in this architecture")
         return None

@@ -38,9 +38,9 @@ def with_quantizer(options: ExportOptions, config: LlamaConfig) -> ExportOptions
     small enough.
 
     It measures on the text that the options have, or else on the bundled one. Larger models keep the search,
-    which needs none.
+    which needs none, and so do those with experts, whose inputs are not measured.
     """
-    if not quantizer_open(options) or parameters(config) > MOST_MEASURED:
+    if not quantizer_open(options) or parameters(config) > MOST_MEASURED or config.experts:
         return options
     return replace(
         options,

@@ -171,4 +171,8 @@ GGUF = [
     "phi3, half rotated",
     "phi3, longrope, all short",
     "phi3, longrope, partial",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "granitemoe",
 ]

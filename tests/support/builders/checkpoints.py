@@ -22,8 +22,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
-from llorch_serve.artifact.manifest import LlamaConfig
-from support.builders.stored_experts import Weights, with_stored_experts
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
+from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
 
 VOCAB_SIZE = 512
 BOS, EOS, TURN, TURN_END = "<|bos|>", "<|eos|>", "<|turn|>", "<|turn_end|>"
@@ -290,8 +290,9 @@ def write_gguf(
     if edit is not None:
         edit(weights)
     values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
+    architecture = FAMILIES[config.architecture].gguf_name
     writer = gguf.GGUFWriter(
-        path, config.architecture, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
+        path, architecture, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
     )
     for key, value in values.items():
         if value is not None and key != "general.architecture":
@@ -305,14 +306,14 @@ def write_gguf(
     if FAMILIES[config.architecture].fused:
         weights = fused(weights)
     tensors = {
-        gguf_tensor_name(name, config.architecture): permuted(name, value, config)
-        for name, value in weights.items()
+        gguf_tensor_name(name, architecture): permuted(name, value, config)
+        for name, value in with_gguf_experts(weights).items()
     }
     kind = gguf.GGMLQuantizationType[weight_type]
     for name, value in (tensors | dict(extra or {})).items():
         if value.ndim == 1:
             writer.add_tensor(name, value)
-        elif blocks is not None and (given := blocks(name, *value.shape)) is not None:
+        elif blocks is not None and value.ndim == 2 and (given := blocks(name, *value.shape)) is not None:
             writer.add_tensor(name, given[1], raw_dtype=gguf.GGMLQuantizationType[given[0]])
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
@@ -353,11 +354,18 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
             "logit_scale": config.logits_scaling,
             "attention.scale": config.attention_multiplier,
         }
+    experts = config.experts
+    if isinstance(experts, ExpertsConfig):
+        values |= {"expert_count": experts.count, "expert_used_count": experts.per_token}
+        if experts.intermediate_size != config.intermediate_size:
+            values["expert_feed_forward_length"] = experts.intermediate_size
+        if experts.shared_intermediate_size is not None:
+            values["expert_shared_feed_forward_length"] = experts.shared_intermediate_size
     if config.architecture == "phi3":
         values["attention.sliding_window"] = config.sliding_window or 0
     return {
         "general.type": "model",
-        **{f"{config.architecture}.{key}": value for key, value in values.items()},
+        **{f"{FAMILIES[config.architecture].gguf_name}.{key}": value for key, value in values.items()},
     }
 
 

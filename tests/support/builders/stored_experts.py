@@ -55,6 +55,21 @@ def _in_one(weights: Weights) -> Weights:
     return result
 
 
+def with_gguf_experts(weights: Weights) -> Weights:
+    """Return the weights as a GGUF file has them: gate, up and down of all experts, and a gate of one row
+    as a vector.
+    """
+    stacks: dict[str, list[npt.NDArray[np.float32]]] = {}
+    result: Weights = {}
+    for name, value in weights.items():
+        found = _EXPERT.fullmatch(name)
+        if found is not None:
+            stacks.setdefault(f"{found[1]}mlp.experts.{found[3]}.weight", []).append(value)
+        else:
+            result[name] = value[0] if name.endswith("shared_expert_gate.weight") else value
+    return result | {name: np.stack(values) for name, values in stacks.items()}
+
+
 def _mixtral_name(name: str) -> str:
     for part, letter in _MIXTRAL.items():
         if ".experts." in name:
