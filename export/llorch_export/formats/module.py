@@ -70,7 +70,8 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
         return ModuleFormat(precision, None, None, "float32")
     if is_expert(module):
         quantizer = NOT_MEASURED if recipe.quantizer == "gptq" else recipe.quantizer
-        size = fine or recipe.block_size or EXPERT_BLOCK_SIZE
+        # One node reads them all, and finer blocks for the down projections alone it does not have.
+        size = recipe.block_size or EXPERT_BLOCK_SIZE
         return ModuleFormat(precision, size, quantizer if precision == "int4" else None, recipe.scale_type)
     if precision == "int8" and module not in (EMBEDDING, HEAD):
         activations = default_activations(recipe, module)
