@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.builders.arch_rows import GGUF, HF
+from support.builders.arch_rows import GGUF, HF, usual_first
 from support.builders.checkpoints import write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.oracles.stepwise import check_steps, reference
@@ -19,7 +19,7 @@ TOKENS = 128
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize("name", usual_first(HF))
 def test_a_folder_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
     folder = write_hf_folder(tmp_path / "model", HF[name])
     session = open_tiny(export_tiny(folder, tmp_path / "artifact"))
@@ -43,7 +43,7 @@ def test_experts_kept_together_give_the_artifact_of_those_kept_one_by_one(tmp_pa
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", GGUF)
+@pytest.mark.parametrize("name", usual_first(GGUF))
 def test_a_gguf_file_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
     """The folder is only there for transformers; the file holds the same weights in llama.cpp's names and
     order.

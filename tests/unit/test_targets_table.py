@@ -34,6 +34,9 @@ FAMILIES = [
     "smollm3, biases, tied by default",
     "granite",
     "phi3, half rotated",
+    "gemma2, tied",
+    "gemma3, exact GELU",
+    "nemotron",
 ]
 FLOATS = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
 

@@ -21,6 +21,7 @@ from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.gguf_parts import model_stem
+from llorch_export.checkpoint.row_order import row_order
 from llorch_export.checkpoint.stream import (
     FLOAT_CODECS,
     BlockCodec,
@@ -30,7 +31,6 @@ from llorch_export.checkpoint.stream import (
     read_rows,
 )
 from llorch_export.config.experts import BY_EXPERT, GGUF_STACKED, ExpertNames
-from llorch_export.config.families import FAMILIES
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
@@ -94,25 +94,23 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
     experts = _expert_names(config, found)
-    wanted = names.stored_tensors(config, experts)
-    by_gguf_name = {names.gguf_name(name): shape for name, shape in wanted.items()}
-    for name, shape in by_gguf_name.items():
+    wanted = names.stored_tensors(config, experts, gguf=True)
+    for name, shape in wanted.items():
         if shape[0] == 1 and found.get(name) == shape[1:]:  # one row is stored as a vector
             ranges[name] = dataclasses.replace(ranges[name], shape=shape)
             found[name] = shape
-    names.check_tensors(by_gguf_name, found, origin=str(header.path))
+    names.check_tensors(wanted, found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config, experts).items():
-        stored = names.gguf_name(place.name)
-        whole = ranges[stored] if place.stack is None else ranges[stored].as_matrix()
+    for name, place in names.stored_places(config, experts, gguf=True).items():
+        whole = ranges[place.name] if place.stack is None else ranges[place.name].as_matrix()
         source = whole.rows(place.start, place.stop)
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
-            dtype=_type_name(header.tensors[stored]),
-            load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
-            read_blocks=_block_reader(source, _row_order(name, config)),
+            dtype=_type_name(header.tensors[place.name]),
+            load_rows=functools.partial(read_rows, source, row_order=row_order(name, config, gguf=True)),
+            read_blocks=_block_reader(source, row_order(name, config, gguf=True)),
         )
     return tensors
 
@@ -136,25 +134,6 @@ def _block_reader(
     if source.codec.elements == 1 or len(source.shape) != 2:
         return None
     return functools.partial(read_blocks, source, row_order=row_order)
-
-
-def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
-    """Return where each stored row of a tensor belongs, or None where rows are in place.
-
-    ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2),
-    so conversion to GGUF interleaves the two halves of each query and key head; in the families that ggml
-    rotates half a head apart it does not.
-    """
-    if not FAMILIES[config.architecture].permuted:
-        return None
-    if ".self_attn.q_proj." in name:
-        heads = config.num_attention_heads
-    elif ".self_attn.k_proj." in name:
-        heads = config.num_key_value_heads
-    else:
-        return None
-    rows = np.arange(heads * config.head_dim, dtype=np.intp)
-    return rows.reshape(heads, 2, config.head_dim // 2).swapaxes(1, 2).reshape(-1)
 
 
 def _type_name(tensor: GgufTensor) -> str:

@@ -23,7 +23,9 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.expert_names import names_in_use
 from llorch_export.checkpoint.folder import ModelFolder, require_content
 from llorch_export.checkpoint.fp8 import FP8_CODECS, scaled_rows
+from llorch_export.checkpoint.norm_offset import with_offset
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
+from llorch_export.checkpoint.row_order import in_order, row_order
 from llorch_export.checkpoint.stored_names import is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
 from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows
@@ -110,7 +112,11 @@ def folder_tensors(
             name=name,
             shape=expected[name],
             dtype=stored[place.name].dtype,
-            load_rows=_reader(stored[place.name], place, packing),
+            load_rows=with_offset(
+                name,
+                config,
+                in_order(_reader(stored[place.name], place, packing), row_order(name, config)),
+            ),
         )
         for name, place in places.items()
     }

@@ -40,6 +40,7 @@ _TRAINING: Final = (
 _EXECUTION: Final = (
     "pretraining_tp",
     "use_cache",
+    "cache_implementation",
     "attn_implementation",
     "_attn_implementation",
     "_attn_implementation_autoset",

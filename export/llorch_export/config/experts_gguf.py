@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 
 from llorch_export.config.experts import MAX_EXPERT_WIDTH, MAX_EXPERTS, checked_experts
-from llorch_export.config.families import SUPPORTED_GGUF, Family
+from llorch_export.config.families import SUPPORTED_GGUF
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 from llorch_serve.artifact.manifest import ExpertsConfig
 

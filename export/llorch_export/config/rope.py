@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.config.families import Family
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.unread import ignored_settings
@@ -69,6 +69,12 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
             return RopeConfig(theta=theta, rotary_dim=rotary_dim)
         case "linear":
             return RopeConfig(theta=theta, kind="linear", factor=_factor(rope), rotary_dim=rotary_dim)
+        case "dynamic" if context.family.alpha and rope.get("alpha"):
+            stretch = rope.number("alpha", above=0, high=MAX_FACTOR)
+            size = rotary_dim or context.head_dim
+            for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+                rope.get(key)  # of dynamic and yarn, which alpha takes the place of
+            return RopeConfig(theta=theta * stretch ** (size / (size - 2)), rotary_dim=rotary_dim)
         case "dynamic":
             return _dynamic_from_hf(rope, theta, rotary_dim, context)
         case "llama3":
@@ -144,7 +150,8 @@ def _rotary_dim(fields: Fields, context: RopeContext) -> int | None:
     if not context.family.partial_rotary:
         fields.require("partial_rotary_factor", 1, "all of a head is rotated in this family")
         return None
-    share = fields.number("partial_rotary_factor", 1.0, above=0, high=1)
+    usual = float(context.family.defaults.get("partial_rotary_factor", 1.0))
+    share = fields.number("partial_rotary_factor", usual, above=0, high=1)
     return checked_rotary_dim(int(context.head_dim * share), context)
 
 

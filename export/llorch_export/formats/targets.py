@@ -61,6 +61,7 @@ class Capabilities:
     attention, rotary, norm: the forms of these parts.
     packed_qkv: attention takes query, key and value as one tensor. rotary_inside: and rotates them itself.
     fused_skip_norm, fused_silu: whether SkipSimplifiedLayerNormalization and QuickGelu have kernels.
+    gelu: whether Gelu of ONNX has one.
     blocks: how weights in blocks are stored; None: not at all.
     linear_bits, table_bits: code widths of linear layers, and of the embedding with the output head.
     per_channel_int8: whether linear layers may multiply int8 with int8: weights with a scale for each output
@@ -88,6 +89,7 @@ class Capabilities:
     norm: NormForm
     fused_skip_norm: bool = False
     fused_silu: bool = False
+    gelu: bool = True
     blocks: BlockForm | None
     linear_bits: tuple[int, ...] = ()
     table_bits: tuple[int, ...] = ()
@@ -106,10 +108,17 @@ def _contrib(*names: str) -> frozenset[str]:
     return frozenset(f"{CONTRIB}:{name}" for name in names)
 
 
-_PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"})
+# Behind them what some families alone have: activations, soft limits, norms by mean and variance.
+_PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"}) | {
+    "LayerNormalization",
+    "Relu",
+    "Tanh",
+}
+_GELU: Final = frozenset({"Gelu"})
 _POSITIONS: Final = frozenset({"Range", "Shape", "Sub", "Unsqueeze"})
 _GROUP_QUERY: Final = (
     _PLAIN
+    | _GELU
     | _POSITIONS
     | _contrib("GroupQueryAttention", "MatMulNBits", "QuickGelu", "SkipSimplifiedLayerNormalization")
 )
@@ -213,6 +222,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         operators=_PLAIN
         | _POSITIONS
         | _STANDARD_HELPERS
+        | _GELU
         | {
             "And",
             "Attention",
@@ -238,10 +248,11 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         opset=21,
         ir_version=10,
         min_onnxruntime=MIN_ONNXRUNTIME,
-        operators=_PLAIN | _PRIMITIVE_NORM | {"Concat", "Sigmoid", "Softmax", "Sub", "Transpose"},
+        operators=_PLAIN | _PRIMITIVE_NORM | {"Concat", "Erf", "Sigmoid", "Softmax", "Sub", "Transpose"},
         attention=AttentionForm.PRIMITIVE,
         rotary=RotaryForm.PRIMITIVE,
         norm=NormForm.PRIMITIVE,
+        gelu=False,
         blocks=None,
         compute_types=("float16", "float32"),
         precision="fp16",

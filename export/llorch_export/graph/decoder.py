@@ -8,7 +8,7 @@ row's total length minus one, and ``total_sequence_length``, the largest total l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -31,7 +31,8 @@ from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
-from llorch_export.graph.norm import add_rms_norm, rms_norm
+from llorch_export.graph.norm import norm
+from llorch_export.graph.residual import Place, block_output, into_residual, scaled
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
 from llorch_serve.artifact.manifest import KvLayout, LlamaConfig, Recipe, Target, TensorSpec
@@ -132,10 +133,10 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
     front = make_front(b, interface)
     plan = attention_plan(b, kv, front, context_length=context_length)
     hidden, table = embed(b, front.input_ids)
-    hidden = _scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
+    hidden = scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
     rows = _layers(b, hidden, plan, front.logits_indices)
     # Scaling the rows before the head is linear in the logits, and much narrower than they are.
-    rows = _scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
+    rows = scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
     logits = head(b, rows, table)
     if interface is Interface.GENAI:
         logits = genai_logits(b, logits)
@@ -174,41 +175,35 @@ def _layers(
     From the last layer's attention on, a position matters only if its logits are wanted: the rest is dropped
     there.
     """
-    size = b.config.hidden_size
+    c, size = b.config, b.config.hidden_size
     lead: tuple[int | str, ...] = b.dims.lead
-    normed = rms_norm(b, hidden, "model.layers.0.input_layernorm", shape=(*lead, size))
+    normed = hidden
+    if c.form.norm_placement != "after":
+        normed = norm(b, hidden, "model.layers.0.input_layernorm", shape=(*lead, size))
     residual, last = hidden, len(plan.caches) - 1
     for layer in range(len(plan.caches)):
         prefix = f"model.layers.{layer}"
         heads = plan.heads(normed, layer, lead=lead)
         if layer == last:
-            heads = _wanted_rows(
-                b, heads, logits_indices, "heads", b.config.num_attention_heads * b.config.head_dim
-            )
+            heads = _wanted_rows(b, heads, logits_indices, "heads", c.num_attention_heads * c.head_dim)
             residual = _wanted_rows(b, residual, logits_indices, "residual", size)
+            if c.form.parallel:
+                normed = _wanted_rows(b, normed, logits_indices, "normed", size)
             lead = (b.dims.rows,)
-        projected = linear(
-            b,
-            heads,
-            [f"{prefix}.self_attn.o_proj"],
-            name=f"{prefix}.self_attn.o_proj",
-            lead=lead,
-            bias=b.config.attention_bias,
-        )
-        shape = (*lead, size)
-        projected = _scaled(b, projected, b.config.residual_multiplier, f"{prefix}.self_attn/scaled")
-        normed, residual = add_rms_norm(
-            b, residual, projected, f"{prefix}.post_attention_layernorm", shape=shape, keep_sum=True
-        )
-        kind = b.config.layer_experts(layer)
-        delta = (
-            mlp(b, normed, f"{prefix}.mlp", lead=lead)
-            if kind is None
-            else experts(b, normed, f"{prefix}.mlp", kind, lead=lead)
-        )
-        delta = _scaled(b, delta, b.config.residual_multiplier, f"{prefix}.mlp/scaled")
-        following = "model.norm" if layer == last else f"model.layers.{layer + 1}.input_layernorm"
-        normed, residual = add_rms_norm(b, residual, delta, following, shape=shape, keep_sum=layer != last)
+        name = f"{prefix}.self_attn.o_proj"
+        output = linear(b, heads, [name], name=name, lead=lead, bias=c.attention_bias)
+        output = block_output(b, output, f"{prefix}.self_attn", lead=lead)
+        following = Place("model.norm", "model.norm")
+        if layer != last:
+            following = Place(f"model.layers.{layer + 1}.input_layernorm", f"model.layers.{layer + 1}.input")
+        if c.form.parallel:
+            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
+            delta = b.op("Add", [output, delta], name=f"{prefix}.both", shape=(*lead, size))
+        else:
+            place = Place(f"{prefix}.post_attention_layernorm", f"{prefix}.mlp.input")
+            normed, residual = into_residual(b, residual, output, place, lead=lead, keep_sum=True)
+            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
+        normed, residual = into_residual(b, residual, delta, following, lead=lead, keep_sum=layer != last)
     return normed
 
 
@@ -220,13 +215,10 @@ def _wanted_rows(b: GraphBuilder, x: ir.Value, indices: ir.Value, name: str, wid
     )
 
 
-def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
-    """Append the product of ``x`` and a constant; ``x`` itself if that is one."""
-    if factor == 1:
-        return x
-    assert x.shape is not None
-    shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
-    return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
+def _feed_forward(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
+    """Append what a layer has behind its attention: one block, or several experts."""
+    name, kind = f"model.layers.{layer}.mlp", b.config.layer_experts(layer)
+    return mlp(b, x, name, lead=lead) if kind is None else experts(b, x, name, kind, lead=lead)
 
 
 def _min_onnxruntime(graph: ir.Graph, target: Capabilities) -> str:

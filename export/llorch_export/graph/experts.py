@@ -30,7 +30,7 @@ from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form
 from llorch_serve.artifact.manifest import ExpertsConfig, ScaleType
 from llorch_serve.errors import UsageError
 
-_SWIGLU: Final = {
+_SWIGLU: Final[dict[str, int | float | str]] = {
     "activation_type": "swiglu",
     "swiglu_fusion": 1,  # rows of gate and up by turns
     "activation_alpha": 1.0,
@@ -66,7 +66,8 @@ def _chosen_experts(
     shape: Sequence[int | str],
 ) -> ir.Value:
     """Append the weighted sum of each token's experts. logits: [tokens, experts]."""
-    name, attributes = f"{prefix}.experts", {"k": kind.per_token, **_SWIGLU}
+    name = f"{prefix}.experts"
+    attributes: dict[str, int | float | str] = {"k": kind.per_token, **_SWIGLU}
     stored = _block_form(b, prefix, kind)
     if stored is None:
         up, down = (_whole(b, stack) for stack in _stacks(b, prefix, kind))
@@ -79,9 +80,9 @@ def _chosen_experts(
             attributes=attributes,
             domain=CONTRIB,
         )
-    up, down = (_in_blocks(b, stack, stored) for stack in _stacks(b, prefix, kind))
-    inputs = [x, logits, up.packed, up.scales, None, down.packed, down.scales]
-    inputs += [None, None, None, None, up.zero_points, down.zero_points, None]
+    first, second = (_in_blocks(b, stack, stored) for stack in _stacks(b, prefix, kind))
+    inputs = [x, logits, first.packed, first.scales, None, second.packed, second.scales]
+    inputs += [None, None, None, None, first.zero_points, second.zero_points, None]
     if not kind.normalised:  # the node's own shares add up to one
         inputs.append(
             b.op(

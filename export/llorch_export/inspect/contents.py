@@ -53,7 +53,7 @@ _QUANTISED_INPUTS: Final = {
 }
 _DEQUANTIZED: Final = (None, "scales", "zero points")
 _TABLES: Final = ("embedding", "lm_head.weight")
-_HEADS: Final = ("logits", "logits/narrow")
+_HEADS: Final = ("logits", "logits/narrow", "logits/uncapped")
 _PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 
 
@@ -230,7 +230,8 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
         return _DEQUANTIZED[index] or ("embedding and head" if table else "linear")
     if kind == "Gather" and name.endswith(".scales"):
         return "scales"
-    product = node.output[0].partition("/part.")[0]  # of a layer that is the sum of parts
+    # Of a layer that is the sum of parts, or has a bias.
+    product = node.output[0].partition("/part.")[0].removesuffix("/product")
     if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and product in _HEADS):
         return "embedding and head"
     return "linear" if kind in _PRODUCTS else "constants"

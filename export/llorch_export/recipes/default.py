@@ -12,6 +12,7 @@ from typing import Final
 from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions, Rule
+from llorch_export.recipes.exact_transforms import why_inexact
 from llorch_serve.artifact.manifest import LlamaConfig
 
 MOST_MEASURED: Final = 500_000_000
@@ -21,9 +22,12 @@ disk for each.
 
 
 def default_recipe(config: LlamaConfig) -> str:
-    """Return the recipe for the CPU of a model of this size; what it measures is of no use to experts."""
-    small = parameters(config) <= MOST_MEASURED and not config.experts
-    return "cpu-calibrated" if small else "cpu"
+    """Return the recipe for the CPU of a model of this size and form."""
+    if why_inexact("rotate", config) is not None:
+        return "int8"
+    if why_inexact("smooth", config) is not None or config.experts:
+        return "cpu"
+    return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
 
 
 def quantizer_open(options: ExportOptions) -> bool:

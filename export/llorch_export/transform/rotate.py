@@ -60,6 +60,8 @@ def rotate(config: LlamaConfig, tensors: Tensors, seed: int) -> Tensors:
             ("post_attention_layernorm", readers),
         ):
             for module in modules:
+                if names.weight(module) not in tensors:  # a gate, where the MLP has none
+                    continue
                 read(names.weight(module), names.weight(norm))
             result[names.weight(norm)] = ones(tensors[names.weight(norm)])
         for module in (_ATTENTION_WRITER, *writers):

@@ -23,6 +23,7 @@ Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
 Activations = Literal["block", "row", "quarters", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
 KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -105,10 +106,42 @@ class ExpertsConfig(_Struct, frozen=True, kw_only=True):
     sparse_layers: tuple[int, ...] = ()
 
 
+class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a decoder layer is built where it is not Llama's. What is not said is as in Llama.
+
+    norm: root mean square, or mean and variance (``layer``). norm_bias: whether its norms have biases.
+    norm_placement: ``before`` attention and MLP, ``after`` them (on what they add to the residual), or
+        ``around``: both.
+    parallel: attention and MLP read one norm of the layer's input, and the residual gets both at once.
+    activation: of the MLP. gated: it is multiplied with a second projection.
+    qk_norm_over: each query and key head, or ``row``: all heads of a token together.
+    qk_norm_after_rope: queries and keys are normalised after rotation, not before it.
+    attention_softcap, logits_softcap: ``cap * tanh(x / cap)`` of scores and logits; None: none.
+    sliding_rope: rotation of the layers that have a window; None: as the others'.
+    head_bias: the output layer has a bias.
+    """
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    norm_placement: Literal["before", "after", "around"] = "before"
+    parallel: bool = False
+    activation: Activation = "silu"
+    gated: bool = True
+    qk_norm_over: Literal["head", "row"] = "head"
+    qk_norm_after_rope: bool = False
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    sliding_rope: RopeConfig | None = None
+    head_bias: bool = False
+
+
+_LLAMA_FORM: Final = LayerForm()
+
+
 class LlamaConfig(_Struct, frozen=True, kw_only=True):
     """The architecture of a Llama-family decoder, in the terms of Hugging Face's ``config.json``.
 
-    ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
+    ``head_dim`` is independent of ``hidden_size / num_attention_heads``.
 
     architecture: the family, as ``model_type`` names it; the graph says all that a session needs of it.
     attention_bias: biases on q, k, v and o. qkv_bias: on q, k and v only.
@@ -120,6 +153,7 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     attention_multiplier: scales attention scores; None: 1 / sqrt(head_dim).
     logits_scaling: divides the logits.
     experts: of the layers whose feed-forward block is several; absent: there are none.
+    layer_form: how layers are built where they are not Llama's; read it as :attr:`form`.
     """
 
     architecture: ModelType = "llama"
@@ -163,6 +197,23 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
         dense = self.experts.sparse_layers and self.experts.sparse_layers[layer] == 0
         return None if dense else self.experts
 
+    layer_form: LayerForm | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def form(self) -> LayerForm:
+        """How layers are built."""
+        return _LLAMA_FORM if self.layer_form is msgspec.UNSET else self.layer_form
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotations that layers have: that of all or of those without a window, then of the others."""
+        sliding = self.form.sliding_rope
+        return (self.rope,) if sliding is None else (self.rope, sliding)
+
+    def rope_index(self, layer: int) -> int:
+        """Return which of :attr:`ropes` a layer has."""
+        return int(self.form.sliding_rope is not None and self.window(layer) is not None)
+
     @property
     def rotary_dim(self) -> int:
         """How many leading elements of a head are rotated."""
@@ -171,8 +222,8 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     @property
     def max_exact_context(self) -> int:
         """Longest sequence that a graph with one rotary table computes as the model was trained."""
-        limit = self.rope.exact_positions
-        return self.max_position_embeddings if limit is None else min(limit, self.max_position_embeddings)
+        limits = (rope.exact_positions for rope in self.ropes)
+        return min([self.max_position_embeddings, *(limit for limit in limits if limit is not None)])
 
     def rotates(self, layer: int) -> bool:
         """Tell whether a layer has rotary embedding."""

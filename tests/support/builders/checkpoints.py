@@ -1,7 +1,8 @@
 """Tiny checkpoints for tests: a random-weight Llama as a Hugging Face folder and as a GGUF file.
 
 Both writers draw the same weights for the same config and seed, so that what is read from one can be held
-against the other. Nothing here uses the exporter except its config parser, and nothing needs torch.
+against the other. Nothing here uses the exporter except its config parser and its table of families, and
+nothing needs torch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
@@ -34,6 +36,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency and throughput.",
     "Tokens are generated one by one; every step reads all weights once, so memory bandwidth sets the pace.",
@@ -82,6 +85,10 @@ def of_family(model_type: str, **overrides: object) -> dict[str, object]:
     return {
         "model_type": model_type,
         "architectures": [FAMILIES[model_type].causal_lm],
+        "hidden_act": None,
+        "rms_norm_eps": None,
+        FAMILIES[model_type].activation_key: next(iter(FAMILIES[model_type].activations)),
+        FAMILIES[model_type].norm_key: 2.0**-17,
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
@@ -97,6 +104,8 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     """Draw all weights of a config under Hugging Face's names, ``[out, in]``; large biases, norms around
     one.
     """
+    if config.architecture not in _DRAWN_IN_LLAMAS_ORDER:
+        return _weights_by_name(config, seed)
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -153,6 +162,27 @@ def feed_forward(config: LlamaConfig, layer: int) -> list[tuple[str, int, int]]:
         found += block("mlp.shared_expert", experts.shared_intermediate_size)
         found.append(("mlp.shared_expert_gate", 1, hidden))
     return found
+
+
+def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
+    """Draw the weights of a family whose modules are not Llama's, under the names of its own checkpoints.
+
+    Names are the exporter's; transformers, which would not find its own under others, is their oracle.
+    """
+    rng = np.random.default_rng(seed)
+    offset = FAMILIES[config.architecture].norm_offset
+    weights: Weights = {}
+    for name, shape in stored_tensors(config).items():
+        values = rng.standard_normal(shape)
+        if len(shape) > 1:
+            values /= math.sqrt(shape[1])
+            values *= (
+                math.sqrt(config.hidden_size) / 2 / config.embedding_multiplier if "embed" in name else 1
+            )
+        elif name.endswith("weight"):
+            values = 1 - offset + 0.2 * values
+        weights[name] = values.astype(np.float32)
+    return weights
 
 
 def _has_bias(config: LlamaConfig, module: str) -> bool:
@@ -223,7 +253,7 @@ def write_hf_folder(
     weights = tiny_weights(config_from_hf(config), seed)
     if edit is not None:
         edit(weights)
-    if FAMILIES[str(config["model_type"])].fused:
+    if config["model_type"] == "phi3":
         weights = fused(weights)
     weights = with_stored_experts(weights, str(config["model_type"]), stacked=stacked_experts)
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
@@ -290,9 +320,9 @@ def write_gguf(
     if edit is not None:
         edit(weights)
     values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
-    architecture = FAMILIES[config.architecture].gguf_name
+    family = FAMILIES[config.architecture]
     writer = gguf.GGUFWriter(
-        path, architecture, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
+        path, family.gguf_name, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
     )
     for key, value in values.items():
         if value is not None and key != "general.architecture":
@@ -303,10 +333,10 @@ def write_gguf(
         divisors = {"short": config.rope.short_factor, "long": config.rope.long_factor}
         tables = {f"rope_factors_{k}.weight": np.array(v, np.float32) for k, v in divisors.items()}
         extra = {**tables, **(extra or {})}
-    if FAMILIES[config.architecture].fused:
+    if config.architecture == "phi3":
         weights = fused(weights)
     tensors = {
-        gguf_tensor_name(name, architecture): permuted(name, value, config)
+        gguf_tensor_name(name, family.gguf_name): converted(name, value, config)
         for name, value in with_gguf_experts(weights).items()
     }
     kind = gguf.GGMLQuantizationType[weight_type]
@@ -336,7 +366,6 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.dimension_count": config.rotary_dim,
         "rope.freq_base": rope.theta,
         "vocab_size": config.vocab_size,
@@ -363,9 +392,17 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
             values["expert_shared_feed_forward_length"] = experts.shared_intermediate_size
     if config.architecture == "phi3":
         values["attention.sliding_window"] = config.sliding_window or 0
+    family, form = FAMILIES[config.architecture], config.form
+    values[f"attention.layer_norm{'_rms' if form.norm == 'rms' else ''}_epsilon"] = config.rms_norm_eps
+    if family.logit_scale:
+        values["logit_scale"] = 1 / config.logits_scaling
+    if family.windows == "pattern":
+        values["attention.sliding_window"] = config.sliding_window or 0
+    caps = {"attn_logit_softcapping": form.attention_softcap, "final_logit_softcapping": form.logits_softcap}
+    values |= {key: cap for key, cap in caps.items() if cap is not None}
     return {
         "general.type": "model",
-        **{f"{FAMILIES[config.architecture].gguf_name}.{key}": value for key, value in values.items()},
+        **{f"{family.gguf_name}.{key}": value for key, value in values.items()},
     }
 
 
@@ -397,6 +434,13 @@ def gguf_tensor_name(name: str, architecture: str = "llama") -> str:
 def _gguf_names(architecture: str) -> gguf.TensorNameMap:
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     return gguf.get_tensor_name_map(known[architecture], 16)
+
+
+def converted(name: str, value: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:
+    """Return what conversion to GGUF makes of a tensor: heads in another order, norms as factors."""
+    if name.endswith("norm.weight"):
+        return value + np.float32(FAMILIES[config.architecture].norm_offset)
+    return permuted(name, value, config)
 
 
 def permuted(name: str, value: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:

@@ -16,7 +16,7 @@ import numpy as np
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.transform.basis import Basis, plain_basis, random_basis
 from llorch_export.verify.layers.graph import Array, GraphRun
-from llorch_export.verify.layers.matching import FINAL_NORM
+from llorch_export.verify.layers.matching import FINAL_NORM, SCALED_EMBEDDING
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
 RESTORED: Final = "turned back"
@@ -40,7 +40,7 @@ def in_original_basis(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -
                 # Its weights went into the matrices that read it.
                 weight = checkpoint.tensors[f"{name}.weight"].load()
                 values[name] = (basis.restored(value) * weight).astype(np.float32)
-            elif name == "embedding" or name.endswith(_RESIDUAL):
+            elif name in ("embedding", SCALED_EMBEDDING) or name.endswith(_RESIDUAL):
                 values[name] = basis.restored(value).astype(np.float32)
     if "hadamard" in recipe.transforms:
         _restore_values(graph, values, checkpoint.config)
