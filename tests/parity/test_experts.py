@@ -12,7 +12,6 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from llorch_export.checkpoint.names import gguf_name
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.recipes.file import load_recipe
@@ -21,7 +20,8 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.fidelity.divergence import log_softmax
 from llorch_serve.runtime.opening import open_session
-from support.builders.arch_rows import HF, QWEN2_MOE
+from support.builders.arch_rows import HF
+from support.builders.arch_rows_experts import QWEN2_MOE
 from support.builders.checkpoints import Weights, of_family, write_gguf, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from support.oracles.quantised_numpy import unpack
@@ -177,7 +177,8 @@ def test_a_gguf_file_of_before_2024_has_tensors_for_each_expert(tmp_path: Path) 
 
     def taken_out(weights: Weights) -> None:
         for name in [name for name in weights if ".experts." in name]:
-            own[gguf_name(name)] = weights.pop(name)
+            _, _, layer, _, _, expert, part, _ = name.split(".")
+            own[f"blk.{layer}.ffn_{part.removesuffix('_proj')}.{expert}.weight"] = weights.pop(name)
 
     before = write_gguf(tmp_path / "before.gguf", HF["mixtral"], edit=taken_out, extra=own)
     assert "blk.1.ffn_down.3.weight" in own

@@ -14,7 +14,7 @@ from llorch_export.config.experts import BY_EXPERT, MAX_MATRICES, MIXTRAL, STACK
 from llorch_export.config.hf import read_config
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from llorch_serve.errors import ArtifactError
-from support.builders.arch_rows import QWEN2_MOE, QWEN3_MOE
+from support.builders.arch_rows_experts import QWEN2_MOE, QWEN3_MOE
 from support.builders.checkpoints import of_family, tiny_config
 
 MIXTRAL_8X7B = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.builders.arch_rows_experts import EXPERTS
 from support.builders.arch_rows_gemma import GEMMA
 from support.builders.arch_rows_norms import NORMS
 from support.builders.checkpoints import of_family
@@ -23,13 +24,6 @@ GRANITE = {
     "residual_multiplier": 0.25,
     "logits_scaling": 0.5,
 }
-QWEN2_MOE = {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 48,
-}
-QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 # Each row: what must be exact, with enough tokens and weights that leaving it out would show.
 HF: dict[str, dict[str, Any]] = {
     "yarn": {"rope_scaling": YARN},
@@ -119,47 +113,11 @@ HF: dict[str, dict[str, Any]] = {
         original_max_position_embeddings=128,
         rope_scaling={"type": "longrope", "short_factor": SHORT[:6], "long_factor": LONG[:6]},
     ),
-    "mixtral": of_family("mixtral", num_local_experts=4),
-    "mixtral, 8 experts by default, each taken alone": of_family("mixtral", num_experts_per_tok=1),
-    "mixtral, all experts taken, window": of_family(
-        "mixtral", num_local_experts=3, num_experts_per_tok=3, sliding_window=9
-    ),
-    "mixtral, the other name of the number": of_family("mixtral", num_experts=5, num_experts_per_tok=3),
-    "qwen2_moe": of_family("qwen2_moe", **QWEN2_MOE),
-    "qwen2_moe, normalised, no biases": of_family(
-        "qwen2_moe", **QWEN2_MOE, norm_topk_prob=True, qkv_bias=False
-    ),
-    "qwen2_moe, every second layer": of_family(
-        "qwen2_moe", **QWEN2_MOE, num_hidden_layers=4, decoder_sparse_step=2
-    ),
-    "qwen2_moe, one layer without": of_family("qwen2_moe", **QWEN2_MOE, mlp_only_layers=[1, 7]),
-    "qwen2_moe, no experts": of_family("qwen2_moe", **{**QWEN2_MOE, "num_experts": 0}),
-    "qwen2_moe, windows by turns": of_family(
-        "qwen2_moe",
-        **QWEN2_MOE,
-        num_hidden_layers=4,
-        use_sliding_window=True,
-        sliding_window=9,
-        max_window_layers=2,
-    ),
-    "qwen3_moe": of_family("qwen3_moe", **QWEN3_MOE, norm_topk_prob=True),
-    "qwen3_moe, shares of all experts": of_family("qwen3_moe", **QWEN3_MOE),
-    "qwen3_moe, bias, one layer without": of_family(
-        "qwen3_moe", **QWEN3_MOE, attention_bias=True, mlp_only_layers=[0]
-    ),
-    "qwen3_moe, window, yarn": of_family(
-        "qwen3_moe", **QWEN3_MOE, use_sliding_window=True, sliding_window=9, rope_scaling=YARN
-    ),
-    "qwen3_moe, window off": of_family("qwen3_moe", **QWEN3_MOE, sliding_window=9),
-    "granitemoe": of_family("granitemoe", **GRANITE, num_local_experts=4),
-    "granitemoe, 8 experts by default, tied, biases": of_family(
-        "granitemoe", attention_bias=True, tie_word_embeddings=True
-    ),
 }
-HF |= GEMMA | NORMS
+HF |= GEMMA | NORMS | EXPERTS
 
 # Beside the first seven families one row of each; the others of them are for ci/slow.
-LATER = GEMMA | NORMS
+LATER = GEMMA | NORMS | EXPERTS
 _FIRST = {str(HF[name].get("model_type")): name for name in reversed(LATER)}
 SLOW = frozenset(name for name in LATER if name not in _FIRST.values())
 
