@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes
-from llorch_export.quantize.layout import SCALE_DTYPES, block_count
+from llorch_export.quantize.layout import SCALE_DTYPES, block_count, pack
 from llorch_export.quantize.repack import BlockForm
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
@@ -64,18 +64,8 @@ def carried(codes: Codes, form: BlockForm, start: int, stop: int) -> Arrays:
     shift = 2 ** (form.bits - 1) - 2 ** (codes.bits - 1) if codes.symmetric else 0
     wide = np.full((stop - start, blocks * form.block_size), 2 ** (form.bits - 1), np.uint8)
     np.add(rows.codes, np.uint8(shift), out=wide[:, : codes.columns])
-    packed = _packed(wide, form.bits).reshape(stop - start, blocks, -1)
+    packed = pack(wide, form.bits).reshape(stop - start, blocks, -1)
     scales = rows.scales[:, group_of].astype(SCALE_DTYPES[codes.scale_type])
     if rows.zero_points is None:
         return packed, scales
-    return packed, scales, _packed(rows.zero_points[:, group_of], form.bits)
-
-
-def _packed(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Return codes [rows, count] as bytes [rows, ceil(count * bits / 8)], the lowest bits first."""
-    each = 8 // bits
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % each)))
-    found = padded[:, 0::each].copy()
-    for place in range(1, each):
-        found |= padded[:, place::each] << np.uint8(place * bits)
-    return found
+    return packed, scales, pack(rows.zero_points[:, group_of], form.bits)
