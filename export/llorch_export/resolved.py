@@ -20,6 +20,8 @@ from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe, prompts_may_measure
 from llorch_export.recipes.default import with_quantizer
+from llorch_export.recipes.exact_transforms import refuse_inexact
+from llorch_export.recipes.experts import refuse_experts
 from llorch_export.recipes.int8_cache import affordable_cache, cache_left_out
 from llorch_export.recipes.rules import Choices, Peaks, choices, refuse_choices_without_text, with_rules
 from llorch_export.recipes.static_scales import refuse_unknown_scales
@@ -106,6 +108,8 @@ def resolve(options: ExportOptions, config: LlamaConfig) -> ResolvedExport:
     then, and the context is one that the model has.
     Raises UsageError if that cannot be.
     """
+    refuse_inexact(options.transforms, config)
+    refuse_experts(options, config)
     options = with_quantizer(options, config)
     recipe = _first_recipe(options, config)
     of_prompts = () if options.prompts is None else options.prompts.rules
@@ -166,12 +170,14 @@ def _prompt_recipe(
 
 
 def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
-    """Raise UsageError if the recipe wants blocks that the checkpoint's format does not have."""
-    if recipe.precision == "source" and checkpoint.kind != "gguf":
+    """Raise UsageError if the recipe wants blocks or codes that the checkpoint does not have."""
+    if recipe.precision != "source" or checkpoint.kind == "gguf":
+        return
+    if all(tensor.packed is None for tensor in checkpoint.tensors.values()):
         raise UsageError(
-            f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is "
-            f"a "
-            "Hugging Face folder; choose fp32, fp16, bf16, int8 or int4"
+            f"--precision source carries over the quantised blocks of a GGUF file or the codes of packed "
+            f"weights, and {checkpoint.path} is a Hugging Face folder of plain weights; choose fp32, fp16, "
+            "bf16, int8 or int4"
         )
 
 

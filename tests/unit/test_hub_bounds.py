@@ -155,3 +155,19 @@ def test_what_the_disk_cannot_hold_is_not_begun(
     small = ("llorch.json",)
     got = [one.path for one in hub.requests if one.method == "GET" and "/resolve/" in one.path]
     assert all(path.endswith(small) for path in got)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag"])
+@pytest.mark.usefixtures("checkpoint")
+def test_a_hub_names_no_file_outside_of_the_cache(hub: Hub, tmp_path: Path, header: str, there: bool) -> None:
+    victim = tmp_path / "victim"
+    if there:
+        victim.write_text("mine")
+    commit = hub.repositories[REPO].refs["main"]
+    names = {"ETag": '"abc"', header: '"../../../victim"', "X-Repo-Commit": commit}
+    hub.faults.append(Fault("/resolve/", method="HEAD", times=99, status=200, headers=names))
+    with pytest.raises(HubError, match="names a file in a way that leads out of the cache"):
+        open_checkpoint(REPO)
+    assert victim.exists() == there
+    assert not there or victim.read_text() == "mine"

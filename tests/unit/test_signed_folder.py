@@ -103,6 +103,17 @@ def test_what_was_changed_and_changed_back_is_seen(folder: Path, change: Callabl
         signed.check_unchanged()
 
 
+def test_what_others_do_beside_a_folder_above_is_no_change(folder: Path) -> None:
+    signed = SignedFolder.of(folder)
+    (folder.parent / "beside").mkdir()
+    signed.check_unchanged()
+    # So it looks where a container's file system makes a folder writable, once something below it is written.
+    signed = SignedFolder.of(folder)
+    above = folder.parent.resolve()
+    above.chmod(above.stat().st_mode)
+    signed.check_unchanged()
+
+
 def test_the_version_of_a_volume_is_seen_too(tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     for version in ("..1", "..2"):

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.folder import ModelFolder, require_content
 from llorch_export.checkpoint.fp8 import FP8_CODECS
+from llorch_export.checkpoint.packed.stored import DTYPES, whole_numbers
 from llorch_export.checkpoint.stored_tensors import StoredTensor
 from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange
 from llorch_export.config.fields import shown
@@ -27,12 +28,15 @@ MAX_HEADER_BYTES: Final = 2**24
 MAX_TENSORS: Final = 2**16
 """Of one file; no model that is exported has a third of them."""
 
-_CODECS: Final = FLOAT_CODECS | FP8_CODECS
+CODECS: Final = FLOAT_CODECS | FP8_CODECS
+"""Of the types whose values stand for weights by themselves."""
 
 
-def file_tensors(path: Path, folder: ModelFolder) -> dict[str, StoredTensor]:
+def file_tensors(path: Path, folder: ModelFolder, *, packed: bool = False) -> dict[str, StoredTensor]:
     """Return every tensor of one safetensors file of a folder, by name. Raises ArtifactError if it is
     damaged, or has more than any model.
+
+    packed: types may be any that packed weights are made of.
     """
     try:
         real = real_file(path, folder.path)
@@ -53,18 +57,27 @@ def file_tensors(path: Path, folder: ModelFolder) -> dict[str, StoredTensor]:
             f"{path} holds {len(header)} tensors, expected at most {MAX_TENSORS}; it is no model's"
         )
     tensors: dict[str, StoredTensor] = {}
+    notes = header.get("__metadata__") or {}
     for name, entry in header.items():
         if name == "__metadata__" or names.is_ignorable(name):
             continue
         dtype, shape = entry["dtype"], tuple(entry["shape"])
-        if dtype not in _CODECS:
-            raise ArtifactError(
-                f"{path}: tensor {shown(name)} has storage type {dtype}; supported are {', '.join(_CODECS)}. "
-                "Export from the original weights"
-            )
+        codec = CODECS.get(dtype)
+        if codec is None and packed and dtype in DTYPES:
+            codec = whole_numbers(dtype)
+        if codec is None:
+            raise unsupported_type(path, name, dtype)
         offset = 8 + len(before) + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype], real), dtype)
+        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, codec, real), dtype, notes=notes)
     return tensors
+
+
+def unsupported_type(path: Path, name: str, dtype: str) -> ArtifactError:
+    """Return the error that says of which type a tensor is, and of which it may be."""
+    return ArtifactError(
+        f"{path}: tensor {shown(name)} has storage type {dtype}; supported are {', '.join(CODECS)}. "
+        "Export from the original weights"
+    )
 
 
 def _header(path: Path, real: Path) -> bytes:

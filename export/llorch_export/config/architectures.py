@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from llorch_export.config.families import FAMILIES, SUPPORTED_HF, Family
+from llorch_export.config.families import FAMILIES, SUPPORTED_HF
+from llorch_export.config.family import Family
 from llorch_export.config.fields import MAX_NAME, Fields, quoted, shown
 from llorch_export.config.reference_keys import reference_keys
 from llorch_serve.errors import ArtifactError

@@ -85,7 +85,7 @@ def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContex
 
 
 def _scaling(fields: Fields, context: RopeContext) -> _Scaling:
-    key = f"{context.family.architecture}.rope"
+    key = f"{context.family.gguf_name}.rope"
     kind = fields.get(f"{key}.scaling.type") or "linear"
     if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise ArtifactError(

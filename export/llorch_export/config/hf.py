@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from llorch_export.config.architectures import code_files, family_of, has_unknown_class
-from llorch_export.config.families import Family
+from llorch_export.config.experts import experts_from_hf
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
-from llorch_export.config.fp8 import fp8_format, packed_weights
+from llorch_export.config.fp8 import Fp8Format, packed_weights
+from llorch_export.config.layer_form import layer_form, query_multiplier
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.reading import read_packing
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.rope import MIN_FACTOR, RopeContext, rope_from_hf
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
+from llorch_export.config.rope_by_layer import ropes_from_hf
 from llorch_export.config.unread import check_count, ignored_settings
-from llorch_export.config.windows import no_rope_layers, windows
+from llorch_export.config.windows import no_rope_layers, rotating_in_windows, windows
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -49,11 +54,13 @@ class ReadConfig:
 
     ignored_settings: names of what transformers does not read for the family, but for what every file says.
     code_not_run: files of Python that the checkpoint brings.
+    packing: how weights are packed; None: they stand for themselves.
     """
 
     config: LlamaConfig
     ignored_settings: tuple[str, ...] = ()
     code_not_run: tuple[str, ...] = ()
+    packing: Packing | Fp8Format | None = None
 
 
 def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -> LlamaConfig:
@@ -75,10 +82,11 @@ def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> R
     if isinstance(packing, Mapping) and "bits" in packing:
         raise packed_weights(packing, f"{origin}: quantization")
     code = code_files(fields)
+    packed = read_packing(data.get("quantization_config"), origin=origin)
     config, of_rope = _model_config(fields, family, origin)
     own_class = ("architectures",) if has_unknown_class(fields, family) else ()
     ignored = ignored_settings(fields, reference_keys().keys[family.architecture])
-    return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code)
+    return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code, packed)
 
 
 def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaConfig, tuple[str, ...]]:
@@ -99,7 +107,9 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     head_dim = head_size(fields, "head_dim", hidden, heads, origin=origin, default=usual.get("head_dim"))
     rotating = no_rope_layers(fields, family, layers)
     window, layer_types = windows(fields, family, layers, max_positions, rotating)
-    rope, ignored = rope_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
+    if family.rotates_in_windows:
+        rotating = rotating_in_windows(fields, family, layers)
+    rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
         key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
@@ -113,7 +123,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         num_attention_heads=heads,
         num_key_value_heads=fields.integer("num_key_value_heads", kv_usual, high=MAX_HEADS),
         head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", float(defaults["rms_norm_eps"]), above=0, high=1),
+        rms_norm_eps=fields.number(family.norm_key, float(defaults["rms_norm_eps"]), above=0, high=1),
         max_position_embeddings=max_positions,
         rope=rope,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", bool(defaults["tie_word_embeddings"])),
@@ -124,29 +134,44 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         no_rope_layers=rotating,
         sliding_window=window,
         layer_types=cast("tuple[Literal['full_attention', 'sliding_attention'], ...]", layer_types),
-        embedding_multiplier=multiplier["embedding_multiplier"],
-        attention_multiplier=multiplier["attention_multiplier"] if family.multipliers else None,
+        embedding_multiplier=hidden**0.5 if family.scaled_embedding else multiplier["embedding_multiplier"],
+        attention_multiplier=multiplier["attention_multiplier"]
+        if family.multipliers
+        else query_multiplier(fields, family, head_dim),
         residual_multiplier=multiplier["residual_multiplier"],
-        logits_scaling=multiplier["logits_scaling"],
+        logits_scaling=_logits_divisor(fields, family) or multiplier["logits_scaling"],
+        layer_form=layer_form(fields, family, sliding_rope),
+        experts=experts_from_hf(fields, family.experts, defaults, layers),
     )
     return checked(config, origin), ignored
 
 
 def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     """Refuse what no family here has."""
-    fp8_format(fields.get("quantization_config"), origin=origin)  # refuses every other packing
-    if fields.get("hidden_act") != "swish":  # the same by another name
-        fields.require("hidden_act", "silu", "the only activation supported")
+    fields.get("quantization_config")  # which read_config has read
     fields.require("is_encoder_decoder", False, "the model must be a decoder only")
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
+    for key in ("qk_norm", "use_qk_norm") if family.qk_norm else ():
+        fields.require(key, True, f"{family.architecture} always has a norm over query and key heads")
     for key, supported in family.fixed.items():
         fields.require(key, supported, f"the only value supported for {family.architecture}")
 
 
+def _logits_divisor(fields: Fields, family: Family) -> float | None:
+    """Return what logits are divided by, as ``logit_scale`` says it; None where there is none."""
+    if not family.logit_scale:
+        return None
+    return 1 / fields.number("logit_scale", family.logit_scale, above=0, high=MAX_MULTIPLIER)
+
+
 def _bias(fields: Fields, family: Family, key: str) -> bool:
     """Return a bias flag; a family that does not read it has no such biases."""
+    if family.bias_key:
+        return fields.boolean(family.bias_key, bool(family.defaults[family.bias_key]))
+    if family.head_biases:
+        return True
     if key == family.qkv_bias or key not in reference_keys().keys[family.architecture]:
         return False
     return fields.boolean(key, bool(family.defaults.get(key, False)))

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.config.families import Family
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields, quoted
 from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.unread import check_count, ignored_settings
@@ -68,6 +68,13 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
     theta = rope.number("rope_theta", outer, above=MIN_FACTOR, high=MAX_THETA)
     rotary_dim = _rotary_dim(rope if "partial_rotary_factor" in rope else fields, context)
     original = _original_context(fields, rope, context)
+    if context.family.scales_queries:
+        if not (fields.mapping("rope_parameters") or fields.mapping("rope_scaling")):
+            raise ArtifactError(
+                f"{context.origin} lacks rope_parameters, and what {context.family.architecture} takes that "
+                "to mean scales queries by their position, which is not supported"
+            )
+        rope.require("llama_4_scaling_beta", 0, "another scales queries by their position")
     match kind:
         case "default":
             # Some files say "default" with a factor of 1; any other factor would be a contradiction.
@@ -75,6 +82,12 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
             return RopeConfig(theta=theta, rotary_dim=rotary_dim)
         case "linear":
             return RopeConfig(theta=theta, kind="linear", factor=_factor(rope), rotary_dim=rotary_dim)
+        case "dynamic" if context.family.alpha and rope.get("alpha"):
+            stretch = rope.number("alpha", above=0, high=MAX_FACTOR)
+            size = rotary_dim or context.head_dim
+            for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+                rope.get(key)  # of dynamic and yarn, which alpha takes the place of
+            return RopeConfig(theta=theta * stretch ** (size / (size - 2)), rotary_dim=rotary_dim)
         case "dynamic":
             return _dynamic_from_hf(rope, theta, rotary_dim, context)
         case "llama3":
@@ -151,7 +164,8 @@ def _rotary_dim(fields: Fields, context: RopeContext) -> int | None:
     if not context.family.partial_rotary:
         fields.require("partial_rotary_factor", 1, "all of a head is rotated in this family")
         return None
-    share = fields.number("partial_rotary_factor", 1.0, above=0, high=1)
+    usual = float(context.family.defaults.get("partial_rotary_factor", 1.0))
+    share = fields.number("partial_rotary_factor", usual, above=0, high=1)
     return checked_rotary_dim(int(context.head_dim * share), context)
 
 

@@ -13,9 +13,11 @@ from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes
 from llorch_export.graph.integer import integer_linear
 from llorch_export.graph.linear import matmul, matmul_nbits
+from llorch_export.graph.softcap import softcapped
 from llorch_export.quantize.layout import block_count
 
 NARROW_LOGITS = "logits/narrow"  # before they are widened, where the graph computes in half precision
+UNCAPPED_LOGITS = "logits/uncapped"
 
 Table = ir.Value | BlockWeight
 """A planned vocabulary table: in blocks, or a matrix of the compute type."""
@@ -34,9 +36,7 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]
     shape = (*b.dims.lead, c.hidden_size)
     table = _table(b, EMBEDDING)
     if isinstance(table, ir.Value):
-        return b.op(
-            "Gather", [table, input_ids], name="embedding", shape=shape, attributes={"axis": 0}
-        ), table
+        return _lookup(b, table, input_ids, shape), table
     padded = block_count(c.hidden_size, table.block_size) * table.block_size
     rows = b.weights.alias(table.packed, f"{EMBEDDING}.rows", (c.vocab_size, padded * table.bits // 8))
     zero_points = [] if table.zero_points is None else [table.zero_points]
@@ -62,12 +62,35 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]
     return hidden, table
 
 
+def _lookup(b: GraphBuilder, table: ir.Value, input_ids: ir.Value, shape: tuple[int | str, ...]) -> ir.Value:
+    """Append the lookup in a table of the compute type, or of a narrower one."""
+    if table.dtype == b.compute:
+        return b.op("Gather", [table, input_ids], name="embedding", shape=shape, attributes={"axis": 0})
+    rows = b.op(
+        "Gather",
+        [table, input_ids],
+        name="embedding/narrow",
+        shape=shape,
+        attributes={"axis": 0},
+        dtype=table.dtype,
+    )
+    return b.widened(rows, name="embedding", shape=shape)
+
+
 def head(b: GraphBuilder, x: ir.Value, embedding: Table | None) -> ir.Value:
     """Append the output head over rows [n, hidden]; returns logits [n, vocabulary], float32."""
+    shape, cap = (b.dims.rows, b.config.vocab_size), b.config.form.logits_softcap
+    name = "logits" if b.compute == FLOAT else NARROW_LOGITS
+    raw = name if cap is None else UNCAPPED_LOGITS
+    if b.config.form.head_bias:
+        product = _product(b, x, embedding, name=f"{raw}/product")
+        narrow = b.op("Add", [product, b.vector(f"{HEAD}.bias")], name=raw, shape=shape)
+    else:
+        narrow = _product(b, x, embedding, name=raw)
+    if cap is not None:
+        narrow = softcapped(b, narrow, cap, name, shape)
     if b.compute == FLOAT:
-        return _product(b, x, embedding, name="logits")
-    narrow = _product(b, x, embedding, name=NARROW_LOGITS)
-    shape = (b.dims.rows, b.config.vocab_size)
+        return narrow
     return b.op("Cast", [narrow], name="logits", shape=shape, attributes={"to": FLOAT.value}, dtype=FLOAT)
 
 
@@ -83,6 +106,8 @@ def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str
         return integer_linear(b, x, [HEAD], form.activations, name=name, lead=(b.dims.rows,), bias=None)
     table = embedding if c.tie_word_embeddings and embedding is not None else _table(b, HEAD)
     if isinstance(table, ir.Value):
+        if table.dtype != b.compute:
+            table = b.widened(table, name=f"{source}.weight/widened", shape=(c.vocab_size, c.hidden_size))
         # Gemm reads the table as it lies, so a tied one serves lookup and head alike.
         return b.op("Gemm", [x, table], name=name, shape=shape, attributes={"transB": 1})
     return matmul_nbits(b, x, table, name=name, shape=shape)
@@ -92,4 +117,8 @@ def _table(b: GraphBuilder, module: str) -> Table:
     weight, form = f"{module}.weight", b.formats.of(module)
     if form.quantizer == "gptq" and module == EMBEDDING and not b.config.tie_word_embeddings:
         form = replace(form, quantizer="affine")  # rows are looked up, so no input's columns move together
-    return block_weight(b, module, [weight], form) or b.vector(weight)
+    found = block_weight(b, module, [weight], form)
+    if found is not None:
+        return found
+    narrow = form.precision == "source" and b.tensors[weight].narrow_type is not None
+    return b.narrow_matrix(weight) if narrow else b.vector(weight)

@@ -2,7 +2,7 @@
 
 Input is stored bytes of one ggml type; output are signed codes and float32 scales. Each of these types looks
 its values up in a table of integers (or of eighths, whose eighth goes into the scale) and multiplies them by
-the scale of 16, 32 or 256 neighbours, which lies in the block in a way of its own. The tables are gguf's: a
+the scale of 16 to 256 neighbours, which lies in the block in a way of its own. The tables are gguf's: a
 code is the value that gguf reads, divided by the scale. Both are exact in float32. Layouts: ggml's
 ``ggml-common.h``.
 """
@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
+
+from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, halves
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -43,7 +44,7 @@ def integer_blocks(kind: str, data: Bytes) -> tuple[Codes, Floats]:
     """
     row = INTEGER_TYPES[kind]
     with np.errstate(all="ignore"):  # of values that are not finite, which the scales tell
-        values = gguf.quants.dequantize(data.reshape(1, -1), gguf.GGMLQuantizationType[kind])
+        values = BLOCK_TYPES[kind].decode(data)
         scales = np.ascontiguousarray(row.scales(data), np.float32)
     weights: Floats = values.reshape(*scales.shape, row.group)
     known = np.isfinite(scales) & np.isfinite(weights).all(axis=-1)
@@ -53,11 +54,6 @@ def integer_blocks(kind: str, data: Bytes) -> tuple[Codes, Floats]:
     codes = np.rint(ratios)
     assert np.abs(codes).max() <= _LARGEST, kind
     return codes.astype(np.int8), scales
-
-
-def halves(data: Bytes) -> Floats:
-    """float16 values of bytes [n, 2]: [n, 1]."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def _q3_k(data: Bytes) -> Floats:
@@ -147,6 +143,8 @@ def _nibble_pairs(data: Bytes) -> Bytes:
 
 
 _KNOWN: Final = {
+    "Q1_0": IntegerType(4, 128, _first_half),
+    "Q2_0": IntegerType(4, 64, _first_half),
     "Q3_K": IntegerType(4, 16, _q3_k),
     "IQ1_S": IntegerType(8, 32, _iq1_s),
     "IQ1_M": IntegerType(8, 16, _iq1_m),
@@ -163,4 +161,4 @@ _KNOWN: Final = {
     "NVFP4": IntegerType(8, 16, _nvfp4),
 }
 # Older versions of gguf lack the newest types.
-INTEGER_TYPES: Final = {k: row for k, row in _KNOWN.items() if k in gguf.GGMLQuantizationType.__members__}
+INTEGER_TYPES: Final = {kind: row for kind, row in _KNOWN.items() if kind in BLOCK_TYPES}

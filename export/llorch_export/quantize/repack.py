@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, halves
 from llorch_export.quantize.affine import MOST_SUB_STEPS, widen
-from llorch_export.quantize.integer_types import INTEGER_TYPES, halves, integer_blocks
+from llorch_export.quantize.integer_types import INTEGER_TYPES, integer_blocks
 
 _SUB_STEPS_OF_2_BITS: Final = 85  # 3 * 85 = 255
 
@@ -189,9 +189,8 @@ def repack(kind: str, data: Bytes, form: BlockForm) -> tuple[Bytes, Floats, Byte
     A scale that is not finite in the file stays so.
     """
     rows, source = len(data), _TYPES[kind]
-    _, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     with np.errstate(all="ignore"):  # of scales that are not finite, which whoever writes the weights reports
-        found = source.read(data.reshape(-1, nbytes))
+        found = source.read(data.reshape(-1, BLOCK_TYPES[kind].size))
     repeats = source.form.block_size // form.block_size
     shift = np.uint8(2 ** (form.bits - 1) - 2 ** (source.form.bits - 1))
     codes: Bytes = found.codes.reshape(rows, -1, form.block_size) + shift

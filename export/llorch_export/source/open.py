@@ -5,6 +5,7 @@ Input is the command line's SOURCE; output is a :class:`Checkpoint`, or only its
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -13,11 +14,14 @@ from typing import Final
 
 from llorch_export.checkpoint.base import Checkpoint, TokenizerAssets
 from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
+from llorch_export.checkpoint.ggml_types import NOT_IN_GGUF
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
 from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_parts
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
-from llorch_export.config.fp8 import PACKING_FILES, fp8_format, packed_weights
+from llorch_export.config.fp8 import PACKING_FILES
 from llorch_export.config.hf import ReadConfig, read_config
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.reading import read_packing_file
 from llorch_export.source import hub
 from llorch_export.tokenizer.chat_templates import template_files
 from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
@@ -186,6 +190,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     header = read_parts(path)
     path, parts = header.path, part_paths(path)
     config = gguf_config(header)
+    tensors = gguf_tensors(header, config)
     # Licence files next to a GGUF file are its own only where it is the only model in its folder.
     folder = ModelFolder(path.parent, whole=hub.snapshot_of(path.absolute()))
     alone = one_model(folder.entries(_is_gguf)) is not None
@@ -194,11 +199,11 @@ def _open_gguf(path: Path) -> Checkpoint:
         path=path,
         name=gguf_model_name(path),
         config=config,
-        tensors=gguf_tensors(header, config),
+        tensors=tensors,
         tokenizer=tokenizer_from_gguf(header.metadata, vocab_size=config.vocab_size, origin=str(path)),
         content_files=parts,
         licence_files=_licence_files(folder) if alone else (),
-        only_read_here=len(parts) > 1,
+        only_read_here=len(parts) > 1 or any(tensor.dtype in NOT_IN_GGUF for tensor in tensors.values()),
         origin=hub.origin_of(path),
         hub=hub.hub_of(path),
     )
@@ -207,9 +212,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _open_folder(folder: ModelFolder) -> Checkpoint:
     read, data = _folder_config(folder)
     config = read.config
-    found = folder_tensors(
-        folder, config, fp8_format(data.get("quantization_config"), origin=str(folder.path / _CONFIG))
-    )
+    found = folder_tensors(folder, config, read.packing)
     return Checkpoint(
         kind="safetensors",
         path=folder.path,
@@ -220,7 +223,7 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         content_files=_content_files(folder),
         licence_files=_licence_files(folder),
         notices=found.notices,
-        only_read_here=found.renamed,
+        only_read_here=found.renamed or isinstance(read.packing, Packing),
         ignored_settings=read.ignored_settings,
         code_not_run=read.code_not_run,
         origin=hub.origin_of(folder.path),
@@ -236,7 +239,8 @@ def _folder_config(folder: ModelFolder) -> tuple[ReadConfig, dict[str, object]]:
     for name in PACKING_FILES if data.get("quantization_config") is None else ():
         packing = folder.read_json(name)
         if packing is not None:
-            raise packed_weights(packing, str(folder.path / name))
+            found = read_packing_file(packing, name=name, origin=str(folder.path / name))
+            return dataclasses.replace(read, packing=found), data
     return read, data
 
 

@@ -33,16 +33,13 @@ class Identity:
     content_changed: int
     status_changed: int
 
-    def is_still(self, later: Identity) -> bool:
-        """Tell whether ``later`` is the same folder above a model, in which others may have made files.
+    def is_same_folder(self, later: Identity) -> bool:
+        """Tell whether ``later`` is the same folder, in which others may have made files."""
+        return (later.device, later.inode, later.mode) == (self.device, self.inode, self.mode)
 
-        A folder that was renamed has another time of its status, and the same one of its content.
-        """
-        same = (later.device, later.inode, later.mode) == (self.device, self.inode, self.mode)
-        renamed = (
-            self.content_changed == later.content_changed and self.status_changed != later.status_changed
-        )
-        return same and not renamed
+    def may_be_renamed(self, later: Identity) -> bool:
+        """Tell whether a folder has another time of its status, as after a rename, and not of its content."""
+        return self.content_changed == later.content_changed and self.status_changed != later.status_changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +57,25 @@ class Identities:
         differing = [path for path, was in self.own.items() if later.own.get(path) != was]
         differing += later.own.keys() - self.own.keys()
         differing += self.above.keys() ^ later.above.keys()
-        differing += [
-            path
-            for path, was in self.above.items()
-            if path in later.above and not was.is_still(later.above[path])
-        ]
+        differing += [path for path in self.above.keys() & later.above.keys() if self._differs(path, later)]
         return min(differing, default=None)
+
+    def _differs(self, path: Path, later: Identities) -> bool:
+        """Tell whether a folder above is another one, or was renamed.
+
+        A rename and one back change the content of the folder that it lies in. Where they do not, as where a
+        container's file system makes a folder writable, nobody renamed it.
+        """
+        was, now = self.above[path], later.above[path]
+        if not was.is_same_folder(now):
+            return True
+        around, around_now = self.above.get(path.parent), later.above.get(path.parent)
+        is_around_same = (
+            around is not None
+            and around_now is not None
+            and around.content_changed == around_now.content_changed
+        )
+        return was.may_be_renamed(now) and not is_around_same
 
 
 def identities(folders: Iterable[Path], files: Iterable[Path]) -> Identities:
@@ -90,6 +100,7 @@ def _follow(path: Path, found: dict[Path, Identity], known: Path | None = None) 
     known: a real folder, noted already, that ``path`` begins with.
     """
     place = Path(path.anchor) if known is None else known
+    found.setdefault(place, _identity(place))
     pending = list(reversed(path.relative_to(place).parts))
     links = 0
     while pending:
@@ -98,8 +109,7 @@ def _follow(path: Path, found: dict[Path, Identity], known: Path | None = None) 
             place = place.parent
             continue
         here = place / part
-        one = _identity(here)
-        found[here] = one
+        one = found[here] = found.get(here) or _identity(here)  # what was seen first is what is compared
         if not stat.S_ISLNK(one.mode):
             place = here
             continue

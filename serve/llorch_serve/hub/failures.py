@@ -14,7 +14,7 @@ from typing import Any
 
 from llorch_serve.errors import ArtifactError, HubError, LlorchError, ResourceError
 from llorch_serve.hub.credentials import hide_credentials, hub_address
-from llorch_serve.hub.limits import AnswerLimit, UnboundedAnswerError
+from llorch_serve.hub.limits import AnswerLimit, UnusableAnswerError
 from llorch_serve.hub.patience import requested_pause
 from llorch_serve.hub.reference import Reference
 from llorch_serve.hub.watching import watched_client
@@ -79,7 +79,7 @@ def explain(error: Exception, reference: Reference, note: str = "") -> LlorchErr
         )
     if isinstance(cause, errors.EntryNotFoundError) and not isinstance(cause, errors.LocalEntryNotFoundError):
         return ArtifactError(f"{what} has lost a file while it was fetched; try again")
-    if isinstance(cause, UnboundedAnswerError):
+    if isinstance(cause, UnusableAnswerError):
         return HubError(f"{what}: {hub} {cause}; nothing of it is kept; check HF_ENDPOINT, and try again")
     response = getattr(cause, "response", None)
     if response is not None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from llorch_serve.errors import HubError
 from llorch_serve.hub.failures import hub_failures, is_wrong_size, told_failures
-from llorch_serve.hub.limits import UnboundedAnswerError, limit_of_file, require_room
+from llorch_serve.hub.limits import UnusableAnswerError, limit_of_file, require_room
 from llorch_serve.hub.listing import HubFile, Listing, is_inside, require_few
 from llorch_serve.hub.reference import Reference
 
@@ -74,7 +74,7 @@ def fetch(listing: Listing, paths: Sequence[str], note: str = "") -> Path:
         if folder.name != commit:
             raise HubError(f"{listing.reference} has changed while it was fetched; try again")
         if not isinstance(had, str):
-            _check(found, listing.find(path), listing.reference)
+            _check(found, listing.find(path), listing.reference, cache)
     return folder
 
 
@@ -117,7 +117,7 @@ def download(listing: Listing, path: str, part: Path, size: int) -> None:
                     displayed_filename=path,
                 )
     except HubError as error:
-        if isinstance(error.__cause__, UnboundedAnswerError) or is_wrong_size(error.__cause__):
+        if isinstance(error.__cause__, UnusableAnswerError) or is_wrong_size(error.__cause__):
             part.unlink()
         raise
 
@@ -152,11 +152,13 @@ def content_hash(path: Path, file: HubFile) -> str:
     return digest.hexdigest()
 
 
-def _check(path: Path, file: HubFile | None, reference: Reference) -> None:
+def _check(path: Path, file: HubFile | None, reference: Reference, cache: Path) -> None:
     expected = None if file is None else file.sha256 or file.blob
     if file is None or expected is None or content_hash(path, file) == expected:
         return
-    path.resolve().unlink(missing_ok=True)
+    real = path.resolve()
+    if real.is_relative_to(cache.resolve()):  # what a hub called it might have led elsewhere
+        real.unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     raise HubError(
         f"{file.path} of {reference} came with another content than the hub lists (hash {expected}); nothing "

@@ -19,8 +19,8 @@ _MOST_ANSWERS: Final = 1000  # to one question: the client asks again for as lon
 _SLACK_BYTES: Final = 2**16  # of pages that say why there is no file
 
 
-class UnboundedAnswerError(RuntimeError):
-    """A hub sends more than it may. The text goes on after "the hub"."""
+class UnusableAnswerError(RuntimeError):
+    """A hub sends more than it may, or what could do harm. The text goes on after "the hub"."""
 
 
 class AnswerLimit:
@@ -46,14 +46,14 @@ class AnswerLimit:
         request.headers["Accept-Encoding"] = "identity"
 
     def answered(self, response: Any) -> None:
-        """Have the body counted while it is read. Raises UnboundedAnswerError if it is compressed, or one of
+        """Have the body counted while it is read. Raises UnusableAnswerError if it is compressed, or one of
         too many.
         """
         self._answers += 1
         if self._answers > _MOST_ANSWERS:
-            raise UnboundedAnswerError("ends its answers early, again and again")
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise UnboundedAnswerError("sends a compressed answer, which it was asked not to")
+            raise UnusableAnswerError("ends its answers early, again and again")
+        if response.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+            raise UnusableAnswerError("sends a compressed answer, which it was asked not to")
         if response.status_code == 200:  # otherwise it goes on with the file, or says why not
             self._taken = 0
         response.stream = self._counted(response.stream)
@@ -76,7 +76,7 @@ class AnswerLimit:
     def _take(self, count: int) -> None:
         self._taken += count
         if self._taken > self._most + _SLACK_BYTES:
-            raise UnboundedAnswerError(f"sends more than {self._limit}")
+            raise UnusableAnswerError(f"sends more than {self._limit}")
 
 
 def limit_of_file(path: str, size: int | None, folder: Path, *, there: int = 0) -> AnswerLimit:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from llorch_serve.errors import ArtifactError, HubError, ProviderError
-from llorch_serve.hub.limits import MOST_ANSWER_BYTES, UnboundedAnswerError, require_room
+from llorch_serve.hub.limits import MOST_ANSWER_BYTES, UnusableAnswerError, require_room
 from llorch_serve.hub.listing import HubFile, Listing, is_inside, require_few
 from llorch_serve.hub.modelscope_failures import hub_address, told_failures, usable_token
 from llorch_serve.hub.reference import Reference
@@ -27,6 +27,7 @@ from llorch_serve.hub.reference import Reference
 CACHE_NAME: Final = "llorch-modelscope"
 """What the folder in ``MODELSCOPE_CACHE`` is called that holds snapshots by content."""
 _DEFAULT: Final = "master"
+_TIMEOUT_S: Final = "10"  # without a byte, until the client asks again
 _AT: Final = "@"  # between a revision and the hash of a snapshot, in its folder's name
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _NOTHING: Final = hashlib.sha256(b"").hexdigest()
@@ -106,8 +107,9 @@ def origin_of(snapshot: Path) -> tuple[str, str] | None:
 
 
 def _client() -> Any:
-    # Both are read when the client is imported: bars and its own log are for those who watch it.
+    # All are read when the client is imported: bars and its own log are for those who watch it.
     os.environ.setdefault("MODELSCOPE_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("MODELSCOPE_DOWNLOAD_TIMEOUT", _TIMEOUT_S)
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
     try:
@@ -138,7 +140,7 @@ def _bound_listing(response: Any, **_: object) -> None:
             data = read(*args, **kwargs)
             taken += len(data)
             if taken > MOST_ANSWER_BYTES:
-                raise UnboundedAnswerError(f"sends more than {MOST_ANSWER_BYTES} bytes as a listing")
+                raise UnusableAnswerError(f"sends more than {MOST_ANSWER_BYTES} bytes as a listing")
             return data
 
         return read_counted

@@ -14,7 +14,7 @@ from typing import Any, Final
 from llorch_serve.errors import ArtifactError, HubError, LlorchError
 from llorch_serve.hub.credentials import hide_credentials, require_sendable
 from llorch_serve.hub.failures import of_disk
-from llorch_serve.hub.limits import UnboundedAnswerError
+from llorch_serve.hub.limits import UnusableAnswerError
 from llorch_serve.hub.reference import Reference
 
 _VARIABLE: Final = "MODELSCOPE_API_TOKEN"
@@ -55,7 +55,7 @@ def _explained(error: Exception, what: str) -> LlorchError | None:
     from requests import RequestException
 
     hub = hub_address()
-    if isinstance(error, UnboundedAnswerError):
+    if isinstance(error, UnusableAnswerError):
         return HubError(f"{what}: {hub} {error}; check MODELSCOPE_ENDPOINT, and try again")
     if isinstance(error, errors.NotExistError):
         return ArtifactError(

@@ -9,34 +9,41 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from llorch_serve.hub.credentials import redacted_warnings, require_usable_token
-from llorch_serve.hub.limits import AnswerLimit
+from llorch_serve.hub.limits import AnswerLimit, UnusableAnswerError
 from llorch_serve.hub.patience import Patience
+
+# The client takes a file's name in its cache from these, as they are.
+_NAMES: Final = ("ETag", "X-Linked-Etag")
 
 
 @contextlib.contextmanager
 def watched_client(limit: AnswerLimit, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Watch what huggingface_hub asks inside. Clients before its version 1 cannot be watched.
-
-    Raises UsageError if its token cannot be sent.
-    """
+    """Watch what huggingface_hub asks inside. Raises UsageError if its token cannot be sent."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # reexported without __all__
 
     require_usable_token()
     session: Any = get_session()
-    hooks = getattr(session, "event_hooks", None)
+    hooks = session.event_hooks
+    patience = Patience(clock)
     with redacted_warnings():
-        if hooks is None:
-            yield
-            return
-        patience = Patience(clock)
         session.event_hooks = {
             "request": [*hooks["request"], patience.asking, limit.asking],
-            "response": [*hooks["response"], patience.answered, limit.answered],
+            "response": [*hooks["response"], patience.answered, limit.answered, _require_plain_names],
         }
         try:
             yield
         finally:
             session.event_hooks = hooks
+
+
+def _require_plain_names(response: Any) -> None:
+    """Raise UnusableAnswerError if the client would write to, or take as the file, what lies elsewhere."""
+    if response.request.method != "HEAD":
+        return
+    for header in _NAMES:
+        name = response.headers.get(header, "").removeprefix("W/").strip('"')
+        if {"/", "\\", "\0", ":"} & set(name) or name in (".", ".."):
+            raise UnusableAnswerError("names a file in a way that leads out of the cache")
