@@ -101,6 +101,9 @@ def _differences(family: Family) -> Iterator[str]:
             else "each query and key head"
         )
         yield f"RMS norm of {over}{', after rotation' if form.qk_norm_after_rope else ''}"
+    if family.experts is not None:
+        shared = ", and a block for every token" if family.experts.shared else ""
+        yield f"experts that a router chooses{shared}{' (some layers)' if family.experts.some_layers else ''}"
     yield from _scales(family)
     yield from _positions(family)
     if family.fused:
@@ -123,7 +126,12 @@ def _scales(family: Family) -> Iterator[str]:
 
 
 def _positions(family: Family) -> Iterator[str]:
-    where = {"none": None, "all layers": "", "by layer": " in some layers", "pattern": " in some layers"}
+    where = {
+        "none": None,
+        "all layers": "",
+        "all layers if used": "",
+        **dict.fromkeys(("by layer", "by turns", "pattern"), " in some layers"),
+    }
     if where[family.windows] is not None:
         yield f"sliding window{where[family.windows]}"
     if family.local_theta:

@@ -36,7 +36,15 @@ def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize(
     "name",
-    ["mistral, window", "qwen3, heads of 24", "smollm3", "granite", "phi3, longrope, partial", "gemma2"],
+    [
+        "mistral, window",
+        "qwen3, heads of 24",
+        "smollm3",
+        "granite",
+        "phi3, longrope, partial",
+        "gemma2",
+        "qwen2_moe",
+    ],
 )
 def test_verify_accepts_an_export_of_every_family(
     tmp_path: Path, name: str, precision: str, monkeypatch: pytest.MonkeyPatch

@@ -138,8 +138,8 @@ def test_other_rope_types_are_refused_by_name(kind: str, name_key: str, place: s
     [
         ("gemma2", "Gemma2ForCausalLM"),
         ("gemma3_text", "Gemma3ForCausalLM"),
-        ("mixtral", "MixtralForCausalLM"),
-        ("qwen2_moe", "Qwen2MoeForCausalLM"),
+        ("dbrx", "DbrxForCausalLM"),
+        ("phimoe", "PhimoeForCausalLM"),
         ("deepseek_v3", "DeepseekV3ForCausalLM"),
         ("gpt2", "GPT2LMHeadModel"),
         ("llama4", "Llama4ForConditionalGeneration"),

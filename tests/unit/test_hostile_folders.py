@@ -318,3 +318,36 @@ def test_a_refusal_never_repeats_a_long_name(tmp_path: Path, kind: str) -> None:
         open_checkpoint(str(source))
     assert "xxx" in str(caught.value)
     assert LONG[: LONGEST_REFUSAL // 2] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"]
+)
+def test_multipliers_whose_inverse_would_be_infinite_are_refused(key: str) -> None:
+    with pytest.raises(ArtifactError, match=f"{key} is 1e-45, expected a number above 1e-06"):
+        config_from_hf({**tiny_config(**of_family("granite")), key: 1e-45})
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        *(
+            ("granite", key)
+            for key in ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
+        ),
+        *(("llama", f"rope.{key}") for key in ("freq_base", "scaling.factor", "scaling.attn_factor")),
+    ],
+)
+def test_numbers_of_a_gguf_file_whose_inverse_would_be_infinite_are_refused(
+    tmp_path: Path, family: str, key: str
+) -> None:
+    overrides = of_family(family) if family != "llama" else {}
+    path = write_gguf(tmp_path / "m.gguf", overrides, metadata={f"{family}.{key}": 1e-45})
+    assert "above 1e-06" in _refusal(path)
+
+
+def test_more_shards_than_any_model_has_are_counted_and_not_looked_for(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "m", shards=2)
+    found = {f"t{number}": f"s{number}.safetensors" for number in range(5000)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": found}))
+    assert "names 5000 files, expected at most 4096" in _refusal(folder)

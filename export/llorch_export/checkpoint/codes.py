@@ -35,6 +35,8 @@ class Codes:
     group: columns that share a scale, ``columns`` at most; the last group may be shorter.
     symmetric: rows come without zero points.
     scale_type: the narrowest type that holds every scale as it is.
+    rounding: the most by which a value differs from the matrix's, as a share of the largest that its scale
+        allows: more than 0 where the matrix holds values that are no whole numbers.
     input_order: column ``j`` of the codes is column ``input_order[j]`` of the matrix, intp [columns]; None:
         they are in order.
     read: reads rows ``start`` to ``stop`` (excluded). Raises ArtifactError if they cannot be read, or hold a
@@ -48,6 +50,7 @@ class Codes:
     scale_type: ScaleType
     read: Callable[[int, int], CodeRows]
     input_order: npt.NDArray[np.intp] | None = None
+    rounding: float = 0.0
 
     @property
     def groups(self) -> int:

@@ -18,8 +18,8 @@ from llorch_export.config.fields import quoted
 from llorch_serve.artifact.links import open_inside, open_real, real_file
 from llorch_serve.errors import ArtifactError
 
-MAX_VOCABULARY_BYTES: Final = 2**27
-"""Of a file that holds a vocabulary."""
+MAX_VOCABULARY_BYTES: Final = 2**26
+"""Of a file that holds a vocabulary. Published files have up to 2**25."""
 
 MAX_JSON_BYTES: Final = 2**23
 """Of all other JSON. Published files have up to 2**21; a JSON of 8 MiB may take 200 MiB of memory."""

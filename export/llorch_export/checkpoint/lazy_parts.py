@@ -77,7 +77,8 @@ def _reader(
     tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None
 ) -> Callable[[int, int], npt.NDArray[np.float32]]:
     if tensor.scale is None or packing is None:
-        return functools.partial(read_rows, tensor.source.rows(place.start, place.stop))
+        source = tensor.source if place.stack is None else tensor.source.as_matrix()
+        return functools.partial(read_rows, source.rows(place.start, place.stop))
     # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
     whole = scaled_rows(tensor.source, tensor.scale, packing)
     return lambda start, stop: whole(place.start + start, place.start + stop)

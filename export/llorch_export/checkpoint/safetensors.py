@@ -14,6 +14,7 @@ from typing import Final
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.expert_names import names_in_use
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.lazy_parts import arranged, packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
@@ -30,6 +31,7 @@ from llorch_serve.errors import ArtifactError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
+_MAX_SHARDS: Final = 2**12
 _OTHER_HEADS: Final = {"score.weight", "classifier.weight", "reward_head.weight"}
 CONVERT_PICKLE: Final = (
     f"{NEVER_READ}; fetch the repository and give its folder: then the command that converts them is shown"
@@ -85,9 +87,11 @@ def folder_tensors(
     """
     index = _weight_map(folder)
     files = weight_files(folder)
-    wanted = names.stored_tensors(config)
     reader = reader_of(packing) if isinstance(packing, Packing) else None
-    stored, left_out = _gathered(folder, files, wanted, reader)
+    held = [file_tensors(path, folder, packed=reader is not None) for path in files]
+    experts = names_in_use(config, (name for tensors in held for name in tensors))
+    wanted = names.stored_tensors(config, experts)
+    stored, left_out = _gathered(held, wanted, reader)
     if isinstance(packing, Packing):
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
@@ -103,7 +107,7 @@ def folder_tensors(
     missing = [name for name in wanted if name not in found]
     _explain_missing(missing, found, folder, index)
     names.check_tensors(wanted, found, origin=str(folder.path))
-    places, expected = names.stored_places(config), names.expected_tensors(config)
+    places, expected = names.stored_places(config, experts), names.expected_tensors(config)
     tensors = {
         name: arranged(
             packed_tensor(name, expected[name], packed[place.name], place)
@@ -133,7 +137,7 @@ class _LeftOut:
 
 
 def _gathered(
-    folder: ModelFolder, files: Iterable[Path], wanted: Collection[str], reader: PackedReader | None
+    held: Iterable[Mapping[str, StoredTensor]], wanted: Collection[str], reader: PackedReader | None
 ) -> tuple[dict[str, StoredTensor], _LeftOut]:
     """Return every tensor of the files by the model's own name for it, and what was left out.
 
@@ -141,8 +145,8 @@ def _gathered(
     """
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
-    for path in files:
-        for own_name, tensor in file_tensors(path, folder, packed=reader is not None).items():
+    for tensors in held:
+        for own_name, tensor in tensors.items():
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue
@@ -230,7 +234,12 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
         raise ArtifactError(
             f"{folder.path / INDEX} has no weight_map of tensor names to file names; fetch it again"
         )
-    for name in set(weight_map.values()):
+    files = set(weight_map.values())
+    if len(files) > _MAX_SHARDS:
+        raise ArtifactError(
+            f"{folder.path / INDEX} names {len(files)} files, expected at most {_MAX_SHARDS}; fetch it again"
+        )
+    for name in files:
         if not name.endswith(".safetensors"):
             raise ArtifactError(
                 f"{folder.path / INDEX} names the file {quoted(name)}, expected only .safetensors files; "

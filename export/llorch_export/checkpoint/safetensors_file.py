@@ -57,6 +57,7 @@ def file_tensors(path: Path, folder: ModelFolder, *, packed: bool = False) -> di
             f"{path} holds {len(header)} tensors, expected at most {MAX_TENSORS}; it is no model's"
         )
     tensors: dict[str, StoredTensor] = {}
+    notes = header.get("__metadata__") or {}
     for name, entry in header.items():
         if name == "__metadata__" or names.is_ignorable(name):
             continue
@@ -67,7 +68,7 @@ def file_tensors(path: Path, folder: ModelFolder, *, packed: bool = False) -> di
         if codec is None:
             raise unsupported_type(path, name, dtype)
         offset = 8 + len(before) + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, codec, real), dtype)
+        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, codec, real), dtype, notes=notes)
     return tensors
 
 

@@ -7,8 +7,8 @@ dropped unless its content is compared: a copy that differs would be another mod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,11 +22,15 @@ from llorch_serve.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's place, its type's name, and the place of the scale that fp8 weights may have."""
+    """A tensor's place, its type's name, and the place of the scale that fp8 weights may have.
+
+    notes: what its file's header says beside tensors.
+    """
 
     source: TensorRange
     dtype: str
     scale: TensorRange | None = None
+    notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 def require_copy(name: str, first: StoredTensor, second: StoredTensor) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from llorch_export.config.experts import ExpertKeys
 from llorch_serve.artifact.manifest import Activation, LayerForm
 
 LLAMA_FORM: Final = LayerForm()
@@ -31,8 +32,9 @@ class Family:
     defaults: what transformers takes absent keys to mean, where Llama's config differs.
     biases: which of ``attention_bias`` and ``mlp_bias`` a GGUF file may have; of config.json
         ``reference_keys.json`` says it.
-    windows: whether ``sliding_window`` is refused, holds in every layer, in those that ``layer_types``
-        names, or in all but every so-manyth (``pattern``) where it names none.
+    windows: whether ``sliding_window`` is refused, holds in every layer, in every layer if
+        ``use_sliding_window`` says so, or in those that ``layer_types`` names; where it names none, in all
+        from ``max_window_layers`` on, by turns up to there, or in all but every so-manyth (``pattern``).
     qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
     qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
@@ -68,11 +70,15 @@ class Family:
     local_theta: layers with a window rotate by ``rope_local_base_freq``, which is this where absent; 0: as
         the others. local_key: that key; "": the base cannot be set.
     interleaved: rotary pairs are neighbours in a head, not half a head apart.
+    scales_queries: rotary settings must be there, with a ``llama_4_scaling_beta`` of 0: another one scales
+        queries by their position, and so does what absent settings mean.
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
     gguf: ``general.architecture`` where it is another name.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
         share of the hidden size.
+    experts: where its config and files have experts; None: it has none.
+    with_experts: the family of its GGUF files whose layers have experts.
     stored_names: what a checkpoint calls modules for which Llama has another name or none.
     """
 
@@ -80,7 +86,7 @@ class Family:
     causal_lm: str
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
     biases: frozenset[str] = frozenset()
-    windows: Literal["none", "all layers", "by layer", "pattern"] = "none"
+    windows: Literal["none", "all layers", "all layers if used", "by layer", "by turns", "pattern"] = "none"
     qkv_bias: bool | str = False
     qk_norm: bool = False
     multipliers: bool = False
@@ -111,10 +117,13 @@ class Family:
     local_theta: float = 0.0
     local_key: str = "rope_local_base_freq"
     interleaved: bool = False
+    scales_queries: bool = False
     alpha: bool = False
     module: str = ""
     gguf: str = ""
     gguf_wide_layers: frozenset[int] = frozenset()
+    experts: ExpertKeys | None = None
+    with_experts: str = ""
     stored_names: Mapping[str, str] = field(default_factory=dict)
 
     @property

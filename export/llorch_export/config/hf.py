@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from llorch_export.config.architectures import code_files, family_of, has_unknown_class
+from llorch_export.config.experts import experts_from_hf
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 from llorch_export.config.fp8 import Fp8Format, packed_weights
@@ -19,7 +20,7 @@ from llorch_export.config.layer_form import layer_form, query_multiplier
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.reading import read_packing
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.rope import RopeContext
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
 from llorch_export.config.rope_by_layer import ropes_from_hf
 from llorch_export.config.unread import check_count, ignored_settings
 from llorch_export.config.windows import no_rope_layers, rotating_in_windows, windows
@@ -110,7 +111,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         rotating = rotating_in_windows(fields, family, layers)
     rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
-        key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
+        key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     }
     config = LlamaConfig(
@@ -140,6 +141,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         residual_multiplier=multiplier["residual_multiplier"],
         logits_scaling=_logits_divisor(fields, family) or multiplier["logits_scaling"],
         layer_form=layer_form(fields, family, sliding_rope),
+        experts=experts_from_hf(fields, family.experts, defaults, layers),
     )
     return checked(config, origin), ignored
 
@@ -151,6 +153,8 @@ def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
+    for key in ("qk_norm", "use_qk_norm") if family.qk_norm else ():
+        fields.require(key, True, f"{family.architecture} always has a norm over query and key heads")
     for key, supported in family.fixed.items():
         fields.require(key, supported, f"the only value supported for {family.architecture}")
 

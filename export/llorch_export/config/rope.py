@@ -68,6 +68,13 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
     theta = rope.number("rope_theta", outer, above=MIN_FACTOR, high=MAX_THETA)
     rotary_dim = _rotary_dim(rope if "partial_rotary_factor" in rope else fields, context)
     original = _original_context(fields, rope, context)
+    if context.family.scales_queries:
+        if not (fields.mapping("rope_parameters") or fields.mapping("rope_scaling")):
+            raise ArtifactError(
+                f"{context.origin} lacks rope_parameters, and what {context.family.architecture} takes that "
+                "to mean scales queries by their position, which is not supported"
+            )
+        rope.require("llama_4_scaling_beta", 0, "another scales queries by their position")
     match kind:
         case "default":
             # Some files say "default" with a factor of 1; any other factor would be a contradiction.

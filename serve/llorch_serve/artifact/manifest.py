@@ -32,6 +32,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
 ModelType = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1000)], ...], msgspec.Meta(max_length=1000)]
+ShortText = Annotated[str, msgspec.Meta(max_length=1000)]
+ModuleNames = Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=100_000)]
 # No other name of a template's variables can be taken by a token.
 TemplateTokens = Annotated[
     dict[
@@ -89,6 +91,24 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
         return self.original_max_position_embeddings if changes else None
 
 
+class ExpertsConfig(_Struct, frozen=True, kw_only=True):
+    """Feed-forward blocks of which each token takes a few: those that a router gives the largest logits.
+
+    count: blocks in a layer. per_token: how many a token takes. intermediate_size: of one of them.
+    normalised: the shares of those that a token takes add up to one; else they are what softmax over all of
+        them gives.
+    shared_intermediate_size: of a block that every token takes too, scaled by a sigmoid; None: there is none.
+    sparse_layers: one number a layer, 0 where it has one plain block; empty: all layers have experts.
+    """
+
+    count: Count
+    per_token: Count
+    intermediate_size: Count
+    normalised: bool = True
+    shared_intermediate_size: Count | None = None
+    sparse_layers: tuple[int, ...] = ()
+
+
 class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a decoder layer is built where it is not Llama's. What is not said is as in Llama.
 
@@ -135,6 +155,7 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     embedding_multiplier, residual_multiplier: scale the embedding, and what each block adds to the residual.
     attention_multiplier: scales attention scores; None: 1 / sqrt(head_dim).
     logits_scaling: divides the logits.
+    experts: of the layers whose feed-forward block is several; absent: there are none.
     layer_form: how layers are built where they are not Llama's; read it as :attr:`form`.
     """
 
@@ -161,6 +182,24 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     attention_multiplier: float | None = None
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    experts: ExpertsConfig | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def active_intermediate_size(self) -> int:
+        """Return how wide the widest feed-forward block is for one token, all that it takes together."""
+        if self.experts is msgspec.UNSET:
+            return self.intermediate_size
+        taken = self.experts.per_token * self.experts.intermediate_size
+        sparse = taken + (self.experts.shared_intermediate_size or 0)
+        return max(sparse, self.intermediate_size) if 0 in self.experts.sparse_layers else sparse
+
+    def layer_experts(self, layer: int) -> ExpertsConfig | None:
+        """Return what a layer has in place of one feed-forward block; None if it has just that."""
+        if self.experts is msgspec.UNSET:
+            return None
+        dense = self.experts.sparse_layers and self.experts.sparse_layers[layer] == 0
+        return None if dense else self.experts
+
     layer_form: LayerForm | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -357,12 +396,26 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
     hub: Literal["modelscope"] | msgspec.UnsetType = msgspec.UNSET
 
 
+class SourceForm(_Struct, frozen=True, kw_only=True):
+    """What became of matrices of a checkpoint whose weights a tool had packed.
+
+    modules: their names. stored: how the checkpoint has them. becomes: how the graph has them.
+    """
+
+    modules: ModuleNames
+    stored: ShortText
+    becomes: ShortText
+
+
 class FileEntry(_Struct, frozen=True, kw_only=True):
     """A file of the artifact: POSIX path relative to the folder, size in bytes, SHA-256 in hex."""
 
     path: str
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Sha256
+
+
+SourceForms = Annotated[tuple[SourceForm, ...], msgspec.Meta(max_length=100_000)]
 
 
 class FixedShapes(_Struct, frozen=True, kw_only=True):
@@ -429,6 +482,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     prompts: what takes prompts; None: the first graph does.
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
+    source_forms: at precision ``source``, what became of packed weights; absent: there were none.
     """
 
     schema_version: Literal[1]
@@ -463,6 +517,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: Names | msgspec.UnsetType = msgspec.UNSET
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
+    source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:

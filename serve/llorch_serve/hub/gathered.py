@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Final
@@ -28,9 +29,12 @@ def open_gathered(place: Path) -> Path:
     try:
         folder.mkdir()
     except FileExistsError:
-        _require_own(folder, folder)
+        user = os.geteuid() if hasattr(os, "geteuid") else None
+        if user is not None and folder.lstat().st_uid != user:
+            user = _user_of_new_folders(place.parent)
+        _require_own(folder, folder, user)
         for entry in _entries(folder):
-            _require_own(Path(entry.path), folder)
+            _require_own(Path(entry.path), folder, user)
     return folder
 
 
@@ -59,7 +63,16 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
                     pending.append(entry.path)
 
 
-def _require_own(path: Path, folder: Path) -> None:
+def _user_of_new_folders(place: Path) -> int:
+    """Return whom a file system gives what this process makes there; a file server may have its own mind."""
+    made = Path(tempfile.mkdtemp(prefix=".", dir=place))
+    try:
+        return made.lstat().st_uid
+    finally:
+        made.rmdir()
+
+
+def _require_own(path: Path, folder: Path, user: int | None) -> None:
     status = path.lstat()
     found = None
     if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
@@ -70,7 +83,7 @@ def _require_own(path: Path, folder: Path) -> None:
         found = "is no file and no folder"
     elif stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         found = "has another name too, under which it would be changed"
-    elif hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+    elif user is not None and status.st_uid != user:
         found = "belongs to another user"
     if found is not None:
         raise UsageError(

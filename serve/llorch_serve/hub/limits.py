@@ -52,7 +52,7 @@ class AnswerLimit:
         self._answers += 1
         if self._answers > _MOST_ANSWERS:
             raise UnusableAnswerError("ends its answers early, again and again")
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        if response.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
             raise UnusableAnswerError("sends a compressed answer, which it was asked not to")
         if response.status_code == 200:  # otherwise it goes on with the file, or says why not
             self._taken = 0

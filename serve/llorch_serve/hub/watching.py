@@ -21,20 +21,14 @@ _NAMES: Final = ("ETag", "X-Linked-Etag")
 
 @contextlib.contextmanager
 def watched_client(limit: AnswerLimit, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Watch what huggingface_hub asks inside. Clients before its version 1 cannot be watched.
-
-    Raises UsageError if its token cannot be sent.
-    """
+    """Watch what huggingface_hub asks inside. Raises UsageError if its token cannot be sent."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # reexported without __all__
 
     require_usable_token()
     session: Any = get_session()
-    hooks = getattr(session, "event_hooks", None)
+    hooks = session.event_hooks
+    patience = Patience(clock)
     with redacted_warnings():
-        if hooks is None:
-            yield
-            return
-        patience = Patience(clock)
         session.event_hooks = {
             "request": [*hooks["request"], patience.asking, limit.asking],
             "response": [*hooks["response"], patience.answered, limit.answered, _require_plain_names],

@@ -24,10 +24,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
-from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
+from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
 from support.oracles.gguf_blocks import storage_type
-
-Weights = dict[str, npt.NDArray[np.float32]]
 
 VOCAB_SIZE = 512
 BOS, EOS, TURN, TURN_END = "<|bos|>", "<|eos|>", "<|turn|>", "<|turn_end|>"
@@ -38,6 +37,16 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_SETTINGS_OF_ROPE = {
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.0,
+    },
+}
 _DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency and throughput.",
@@ -92,6 +101,7 @@ def of_family(model_type: str, **overrides: object) -> dict[str, object]:
         FAMILIES[model_type].activation_key: next(iter(FAMILIES[model_type].activations)),
         FAMILIES[model_type].norm_key: 2.0**-17,
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
+        **(_SETTINGS_OF_ROPE if FAMILIES[model_type].scales_queries else {}),
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
     }
@@ -116,7 +126,7 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     def norm(size: int = config.hidden_size) -> npt.NDArray[np.float32]:
         return (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
 
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     query, key_value = (
         config.num_attention_heads * config.head_dim,
         config.num_key_value_heads * config.head_dim,
@@ -133,9 +143,7 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
             ("self_attn.k_proj", key_value, hidden),
             ("self_attn.v_proj", key_value, hidden),
             ("self_attn.o_proj", hidden, query),
-            ("mlp.gate_proj", inner, hidden),
-            ("mlp.up_proj", inner, hidden),
-            ("mlp.down_proj", hidden, inner),
+            *feed_forward(config, layer),
         ):
             weights[f"{prefix}{name}.weight"] = matrix(rows, columns)
             if _has_bias(config, name):
@@ -147,6 +155,25 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = matrix(config.vocab_size, hidden)
     return weights
+
+
+def feed_forward(config: LlamaConfig, layer: int) -> list[tuple[str, int, int]]:
+    """Return name, rows and columns of each matrix of a layer's feed-forward block, or of its experts."""
+
+    def block(name: str, inner: int) -> list[tuple[str, int, int]]:
+        sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        return [(f"{name}.{part}", *shape) for part, shape in sizes.items()]
+
+    hidden, experts = config.hidden_size, config.layer_experts(layer)
+    if experts is None:
+        return block("mlp", config.intermediate_size)
+    found = [("mlp.gate", experts.count, hidden)]
+    for expert in range(experts.count):
+        found += block(f"mlp.experts.{expert}", experts.intermediate_size)
+    if experts.shared_intermediate_size is not None:
+        found += block("mlp.shared_expert", experts.shared_intermediate_size)
+        found.append(("mlp.shared_expert_gate", 1, hidden))
+    return found
 
 
 def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
@@ -220,6 +247,7 @@ def write_hf_folder(
     tokenizer: bool = True,
     *,
     edit: Callable[[Weights], None] | None = None,
+    stacked_experts: bool = False,
     generation_config: Mapping[str, object] | None = None,
     tokenizer_config: Mapping[str, object] | None = None,
 ) -> Path:
@@ -228,6 +256,8 @@ def write_hf_folder(
     dtype: ``F32``, ``F16`` or ``BF16``; ``F64`` and ``I32`` for what must be refused.
     shards: above 1, weights are dealt out to so many files beside an index.
     edit: changes the weights before they are written.
+    stacked_experts: keep the experts of a layer together, as transformers' own modules have them; else as
+        hubs have them.
     tokenizer_config: settings added to the file; None removes one.
     """
     path.mkdir(parents=True, exist_ok=True)
@@ -237,6 +267,7 @@ def write_hf_folder(
         edit(weights)
     if config["model_type"] == "phi3":
         weights = fused(weights)
+    weights = with_stored_experts(weights, str(config["model_type"]), stacked=stacked_experts)
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
     _write_json(path / "config.json", config)
     if shards == 1:
@@ -318,13 +349,13 @@ def write_gguf(
         weights = fused(weights)
     tensors = {
         gguf_tensor_name(name, family.gguf_name): converted(name, value, config)
-        for name, value in weights.items()
+        for name, value in with_gguf_experts(weights).items()
     }
     kind = gguf.GGMLQuantizationType[weight_type]
     for name, value in (tensors | dict(extra or {})).items():
         if value.ndim == 1:
             writer.add_tensor(name, value)
-        elif blocks is not None and (given := blocks(name, *value.shape)) is not None:
+        elif blocks is not None and value.ndim == 2 and (given := blocks(name, *value.shape)) is not None:
             writer.add_tensor(name, given[1], raw_dtype=storage_type(given[0]))
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
@@ -364,10 +395,19 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
             "logit_scale": config.logits_scaling,
             "attention.scale": config.attention_multiplier,
         }
+    experts = config.experts
+    if isinstance(experts, ExpertsConfig):
+        values |= {"expert_count": experts.count, "expert_used_count": experts.per_token}
+        if experts.intermediate_size != config.intermediate_size:
+            values["expert_feed_forward_length"] = experts.intermediate_size
+        if experts.shared_intermediate_size is not None:
+            values["expert_shared_feed_forward_length"] = experts.shared_intermediate_size
     if config.architecture == "phi3":
         values["attention.sliding_window"] = config.sliding_window or 0
     family, form = FAMILIES[config.architecture], config.form
     values[f"attention.layer_norm{'_rms' if form.norm == 'rms' else ''}_epsilon"] = config.rms_norm_eps
+    if family.parallel_key:
+        values[family.parallel_key] = form.parallel
     if family.logit_scale:
         values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":

@@ -22,6 +22,8 @@ _RESIDUAL: Final = "/residual"
 _KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), Kind.QKV),
     **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "silu", "act", "product"), Kind.SWIGLU),
+    **dict.fromkeys(("gate", "shared_expert_gate"), Kind.ROUTER),
+    **dict.fromkeys(("experts", "mlp"), Kind.EXPERTS),
     **dict.fromkeys(("embedding", SCALED_EMBEDDING), Kind.EMBEDDING),
     "logits": Kind.LOGITS,
 }
@@ -142,6 +144,8 @@ def _kind(name: str) -> Kind:
         return Kind.RESIDUAL if name.endswith(f".mlp{_INPUT}") else Kind.BLOCK
     if name == FINAL_NORM:
         return Kind.FINAL_NORM
+    if name.endswith(".output_norm"):
+        return Kind.PROJECTION  # as far off as the projection that it normalises
     last = name.rpartition(".")[2]
     return _KINDS.get(last, Kind.NORM if last.endswith("norm") else Kind.PROJECTION)
 
