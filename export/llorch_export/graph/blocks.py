@@ -18,7 +18,7 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.source_forms import REQUANTISED
+from llorch_export.graph.source_forms import requantised
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
@@ -84,7 +84,7 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
     if tensors[0].packed is not None:
         found = b.source_forms.carried(tensors[0])
         if found is None:
-            form = REQUANTISED
+            form = requantised(tensors[0])
             assert form.block_size is not None
             blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=False)
             return _plan(
