@@ -19,7 +19,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # Every one that is refused, and why.
 REFUSED = {
     "Alibaba-NLP__gte-Qwen2-7B-instruct": "is_causal is False",
-    "Qwen__Qwen3-32B-FP8-Static-PerTensor": "packed as modelopt FP8",
     "Skywork__Skywork-Reward-Llama-3.1-8B-v0.2": "a model that classifies or scores texts",
     "intfloat__e5-mistral-7b-instruct": "a model without an output layer, for embeddings",
 }

@@ -35,6 +35,8 @@ class Codes:
     group: columns that share a scale, ``columns`` at most; the last group may be shorter.
     symmetric: rows come without zero points.
     scale_type: the narrowest type that holds every scale as it is.
+    rounding: the most by which a value differs from the matrix's, as a share of the largest that its scale
+        allows: more than 0 where the matrix holds values that are no whole numbers.
     input_order: column ``j`` of the codes is column ``input_order[j]`` of the matrix, intp [columns]; None:
         they are in order.
     read: reads rows ``start`` to ``stop`` (excluded). Raises ArtifactError if they cannot be read, or hold a
@@ -48,6 +50,7 @@ class Codes:
     scale_type: ScaleType
     read: Callable[[int, int], CodeRows]
     input_order: npt.NDArray[np.intp] | None = None
+    rounding: float = 0.0
 
     @property
     def groups(self) -> int:
@@ -83,3 +86,16 @@ class Codes:
             return self
         read = self.read
         return replace(self, read=lambda first, last: read(start + first, start + last))
+
+    def in_order(self, places: npt.NDArray[np.intp]) -> Codes:
+        """Return the matrix whose row ``i`` is this one's row ``places[i]``."""
+        read = self.read
+
+        def moved(start: int, stop: int) -> CodeRows:
+            # Rows move only within their head, so those that are wanted lie close together.
+            first = int(places[start:stop].min())
+            rows, wanted = read(first, int(places[start:stop].max()) + 1), places[start:stop] - first
+            zero_points = None if rows.zero_points is None else rows.zero_points[wanted]
+            return CodeRows(rows.codes[wanted], rows.scales[wanted], zero_points)
+
+        return replace(self, read=moved)

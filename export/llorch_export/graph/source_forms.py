@@ -82,9 +82,11 @@ class SourceForms:
             return f"whole, stored in {tensor.narrow_type or 'float32'}"
         found = self.carried(tensor)
         if found is not None:
-            return f"{found[1].bits} bits, block {found[1].block_size}, exactly"
-        form = requantised(tensor)
-        anew = f"{BITS[form.precision]} bits, block {form.block_size}"
+            codes, form = found
+            near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
+            return f"{form.bits} bits, block {form.block_size}, {near}"
+        form_anew = requantised(tensor)
+        anew = f"{BITS[form_anew.precision]} bits, block {form_anew.block_size}"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
     def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, BlockForm] | None:

@@ -42,10 +42,19 @@ _QUANTISED_INPUTS: Final = {
     "MatMulNBits": _BLOCK_INPUTS,
     "GatherBlockQuantized": _BLOCK_INPUTS,
     "MatMulIntegerToFloat": {2: "constants", 3: "scales", 4: "constants"},
+    "MoE": {2: "experts", 4: "experts"},
+    "QMoE": {
+        2: "experts",
+        3: "scales",
+        5: "experts",
+        6: "scales",
+        11: "zero points",
+        12: "zero points",
+    },
 }
 _DEQUANTIZED: Final = (None, "scales", "zero points")
 _TABLES: Final = ("embedding", "lm_head.weight")
-_HEADS: Final = ("logits", "logits/narrow")
+_HEADS: Final = ("logits", "logits/narrow", "logits/uncapped")
 _PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 
 
@@ -226,7 +235,8 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
         return _DEQUANTIZED[index] or ("embedding and head" if table else "linear")
     if kind == "Gather" and name.endswith(".scales"):
         return "scales"
-    product = node.output[0].partition("/part.")[0]  # of a layer that is the sum of parts
+    # Of a layer that is the sum of parts, or has a bias.
+    product = node.output[0].partition("/part.")[0].removesuffix("/product")
     if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and product in _HEADS):
         return "embedding and head"
     return "linear" if kind in _PRODUCTS else "constants"

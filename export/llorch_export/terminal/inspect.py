@@ -83,7 +83,8 @@ def describe(found: Contents) -> str:
 def _source(source: SourceInfo) -> str:
     adapter = "" if source.adapter is None else f", with adapter {source.adapter}"
     at = f"@{source.revision}" if isinstance(source.revision, str) else ""
-    hub = f", from {source.repository}{at}" if isinstance(source.repository, str) else ""
+    prefix = f"{source.hub}://" if isinstance(source.hub, str) else ""
+    hub = f", from {prefix}{source.repository}{at}" if isinstance(source.repository, str) else ""
     return f"{source.name} ({source.kind}), {source.fingerprint[:16]}{adapter}{hub}"
 
 

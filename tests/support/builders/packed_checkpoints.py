@@ -24,16 +24,17 @@ FLOATS: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
 
 @dataclass
 class Packed:
-    """A folder, and the values that its tensors stand for, by name."""
+    """A folder, and the values that its tensors stand for, by name. notes: of the header of its file."""
 
     folder: Path
     config: dict[str, object]
     values: Weights
     stored: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    notes: dict[str, str] | None = None
 
     def rewrite(self) -> None:
         """Write ``stored`` and ``config`` again after a test has changed them."""
-        save(self.folder / "model.safetensors", self.stored)
+        save(self.folder / "model.safetensors", self.stored, self.notes)
         (self.folder / "config.json").write_text(json.dumps(self.config))
 
 

@@ -105,7 +105,7 @@ class _Matrix:
             codes = unpacked(self.weights.rows(start, stop), _BITS, self.columns)
             scales = self.scales.rows(start, stop)[:, : self.groups]
         else:
-            codes = _interleaved(self.weights, start, stop)
+            codes = output_codes(self.weights, start, stop)
             scales = self.scales.columns(start, stop).T
         found = scales.astype(np.float32)
         require_finite_scales(found, self.scales)
@@ -121,13 +121,19 @@ class _Matrix:
             return None
         if self.packing.by_output:
             return unpacked(self.zeros.rows(start, stop), _BITS, self.groups)
-        return _interleaved(self.zeros, start, stop)
+        return output_codes(self.zeros, start, stop)
 
 
-def _interleaved(words: StoredArray, start: int, stop: int) -> npt.NDArray[np.uint8]:
-    """Return the codes [rows, n] of outputs ``start`` to ``stop`` of words [n, out / 8]."""
+def output_codes(
+    words: StoredArray, start: int, stop: int, *, interleaved: bool = True
+) -> npt.NDArray[np.uint8]:
+    """Return the codes [rows, n] of outputs ``start`` to ``stop`` of words [n, out / 8].
+
+    interleaved: in AWQ's order; else the lowest bits of a word are its first output.
+    """
     first, last = start // _A_WORD, -(-stop // _A_WORD)
     nibbles = unpacked(words.columns(first, last), _BITS, (last - first) * _A_WORD)
-    in_order = nibbles.reshape(len(nibbles), -1, _A_WORD)[:, :, _PLACE_OF].reshape(len(nibbles), -1)
+    places = _PLACE_OF if interleaved else np.arange(_A_WORD)
+    in_order = nibbles.reshape(len(nibbles), -1, _A_WORD)[:, :, places].reshape(len(nibbles), -1)
     skipped = start - first * _A_WORD
     return in_order[:, skipped : skipped + stop - start].T

@@ -36,7 +36,12 @@ def float8_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
     weights.require(module.shape, ("F8_E4M3",))
     grid = Grid.of(module.shape, scheme.block)
     grid.require(module, scales)
-    read = _powers(grid, scales) if scales.kind in ("U8", "F8_E8M0") else _numbers(grid, scales)
+    read = powers(grid, scales) if scales.kind in ("U8", "F8_E8M0") else stored_scales(grid, scales)
+    return float8(weights, grid, read)
+
+
+def float8(weights: StoredArray, grid: Grid, scales: Callable[[int, int], Floats]) -> PackedMatrix:
+    """Return E4M3 [out, in] times ``scales``, which reads those of some outputs: [rows, blocks]."""
 
     def load_rows(start: int, stop: int) -> Floats:
         values: Floats = weights.rows(start, stop).astype(np.float32)
@@ -44,7 +49,7 @@ def float8_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
             raise ArtifactError(
                 f"{weights.path}: tensor {weights.name} holds NaN; the weights are damaged, fetch them again"
             )
-        values *= grid.spread(read(start, stop))
+        values *= grid.spread(scales(start, stop))
         return values
 
     return PackedMatrix(f"floating point of 8 bits, {_said(grid)}", load_rows)
@@ -59,16 +64,29 @@ def float4_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
     weights.require((rows, -(-columns // 2)), ("U8",))
     grid = Grid.of(module.shape, scheme.block)
     grid.require(module, scales)
-    kind: ScaleType
     if scheme.format == "nvfp4-pack-quantized":
         scales.require(scales.shape, ("F8_E4M3",))
-        read, kind, name = _divided(grid, scales, module.part("weight_global_scale")), "float32", "NVFP4"
-    else:
-        scales.require(scales.shape, ("U8", "F8_E8M0"))
-        read, kind, name = _powers(grid, scales), "bfloat16", "MXFP4"
-    matrix = _Float4(weights, read, columns)
+        divided = _divided(grid, scales, module.part("weight_global_scale"))
+        return float4(weights, grid, divided, "NVFP4", "float32")
+    scales.require(scales.shape, ("U8", "F8_E8M0"))
+    return float4(weights, grid, powers(grid, scales), "MXFP4", "bfloat16")
+
+
+def float4(
+    weights: StoredArray, grid: Grid, scales: Callable[[int, int], Floats], name: str, kind: ScaleType
+) -> PackedMatrix:
+    """Return two of E2M1 in a byte, [out, in / 2], times ``scales``, which reads those of some outputs.
+
+    name: of the format. kind: the narrowest type that holds all scales.
+    """
+    matrix = _Float4(weights, scales, grid.shape[1])
     codes = Codes(
-        bits=8, columns=columns, group=grid.columns, symmetric=True, scale_type=kind, read=matrix.read
+        bits=8,
+        columns=grid.shape[1],
+        group=grid.columns,
+        symmetric=True,
+        scale_type=kind,
+        read=matrix.read,
     )
     return from_codes(f"{name}, 4 bits of floating point, {_said(grid)}", codes)
 
@@ -92,12 +110,13 @@ def _said(grid: Grid) -> str:
     return "one scale an output" if grid.size[1] == 1 else f"groups of {grid.columns}"
 
 
-def _numbers(grid: Grid, place: StoredArray) -> Callable[[int, int], Floats]:
+def stored_scales(grid: Grid, place: StoredArray) -> Callable[[int, int], Floats]:
+    """Return a reader of scales that are stored as they are."""
     place.require(place.shape, ("F32", "F16", "BF16"))
     return lambda start, stop: grid.scales(place, start, stop)
 
 
-def _powers(grid: Grid, place: StoredArray) -> Callable[[int, int], Floats]:
+def powers(grid: Grid, place: StoredArray) -> Callable[[int, int], Floats]:
     """Return a reader of powers of two, stored by their exponents."""
 
     def read(start: int, stop: int) -> Floats:

@@ -10,14 +10,22 @@ from typing import Any, Final
 
 from llorch_export.checkpoint.packed.awq import AwqReader
 from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, PackedReader
+from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
 from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
+from llorch_export.checkpoint.packed.modelopt import ModelOptReader
+from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.packed.torchao import TorchAoReader
 from llorch_export.checkpoint.stored_tensors import StoredTensor
 from llorch_export.config.packed.awq import AwqPacking
 from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.bitsandbytes import BitsAndBytesPacking
 from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
+from llorch_export.config.packed.modelopt import ModelOptPacking
+from llorch_export.config.packed.quark import QuarkPacking
+from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
 
 _WEIGHT: Final = ".weight"
@@ -25,6 +33,10 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     GptqPacking: GptqReader,
     AwqPacking: AwqReader,
     CompressedPacking: CompressedReader,
+    BitsAndBytesPacking: BitsAndBytesReader,
+    TorchAoPacking: TorchAoReader,
+    ModelOptPacking: ModelOptReader,
+    QuarkPacking: QuarkReader,
 }
 
 
@@ -53,7 +65,7 @@ def take_packed(
             continue
         module = name.removesuffix(_WEIGHT)
         parts = {
-            suffix.removeprefix("."): StoredArray.at(tensor.source, tensor.dtype)
+            suffix.removeprefix("."): StoredArray.at(tensor.source, tensor.dtype, tensor.notes)
             for suffix in reader.suffixes
             if (tensor := stored.get(f"{module}{suffix}")) is not None
         }

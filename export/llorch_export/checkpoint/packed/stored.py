@@ -7,7 +7,8 @@ read, not mapped, as in :mod:`llorch_export.checkpoint.stream`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,7 @@ class StoredArray:
     """A tensor's place: ``path`` from byte ``offset`` on; ``kind`` is safetensors' name of its type.
 
     name, path: for error messages. real: the path that is opened, on which no link is followed.
+    notes: what the file's header says beside tensors, by keys of the tool's own.
     """
 
     name: str
@@ -58,16 +60,22 @@ class StoredArray:
     offset: int
     shape: tuple[int, ...]
     kind: str
+    notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def at(place: TensorRange, kind: str) -> StoredArray:
+    def at(place: TensorRange, kind: str, notes: Mapping[str, str] | None = None) -> StoredArray:
         """Return the array of a tensor whose values are of type ``kind``."""
-        return StoredArray(place.name, place.path, place.real, place.offset, place.shape, kind)
+        return StoredArray(place.name, place.path, place.real, place.offset, place.shape, kind, notes or {})
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The type of its items."""
         return DTYPES[self.kind]
+
+    def as_bytes(self) -> StoredArray:
+        """Return it as the bytes that it is made of, in one dimension."""
+        count = math.prod(self.shape) * self.dtype.itemsize
+        return replace(self, shape=(count,), kind="U8")
 
     def read(self) -> npt.NDArray[np.generic]:
         """Read all of it. Raises ArtifactError if the file cannot be read or ends early."""

@@ -10,14 +10,22 @@ from llorch_export.config.fp8 import Fp8Format, fp8_format, packed_weights
 from llorch_export.config.packed.auto_round import auto_round_packing
 from llorch_export.config.packed.awq import awq_packing
 from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.bitsandbytes import bitsandbytes_packing
 from llorch_export.config.packed.compressed import compressed_packing
 from llorch_export.config.packed.fbgemm import fbgemm_packing
 from llorch_export.config.packed.gptq import gptq_packing
+from llorch_export.config.packed.modelopt import is_modelopt, modelopt_packing
+from llorch_export.config.packed.quark import quark_packing
+from llorch_export.config.packed.torchao import torchao_packing
 
 _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
     "gptq": gptq_packing,
     "awq": awq_packing,
+    "bitsandbytes": bitsandbytes_packing,
     "compressed-tensors": compressed_packing,
+    "torchao": torchao_packing,
+    "modelopt": modelopt_packing,
+    "quark": quark_packing,
     "fbgemm_fp8": fbgemm_packing,
     "auto-round": auto_round_packing,
     "auto_round": auto_round_packing,
@@ -33,11 +41,19 @@ def read_packing(config: object, *, origin: str) -> Packing | Fp8Format | None:
     """
     where = f"{origin}: quantization_config"
     if isinstance(config, Mapping):
-        method = config.get("quant_method")
+        method = config.get("quant_method") or _unnamed(config)
         reader = _METHODS.get(method) if isinstance(method, str) else None
         if reader is not None:
             return reader(Fields(config, origin=where))
     return fp8_format(config, origin=origin)
+
+
+def _unnamed(config: Mapping[object, object]) -> str | None:
+    """Return the method of settings that do not name theirs."""
+    if is_modelopt(config):
+        return "modelopt"
+    old = any(config.get(key) is True for key in ("load_in_4bit", "load_in_8bit"))
+    return "bitsandbytes" if old else None
 
 
 def read_packing_file(config: Mapping[str, object], *, name: str, origin: str) -> Packing:
@@ -52,5 +68,9 @@ def read_packing_file(config: Mapping[str, object], *, name: str, origin: str) -
     return reader(Fields(config, origin=origin))
 
 
-_FILES: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_FILES: Final = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 """What a file means that does not say by which method weights were packed."""
