@@ -18,7 +18,7 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.source_forms import REQUANTISED, widths_for
+from llorch_export.graph.source_forms import requantised, widths_for
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
@@ -35,7 +35,7 @@ SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "bfloat16": ir.DataType.BFLOAT16,
 }
 
-_CODES_AT_A_TIME: Final = 2**23  # packed files are read in strips, which want to be wide
+_CODES_AT_A_TIME: Final = 2**22  # packed files are read in strips, which want to be wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
     if tensors[0].packed is not None:
         found = b.source_forms.carried(tensors[0])
         if found is None:
-            form = REQUANTISED
+            form = requantised(tensors[0])
             assert form.block_size is not None
             blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=False)
             return _plan(

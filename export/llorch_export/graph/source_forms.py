@@ -24,15 +24,19 @@ from llorch_export.quantize.layout import SCALE_DTYPES
 from llorch_export.quantize.repack import BlockForm, carried_notice
 from llorch_serve.artifact.manifest import SourceForm
 
-REQUANTISED: Final = ModuleFormat("int8", 64, None, "bfloat16")
-"""What becomes of packed matrices that no form of the runtime holds as they are."""
-
 _TABLE: Final = f"{EMBEDDING}.weight"
 _FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
-_MOST_MORE: Final = 1.045
-"""How much larger than their source matrices may be, for the sake of finer blocks."""
+_MOST_MORE: Final = 1.026
+"""How much larger than their source matrices may be, for the sake of finer blocks: half of a twentieth, since
+rotary tables come on top.
+"""
 _FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
 """The smallest blocks of layers whose errors weigh most, and of the others: the best first."""
+
+
+def requantised(tensor: LazyTensor) -> ModuleFormat:
+    """Return what becomes of a packed matrix that no form of the runtime holds as it is."""
+    return ModuleFormat("int8", 32 if tensor.name.endswith(_FINE_WEIGHTS) else 64, None, "bfloat16")
 
 
 class SourceForms:
@@ -81,7 +85,8 @@ class SourceForms:
             codes, form = found
             near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
             return f"{form.bits} bits, block {form.block_size}, {near}"
-        anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
+        form_anew = requantised(tensor)
+        anew = f"{BITS[form_anew.precision]} bits, block {form_anew.block_size}"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
     def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, BlockForm] | None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes
 from llorch_export.quantize.layout import SCALE_DTYPES, block_count, pack
-from llorch_export.quantize.repack import BlockForm
+from llorch_export.quantize.repack import BLOCK_OF_2_BITS, BlockForm
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 """For which the runtime's kernels are right."""
@@ -33,8 +33,10 @@ def carried_form(codes: Codes, widths: Sequence[int], finest: int) -> BlockForm 
     fitting = [size for size in BLOCK_SIZES if codes.groups == 1 or codes.group % size == 0]
     if not wide_enough or not fitting:
         return None
-    size = next((size for size in fitting if size >= finest), fitting[-1])
-    return BlockForm(wide_enough[0], size, zero_points=not codes.symmetric)
+    width = wide_enough[0]
+    smallest = max(finest, BLOCK_OF_2_BITS) if width == 2 else finest
+    size = next((size for size in fitting if size >= smallest), fitting[-1])
+    return BlockForm(width, size, zero_points=not codes.symmetric)
 
 
 def carried_bits(codes: Codes, form: BlockForm) -> int:

@@ -129,11 +129,12 @@ class _Type:
 
 
 _WIDEST: Final = 32  # activations are rounded with the weights' blocks, so theirs are no wider
-_BLOCK_OF_2_BITS: Final = 64  # for smaller ones the CPU's kernel takes ten times as long from some rows on
+BLOCK_OF_2_BITS: Final = 64
+"""For smaller ones the CPU's kernel takes ten times as long from some rows on."""
 
 
 def _block_size(row: IntegerType) -> int:
-    return min(row.group, _BLOCK_OF_2_BITS if row.bits == 2 else _WIDEST)
+    return min(row.group, BLOCK_OF_2_BITS if row.bits == 2 else _WIDEST)
 
 
 _WIDENED: Final = BlockForm(8, 32, zero_points=True)
