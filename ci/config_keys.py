@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_export.config.families import FAMILIES
+from llorch_export.config.family import Family
 
 # Modules of transformers beside a family's own that a computation may lead into.
 _FOLLOWED: Final = frozenset(
@@ -83,6 +84,9 @@ _WITHOUT_EFFECT: Final = {
     "num_heads": "an old name of the heads, in the same check",
     "attn_implementation": "the kernel",
     "experts_implementation": "the kernel",
+    "output_router_logits": "what is returned beside logits",
+    "router_aux_loss_coef": "a loss while training",
+    "router_jitter_noise": "noise while training",
 }
 
 
@@ -94,9 +98,9 @@ def table() -> dict[str, object]:
     rope = {kind: sorted(_rope_reads(_definitions("modeling_rope_utils")[name])) for kind, name in kinds}
     return {
         "transformers": importlib.metadata.version("transformers"),
-        "keys": {name: sorted(_keys(name, row.causal_lm)) for name, row in FAMILIES.items()},
+        "keys": {name: sorted(_keys(row)) for name, row in FAMILIES.items()},
         "rope": rope,
-        "default_rope": {name: sorted(_default_rope(name)) for name in FAMILIES},
+        "default_rope": {name: sorted(_default_rope(row.module or name)) for name, row in FAMILIES.items()},
         "causal_lms": _causal_lms(),
     }
 
@@ -106,15 +110,35 @@ def text() -> str:
     return json.dumps(table(), indent=2) + "\n"
 
 
-def _keys(family: str, causal_lm: str) -> set[str]:
-    modelling, configuration = (f"models.{family}.{kind}_{family}" for kind in ("modeling", "configuration"))
-    config_class = causal_lm.removesuffix("ForCausalLM") + "Config"
-    read = {key for node in _reached(modelling, causal_lm) for key in _config_reads(node)}
-    for module, name in ((configuration, config_class), *_BASES):
+def _keys(family: Family) -> set[str]:
+    place = family.module or family.architecture
+    modelling = f"models.{place}.modeling_{place}"
+    own = family.architecture if _has_config(family.architecture) else place
+    configuration = f"models.{own}.configuration_{own}"
+    read = {key for node in _reached(modelling, family.causal_lm) for key in _config_reads(node)}
+    for module, name in ((configuration, _config_class(configuration, family)), *_BASES):
         read |= {key for node in _building(_definitions(module)[name]) for key in _own_reads(node)}
     # What the classes keep to themselves is private, a method or a value of the class.
     public = {key for key in read if not key.startswith("_") and not key.endswith(_DROPOUT)}
     return public - _class_members() - set(_WITHOUT_EFFECT)
+
+
+def _config_class(configuration: str, family: Family) -> str:
+    """Return the class of a module whose ``model_type`` is the family's."""
+    for name, node in _definitions(configuration).items():
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.Assign) and ast.unparse(part) == f"model_type = {family.architecture!r}":
+                return name
+    raise LookupError(f"{configuration} has no config of model_type {family.architecture}")
+
+
+def _has_config(family: str) -> bool:
+    """Tell whether a family's config is in a module of its own name."""
+    try:
+        _source(f"models.{family}.configuration_{family}")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @functools.cache
@@ -283,6 +307,8 @@ def _is_config(node: ast.AST | None) -> bool:
 
 
 def _is_rope(node: ast.AST | None) -> bool:
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
+        return _is_rope(node.value)  # the settings of one kind of layer
     return _is_name(node, *_ROPE) or (isinstance(node, ast.Attribute) and node.attr == "rope_parameters")
 
 

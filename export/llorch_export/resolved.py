@@ -20,6 +20,8 @@ from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe, prompts_may_measure
 from llorch_export.recipes.default import with_quantizer
+from llorch_export.recipes.exact_transforms import refuse_inexact
+from llorch_export.recipes.experts import refuse_experts
 from llorch_export.recipes.int8_cache import affordable_cache, cache_left_out
 from llorch_export.recipes.rules import Choices, Peaks, choices, refuse_choices_without_text, with_rules
 from llorch_export.recipes.static_scales import refuse_unknown_scales
@@ -106,6 +108,8 @@ def resolve(options: ExportOptions, config: LlamaConfig) -> ResolvedExport:
     then, and the context is one that the model has.
     Raises UsageError if that cannot be.
     """
+    refuse_inexact(options.transforms, config)
+    refuse_experts(options, config)
     options = with_quantizer(options, config)
     recipe = _first_recipe(options, config)
     of_prompts = () if options.prompts is None else options.prompts.rules

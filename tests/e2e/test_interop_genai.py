@@ -35,7 +35,21 @@ TEXTS = (
 )
 CHAT = "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
 ODD_TEXTS = ("the  world", "hello world\n\n\tuser", " the end ", "Größe 你好 🙂")
-FAMILIES = ["yarn", "heads of 8", "mistral, window", "qwen2", "qwen3", "smollm3", "granite", "phi3"]
+FAMILIES = [
+    "yarn",
+    "heads of 8",
+    "mistral, window",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "granite",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "phi",
+    "olmo2",
+    "cohere2",
+]
 
 Ask = Callable[..., dict[str, Any]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.builders.arch_rows import GGUF, HF
+from support.builders.arch_rows import GGUF, HF, usual_first
 from support.builders.checkpoints import write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.oracles.stepwise import check_steps, reference
@@ -19,7 +19,7 @@ TOKENS = 128
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize("name", usual_first(HF))
 def test_a_folder_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
     folder = write_hf_folder(tmp_path / "model", HF[name])
     session = open_tiny(export_tiny(folder, tmp_path / "artifact"))
@@ -29,8 +29,21 @@ def test_a_folder_computes_what_transformers_computes(tmp_path: Path, name: str)
     check_steps(session, ids, full, STEPWISE_LOGITS)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe, one layer without", "granitemoe"])
+def test_experts_kept_together_give_the_artifact_of_those_kept_one_by_one(tmp_path: Path, name: str) -> None:
+    found = [
+        export_tiny(
+            write_hf_folder(tmp_path / f"model {stacked}", HF[name], stacked_experts=stacked),
+            tmp_path / f"artifact {stacked}",
+        )
+        for stacked in (True, False)
+    ]
+    hashes = [{entry.path: entry.sha256 for entry in artifact.manifest.files} for artifact in found]
+    assert hashes[0] == hashes[1]
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("name", GGUF)
+@pytest.mark.parametrize("name", usual_first(GGUF))
 def test_a_gguf_file_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
     """The folder is only there for transformers; the file holds the same weights in llama.cpp's names and
     order.

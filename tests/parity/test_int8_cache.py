@@ -36,6 +36,10 @@ OTHER_ROWS = [
     "qwen3, wide heads",
     "phi3",
     "granite",
+    "gemma2",
+    "gemma3, pattern",
+    "hunyuan",
+    "cohere2",
     "mistral, window of 1",
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from llorch_export.verify.layers.stages import Kind
 from llorch_export.verify.layers.verify import verify_layers
 from support.builders import arch_rows
-from support.builders.checkpoints import write_hf_folder
+from support.builders.checkpoints import tiny_llama_config, write_hf_folder
 from support.builders.tiny_exports import export_tiny, silent
 
 pytestmark = pytest.mark.reference
@@ -28,6 +28,22 @@ pytestmark = pytest.mark.reference
         "smollm3, layers",
         "granite, tied, biases",
         "phi3, half rotated",
+        "gemma, tied, one kv head",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+        "exaone4",
+        "glm4",
+        "arcee, biases, tied",
+        "hunyuan, alpha",
+        "cohere2",
+        "starcoder2",
+        "stablelm, parallel, biases",
+        "phi",
+        "nemotron",
+        "qwen2_moe, one layer without",
+        "granitemoe",
     ],
 )
 def test_every_family_passes(tmp_path: Path, row: str) -> None:
@@ -35,4 +51,10 @@ def test_every_family_passes(tmp_path: Path, row: str) -> None:
     export_tiny(source, tmp_path / "out")
     found = verify_layers(tmp_path / "out", str(source), silent)
     assert found.passed, found.first_departing
-    assert {stage.kind for stage in found.stages} == set(Kind) - {Kind.LLAMA_CPP}
+    config = tiny_llama_config(**arch_rows.HF[row])
+    missing = {Kind.LLAMA_CPP, *([Kind.RESIDUAL] if config.form.parallel else [])}
+    if not config.experts:
+        missing |= {Kind.ROUTER, Kind.EXPERTS}
+    elif row == "granitemoe":
+        missing.add(Kind.SWIGLU)  # inside the experts alone
+    assert {stage.kind for stage in found.stages} == set(Kind) - missing

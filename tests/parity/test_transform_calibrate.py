@@ -27,6 +27,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "granite": HF["granite"],
     "phi3": HF["phi3, three quarters rotated"],
     "heads of 24": HF["heads of 24"],
+    "gemma2, cap of logits": HF["gemma2"],
 }
 RELATIVE = 1e-4
 
@@ -41,7 +42,7 @@ def test_statistics_are_those_of_transformers(
     config, ids = checkpoint.config, random_ids(47)
     found = calibrate(config, checkpoint.tensors, ids, silent)
     model = Reference(checkpoint).model
-    runs = [observe(model, ids[start : start + 20]) for start in range(0, len(ids), 20)]
+    runs = [observe(model, ids[start : start + 20], config) for start in range(0, len(ids), 20)]
     matrices = {n for n, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     assert set(found.inputs) == (matrices - {"model.embed_tokens.weight"}) | {head}

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from llorch_export.checkpoint.names import stored_tensors
+from llorch_export.config.experts import GGUF_STACKED
+from llorch_export.config.families import FAMILIES
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
@@ -18,8 +20,10 @@ from support.builders.checkpoints import gguf_metadata, gguf_tensor_name, of_fam
 def parse(
     config: LlamaConfig, changes: dict[str, object] | None = None, tensors: GgufRopeTensors | None = None
 ) -> LlamaConfig:
-    metadata = {"general.architecture": config.architecture, **gguf_metadata(config), **(changes or {})}
-    shapes = {gguf_tensor_name(n, config.architecture): s for n, s in stored_tensors(config).items()}
+    name = FAMILIES[config.architecture].gguf_name
+    metadata = {"general.architecture": name, **gguf_metadata(config), **(changes or {})}
+    stored = stored_tensors(config, GGUF_STACKED if config.experts else None)
+    shapes = {gguf_tensor_name(n, name): s for n, s in stored.items()}
     present = {key: value for key, value in metadata.items() if value is not None}
     return config_from_gguf(present, shapes, rope_tensors=tensors)
 

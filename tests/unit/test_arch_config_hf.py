@@ -15,11 +15,12 @@ from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
 from llorch_serve.errors import ArtifactError
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import of_family, tiny_config, tiny_llama_config
-from support.oracles.config_reading import PLAIN
+from support.oracles.config_reading import PLAIN, window_of
 
 # transformers writes the longer length inside the rope settings beside the shorter one outside, and reads the
 # latter.
 CONTRADICTORY_AS_WRITTEN = {"yarn, original beside"}
+KINDS = ("full", "sliding")
 SHORT, LONG = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], [2.0] * 8
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -33,19 +34,31 @@ def parse(model_type: str = "llama", **overrides: object) -> LlamaConfig:
 def test_absent_keys_mean_what_transformers_takes_them_to_mean(model_type: str) -> None:
     import transformers
 
+    if FAMILIES[model_type].scales_queries:
+        with pytest.raises(
+            ArtifactError, match="lacks rope_parameters, and what ministral3 takes that to mean"
+        ):
+            config_from_hf({"model_type": model_type})
+        return
     found = config_from_hf({"model_type": model_type})
     expected = transformers.AutoConfig.for_model(model_type)
     for key in PLAIN:
-        assert getattr(found, key) == getattr(expected, key), key
+        name = FAMILIES[model_type].norm_key if key == "rms_norm_eps" else key
+        usual = expected.num_attention_heads if key == "num_key_value_heads" else None
+        assert getattr(found, key) == (usual if (value := getattr(expected, name)) is None else value), key
     share = expected.hidden_size // expected.num_attention_heads
     assert found.head_dim == getattr(expected, "head_dim", None) or share
-    assert found.rope.theta == expected.rope_parameters["rope_theta"]
+    by_kind = expected.rope_parameters
+    settings = [by_kind] if "rope_theta" in by_kind else [by_kind[f"{kind}_attention"] for kind in KINDS]
+    assert [rope.theta for rope in found.ropes] == [one["rope_theta"] for one in settings]
     if model_type == "smollm3":
         assert list(found.no_rope_layers) == expected.no_rope_layers
     if model_type == "granite":
         assert found.attention_multiplier == expected.attention_multiplier == 1.0
-    window = getattr(expected, "sliding_window", None)
-    assert found.sliding_window == (window if model_type == "mistral" else None)
+    layers = range(expected.num_hidden_layers)
+    assert [found.window(layer) for layer in layers] == [window_of(expected, layer) for layer in layers]
+    cap = getattr(expected, "final_logit_softcapping", None)
+    assert found.form.logits_softcap == cap
 
 
 @pytest.mark.reference
@@ -220,7 +233,7 @@ def test_published_phi3_settings_are_accepted() -> None:
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT}}, r"lacks long_factor"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG[1:]}}, r"expected a list of 8 numbers"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": [0.0] * 8}}, r"long_factor.*expected numbers above "
-            r"0"),
+            r"1e-06"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": ["2"] * 8}}, r"long_factor.*expected numbers"),
         ("phi3", {"rope_scaling": {"type": "su", "short_factor": SHORT, "long_factor": LONG, "long_mscale": 1.2}}, r"long_mscale is 1.2, expected 1"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 64}}, r"expected it beside the rotary settings"),

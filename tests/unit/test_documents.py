@@ -14,6 +14,7 @@ import pytest
 from typer.main import get_command
 
 import command_pages
+import families_page
 from llorch_serve.cli import COMMANDS, app
 from support.harness.documents import (
     ROOT,
@@ -125,6 +126,12 @@ def test_the_pages_of_commands_are_those_of_their_help() -> None:
     folder = ROOT / "docs" / "commands"
     kept = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
     assert kept == command_pages.pages(), "run ci/generate-commands"
+
+
+def test_the_page_of_families_is_that_of_their_rows() -> None:
+    assert (ROOT / "docs" / "families.md").read_text(encoding="utf-8") == families_page.text(), (
+        "run ci/generate-families"
+    )
 
 
 @cache

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.checkpoint.names import EMBEDDING, HEAD
+from llorch_export.checkpoint.names import EMBEDDING, HEAD, family_name
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
 from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.errors import ArtifactError
 
 EMBEDDING_MODULE: Final = EMBEDDING.removesuffix(".weight")
 HEAD_MODULE: Final = HEAD.removesuffix(".weight")
@@ -38,19 +39,32 @@ class ModelModules:
 
     def __init__(self, config: LlamaConfig, shapes: Shapes) -> None:
         self.shapes = {HEAD: shapes[EMBEDDING], **shapes}
+        family = FAMILIES[config.architecture]
+        self._own: dict[str, str] = {}
+        for name in self.shapes:
+            module = name.rpartition(".")[0]
+            stored = family_name(name, family).rpartition(".")[0]
+            if stored != module:
+                self._own[stored] = module
+        self._interleaved = family.interleaved
         self._fused: dict[str, tuple[Piece, ...]] = {}
-        if FAMILIES[config.architecture].fused:
-            for layer in range(config.num_hidden_layers):
-                for name, parts in FUSED_MODULES.items():
-                    prefix, start, pieces = f"model.layers.{layer}.", 0, []
-                    for part in parts:
-                        stop = start + self.shapes[f"{prefix}{part}.weight"][0]
-                        pieces.append(Piece(f"{prefix}{part}", start, stop))
-                        start = stop
-                    self._fused[f"{prefix}{name}"] = tuple(pieces)
+        for layer in range(config.num_hidden_layers):
+            for name in FAMILIES[config.architecture].fused:
+                prefix, start, pieces = f"model.layers.{layer}.", 0, []
+                for part in FUSED_MODULES[name]:
+                    stop = start + self.shapes[f"{prefix}{part}.weight"][0]
+                    pieces.append(Piece(f"{prefix}{part}", start, stop))
+                    start = stop
+                self._fused[f"{prefix}{name}"] = tuple(pieces)
 
     def pieces(self, module: str) -> tuple[Piece, ...]:
         """Return what a module's weight consists of; empty if there is no such module."""
+        module = self._own.get(module, module)
+        if self._interleaved and module.endswith((".q_proj", ".k_proj")):
+            raise ArtifactError(
+                f"the adapter changes {module}, whose rotary pairs lie side by side in this family, and that "
+                "is not supported; merge it with PEFT's merge_and_unload and export the result"
+            )
         if module in self._fused:
             return self._fused[module]
         return (Piece(module),) if f"{module}.weight" in self.shapes else ()
@@ -64,6 +78,10 @@ class ModelModules:
     def targetable(self, adapted: set[str]) -> set[str]:
         """Return the modules that factors may be for, by the names that ``adapted`` uses if it does."""
         found = {name.removesuffix(".weight") for name, shape in self.shapes.items() if len(shape) == 2}
+        for stored, module in self._own.items():
+            if module in found:
+                found.remove(module)
+                found.add(stored)
         for fused, pieces in self._fused.items():
             if not adapted.isdisjoint(piece.module for piece in pieces):
                 continue

@@ -124,6 +124,7 @@ class Checkpoint:
         way of their own, or since weights are packed, for which it needs other libraries.
     ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
     origin: repository and commit of a hub, where the files lie in the hub's cache.
+    hub: which one; None: the Hugging Face hub.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -141,3 +142,4 @@ class Checkpoint:
     ignored_settings: tuple[str, ...] = ()
     code_not_run: tuple[str, ...] = ()
     origin: tuple[str, str] | None = None
+    hub: Literal["modelscope"] | None = None

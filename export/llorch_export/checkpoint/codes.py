@@ -86,3 +86,16 @@ class Codes:
             return self
         read = self.read
         return replace(self, read=lambda first, last: read(start + first, start + last))
+
+    def in_order(self, places: npt.NDArray[np.intp]) -> Codes:
+        """Return the matrix whose row ``i`` is this one's row ``places[i]``."""
+        read = self.read
+
+        def moved(start: int, stop: int) -> CodeRows:
+            # Rows move only within their head, so those that are wanted lie close together.
+            first = int(places[start:stop].min())
+            rows, wanted = read(first, int(places[start:stop].max()) + 1), places[start:stop] - first
+            zero_points = None if rows.zero_points is None else rows.zero_points[wanted]
+            return CodeRows(rows.codes[wanted], rows.scales[wanted], zero_points)
+
+        return replace(self, read=moved)

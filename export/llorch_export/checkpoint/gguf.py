@@ -1,25 +1,27 @@
 """GGUF files as checkpoints.
 
 Input is a checked :class:`GgufHeader`; output are a config, and lazy tensors under Hugging Face's names with
-the rows of the query and key projections back in Hugging Face's order. Dequantisation is gguf's own.
+the rows of the query and key projections back in Hugging Face's order.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, type_name
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.gguf_parts import model_stem
+from llorch_export.checkpoint.row_order import row_order
 from llorch_export.checkpoint.stream import (
     FLOAT_CODECS,
     BlockCodec,
@@ -28,22 +30,15 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
-from llorch_export.config.families import FAMILIES
+from llorch_export.config.experts import BY_EXPERT, GGUF_STACKED, ExpertNames
+from llorch_export.config.fields import shown
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.text import writable
 
-_BLOCK_TYPES: Final = (
-    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
-)  # fmt: skip
-# Older versions of gguf lack the newest types.
-SUPPORTED_TYPES: Final = (
-    *FLOAT_CODECS,
-    *(name for name in _BLOCK_TYPES if name in gguf.GGMLQuantizationType.__members__),
-)
+SUPPORTED_TYPES: Final = (*FLOAT_CODECS, *BLOCK_TYPES)
 
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _SHORT_FACTORS: Final = "rope_factors_short.weight"
@@ -91,27 +86,39 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         for name, r in ranges.items()
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    by_gguf_name = {names.gguf_name(name): shape for name, shape in names.stored_tensors(config).items()}
-    names.check_tensors(by_gguf_name, found, origin=str(header.path))
+    experts = _expert_names(config, found)
+    wanted = names.stored_tensors(config, experts, gguf=True)
+    for name, shape in wanted.items():
+        if shape[0] == 1 and found.get(name) == shape[1:]:  # one row is stored as a vector
+            ranges[name] = dataclasses.replace(ranges[name], shape=shape)
+            found[name] = shape
+    names.check_tensors(wanted, found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config).items():
-        stored = names.gguf_name(place.name)
-        source = ranges[stored].rows(place.start, place.stop)
+    for name, place in names.stored_places(config, experts, gguf=True).items():
+        whole = ranges[place.name] if place.stack is None else ranges[place.name].as_matrix()
+        source = whole.rows(place.start, place.stop)
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
-            dtype=_type_name(header.tensors[stored]),
-            load_rows=functools.partial(read_rows, source, row_order=_row_order(name, config)),
-            read_blocks=_block_reader(source, _row_order(name, config)),
+            dtype=_type_name(header.tensors[place.name]),
+            load_rows=functools.partial(read_rows, source, row_order=row_order(name, config, gguf=True)),
+            read_blocks=_block_reader(source, row_order(name, config, gguf=True)),
         )
     return tensors
+
+
+def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | None:
+    """Return how a file keeps experts: all of a layer in one tensor, or each by itself as before 2024."""
+    if not config.experts:
+        return None
+    return BY_EXPERT if "blk.0.ffn_down.0.weight" in found else GGUF_STACKED
 
 
 def gguf_model_name(path: Path) -> str:
     """Return the model's name as far as the file's name tells it, without the type of quantisation."""
     stem = model_stem(path)
-    return _QUANTISATION_SUFFIX.sub("", stem) or stem
+    return writable(_QUANTISATION_SUFFIX.sub("", stem) or stem)
 
 
 def _block_reader(
@@ -122,44 +129,22 @@ def _block_reader(
     return functools.partial(read_blocks, source, row_order=row_order)
 
 
-def _row_order(name: str, config: LlamaConfig) -> npt.NDArray[np.intp] | None:
-    """Return where each stored row of a tensor belongs, or None where rows are in place.
-
-    ggml rotates neighbouring rows of a head (2i, 2i + 1), Hugging Face rows half a head apart (i, i + d/2),
-    so conversion to GGUF interleaves the two halves of each query and key head; in the families that ggml
-    rotates half a head apart it does not.
-    """
-    if not FAMILIES[config.architecture].permuted:
-        return None
-    if ".self_attn.q_proj." in name:
-        heads = config.num_attention_heads
-    elif ".self_attn.k_proj." in name:
-        heads = config.num_key_value_heads
-    else:
-        return None
-    rows = np.arange(heads * config.head_dim, dtype=np.intp)
-    return rows.reshape(heads, 2, config.head_dim // 2).swapaxes(1, 2).reshape(-1)
-
-
 def _type_name(tensor: GgufTensor) -> str:
-    try:
-        name = gguf.GGMLQuantizationType(tensor.type_id).name
-    except ValueError:
-        name = f"number {tensor.type_id}"
+    name = type_name(tensor.type_id)
     if name not in SUPPORTED_TYPES:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has storage type {name}; supported are "
+            f"{tensor.path}: tensor {shown(tensor.name)} has storage type {name}; supported are "
             f"{', '.join(SUPPORTED_TYPES)}. "
             "Use a file of one of these types"
         )
-    return str(name)
+    return name
 
 
 def _tensor_range(tensor: GgufTensor) -> TensorRange:
     codec = _codec(_type_name(tensor))
     if tensor.shape[-1] % codec.elements:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has rows of {tensor.shape[-1]} elements, "
+            f"{tensor.path}: tensor {shown(tensor.name)} has rows of {tensor.shape[-1]} elements, "
             f"expected a multiple of {codec.elements}; the file is damaged, fetch it again"
         )
     elements = 1
@@ -168,22 +153,15 @@ def _tensor_range(tensor: GgufTensor) -> TensorRange:
     end = tensor.offset + elements // codec.elements * codec.bytes
     if end > tensor.file_size:
         raise ArtifactError(
-            f"{tensor.path} has {tensor.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
-            "it is truncated, fetch it again"
+            f"{tensor.path} has {tensor.file_size} bytes, but tensor {shown(tensor.name)} ends at byte "
+            f"{end}; it is truncated, fetch it again"
         )
     return TensorRange(tensor.name, tensor.path, tensor.offset, tensor.shape, codec, tensor.real)
 
 
 @functools.cache
-def _codec(type_name: str) -> BlockCodec:
-    if type_name in FLOAT_CODECS:
-        return FLOAT_CODECS[type_name]
-    kind = gguf.GGMLQuantizationType[type_name]
-    elements, size = gguf.GGML_QUANT_SIZES[kind]
-
-    def decode(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        # As one long row: gguf works in groups of 16 rows, which for short rows would cost mostly overhead.
-        values: npt.NDArray[np.float32] = gguf.quants.dequantize(data.reshape(1, -1), kind).reshape(-1)
-        return values
-
-    return BlockCodec(elements, size, decode)
+def _codec(name: str) -> BlockCodec:
+    if name in FLOAT_CODECS:
+        return FLOAT_CODECS[name]
+    row = BLOCK_TYPES[name]
+    return BlockCodec(row.elements, row.size, row.decode)

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
+from llorch_export.checkpoint.expert_names import StoredRows as StoredRows
+from llorch_export.checkpoint.expert_names import expert_places, expert_shapes
+from llorch_export.config.experts import ExpertNames
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
-from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_export.config.family import Family
+from llorch_export.config.fields import listed
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
+FINAL_NORM_BIAS = "model.norm.bias"
 HEAD = "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
 
 # Buffers that old exports stored: rotary frequencies and tables, which follow from the config, and masks,
 # which are the same in every model.
@@ -26,7 +33,14 @@ _IGNORABLE = re.compile(
     r"|self_attn\.(?:masked_)?bias|causal_mask|position_ids)"
 )
 
-_GGUF_TOP_LEVEL = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)")
+_GGUF_TOP_LEVEL = {
+    EMBEDDING: "token_embd.weight",
+    FINAL_NORM: "output_norm.weight",
+    FINAL_NORM_BIAS: "output_norm.bias",
+    HEAD: "output.weight",
+    HEAD_BIAS: "output.bias",
+}
 _GGUF_IN_LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -36,13 +50,23 @@ _GGUF_IN_LAYER = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.output_norm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.output_norm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
-_MAX_LISTED = 8
+_ONE_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)_proj")
 
 
 def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -50,86 +74,147 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
     The order is the order of use: embedding, layers, final norm, head (absent where it is the embedding).
     """
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    query = config.num_attention_heads * config.head_dim
-    key_value = config.num_key_value_heads * config.head_dim
-    attention = {
-        "self_attn.q_proj": (query, hidden),
-        "self_attn.k_proj": (key_value, hidden),
-        "self_attn.v_proj": (key_value, hidden),
-        "self_attn.o_proj": (hidden, query),
-    }
-    mlp = {
-        "mlp.gate_proj": (intermediate, hidden),
-        "mlp.up_proj": (intermediate, hidden),
-        "mlp.down_proj": (hidden, intermediate),
-    }
-    biased = {module for module in attention if config.attention_bias}
-    biased |= {module for module in attention if config.qkv_bias and module != "self_attn.o_proj"}
-    biased |= {module for module in mlp if config.mlp_bias}
+    hidden, form = config.hidden_size, config.form
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+    attention, mlp, sparse = _attention(config), _mlp(config), expert_shapes(config)
+    before, after = form.norm_placement != "after", form.norm_placement != "before"
     for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        shapes[f"{prefix}input_layernorm.weight"] = (hidden,)
-        for group in (attention, mlp):
-            if group is mlp:
-                shapes[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-            for module, shape in group.items():
-                shapes[f"{prefix}{module}.weight"] = shape
-                if module in biased:
-                    shapes[f"{prefix}{module}.bias"] = shape[:1]
-            if group is attention and config.qk_norm:
-                shapes[f"{prefix}self_attn.q_norm.weight"] = (config.head_dim,)
-                shapes[f"{prefix}self_attn.k_norm.weight"] = (config.head_dim,)
+        modules: dict[str, tuple[int, ...]] = {
+            **({"input_layernorm": (hidden,)} if before else {}),
+            **attention,
+            **({"self_attn.output_norm": (hidden,)} if after else {}),
+            **({"post_attention_layernorm": (hidden,)} if before and not form.parallel else {}),
+            **(mlp if config.layer_experts(layer) is None else sparse),
+            **({"mlp.output_norm": (hidden,)} if after else {}),
+        }
+        for module, shape in modules.items():
+            shapes[f"model.layers.{layer}.{module}.weight"] = shape
+            if _has_bias(config, module):
+                shapes[f"model.layers.{layer}.{module}.bias"] = shape[:1]
     shapes[FINAL_NORM] = (hidden,)
+    if form.norm_bias:
+        shapes[FINAL_NORM_BIAS] = (hidden,)
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
+    if form.head_bias:
+        shapes[HEAD_BIAS] = (config.vocab_size,)
     return shapes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRows:
-    """Where a checkpoint keeps a tensor: rows ``start`` to ``stop`` of the tensor ``name``; stop None: all of
-    it.
+def _attention(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return the modules of a layer's attention and the shapes of their weights."""
+    query, key_value = (
+        heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    found: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (query, config.hidden_size),
+        "self_attn.k_proj": (key_value, config.hidden_size),
+        "self_attn.v_proj": (key_value, config.hidden_size),
+        "self_attn.o_proj": (config.hidden_size, query),
+    }
+    if config.qk_norm:
+        over_head = config.form.qk_norm_over == "head"
+        found["self_attn.q_norm"] = (config.head_dim if over_head else query,)
+        found["self_attn.k_norm"] = (config.head_dim if over_head else key_value,)
+    return found
+
+
+def _mlp(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return the modules of a layer's MLP and the shapes of their weights."""
+    wide = (config.intermediate_size, config.hidden_size)
+    return {
+        **({"mlp.gate_proj": wide} if config.form.gated else {}),
+        "mlp.up_proj": wide,
+        "mlp.down_proj": (config.hidden_size, config.intermediate_size),
+    }
+
+
+def _has_bias(config: LlamaConfig, module: str) -> bool:
+    if is_norm(module):
+        return config.form.norm_bias and module not in ("self_attn.q_norm", "self_attn.k_norm")
+    if module.startswith("mlp."):
+        return config.mlp_bias
+    return config.attention_bias or (config.qkv_bias and module != "self_attn.o_proj")
+
+
+def is_norm(module: str) -> bool:
+    """Tell whether a module is a norm."""
+    return module.endswith("norm")
+
+
+def stored_places(
+    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+) -> dict[str, StoredRows]:
+    """Return the place of every tensor of :func:`expected_tensors`: itself under the family's own name, or a
+    part of a fused one.
+
+    experts: how the checkpoint keeps them; None: each matrix under its own name. gguf: in a GGUF file, under
+        its name there.
     """
-
-    name: str
-    start: int = 0
-    stop: int | None = None
-
-
-def stored_places(config: LlamaConfig) -> dict[str, StoredRows]:
-    """Return the place of every tensor of :func:`expected_tensors`: itself, or a part of a fused one."""
-    expected = expected_tensors(config)
-    places = {name: StoredRows(name) for name in expected}
-    if FAMILIES[config.architecture].fused:
-        for layer in range(config.num_hidden_layers):
-            for fused, parts in FUSED_MODULES.items():
-                start = 0
-                for part in parts:
-                    name = f"model.layers.{layer}.{part}.weight"
-                    stop = start + expected[name][0]
-                    places[name] = StoredRows(f"model.layers.{layer}.{fused}.weight", start, stop)
-                    start = stop
+    expected, family = expected_tensors(config), FAMILIES[config.architecture]
+    parts = _fused_rows(config, expected)
+    if experts is not None:
+        parts |= expert_places(config, experts)
+    places = {}
+    for name in expected:
+        place = parts.get(name, StoredRows(name))
+        own = _gguf_name(place.name) if gguf else family_name(place.name, family)
+        places[name] = replace(place, name=own)
     return places
 
 
-def stored_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def _fused_rows(config: LlamaConfig, expected: Mapping[str, tuple[int, ...]]) -> dict[str, StoredRows]:
+    """Return the places of the tensors that the family stores in one with others."""
+    places = {}
+    for layer in range(config.num_hidden_layers):
+        for fused in FAMILIES[config.architecture].fused:
+            start = 0
+            for part in FUSED_MODULES[fused]:
+                name = f"model.layers.{layer}.{part}.weight"
+                stop = start + expected[name][0]
+                places[name] = StoredRows(f"model.layers.{layer}.{fused}.weight", start, stop)
+                start = stop
+    return places
+
+
+def stored_tensors(
+    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that a checkpoint must hold, in the order of use."""
     shapes: dict[str, tuple[int, ...]] = {}
     expected = expected_tensors(config)
-    for name, place in stored_places(config).items():
-        rows = expected[name][0] if place.stop is None else place.stop
-        shapes[place.name] = (rows, *expected[name][1:])  # the last part's end is the whole's
+    for name, place in stored_places(config, experts, gguf=gguf).items():
+        rows = expected[name][0] if place.stop is None else place.stop  # the last part's end is the whole's
+        stack = () if place.stack is None else (place.stack,)
+        shapes[place.name] = (*stack, rows // (place.stack or 1), *expected[name][1:])
     return shapes
 
 
-def gguf_name(name: str) -> str:
-    """Return the GGUF name of a tensor that :func:`stored_tensors` lists."""
+def family_name(name: str, family: Family) -> str:
+    """Return what a family's checkpoints call a tensor."""
+    if not family.stored_names:
+        return name
+    module, _, kind = name.rpartition(".")
+    if (found := _LAYER.fullmatch(module)) is None:
+        return f"{family.stored_names.get(module, module)}.{kind}"
+    return f"{found[1]}{family.stored_names.get(found[2], found[2])}.{kind}"
+
+
+def own_module(module: str, family: Family) -> str:
+    """Return what is called ``module`` in a family's checkpoints, by the name that it has here."""
+    known = {stored: own for own, stored in family.stored_names.items()}
+    if (found := _LAYER.fullmatch(module)) is None:
+        return known.get(module, module)
+    return f"{found[1]}{known.get(found[2], found[2])}"
+
+
+def _gguf_name(name: str) -> str:
     if name in _GGUF_TOP_LEVEL:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
     module, kind = rest.rsplit(".", 1)
+    if one := _ONE_EXPERT.fullmatch(module):
+        return f"blk.{layer}.ffn_{one[2]}.{one[1]}.{kind}"
     return f"blk.{layer}.{_GGUF_IN_LAYER[module]}.{kind}"
 
 
@@ -146,13 +231,13 @@ def check_tensors(
     if missing:
         raise ArtifactError(
             f"{origin} lacks {len(missing)} of {len(expected)} tensors that its config calls for: "
-            f"{_listed(missing)}; "
+            f"{listed(missing)}; "
             "the file is incomplete or its config belongs to another model"
         )
     unused = [name for name in found if name not in expected]
     if unused:
         raise ArtifactError(
-            f"{origin} holds {len(unused)} tensors that its config has no use for: {_listed(unused)}; "
+            f"{origin} holds {len(unused)} tensors that its config has no use for: {listed(unused)}; "
             "leaving them out would change the model, so its config must be corrected (bias flags, layer "
             "count, tying)"
         )
@@ -163,17 +248,21 @@ def check_tensors(
     ]
     if wrong:
         raise ArtifactError(
-            f"{origin} has tensors whose shape contradicts its config: {_listed(wrong)}; "
+            f"{origin} has tensors whose shape contradicts its config: {listed(wrong)}; "
             "the config belongs to another model"
         )
-
-
-def _listed(items: Iterable[str]) -> str:
-    entries = list(items)
-    shown = ", ".join(entries[:_MAX_LISTED])
-    return shown if len(entries) <= _MAX_LISTED else f"{shown} and {len(entries) - _MAX_LISTED} more"
 
 
 def parameters(config: LlamaConfig) -> int:
     """Return how many parameters a model has."""
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
+
+
+def active_parameters(config: LlamaConfig) -> int:
+    """Return how many of them one token is computed with: of experts, only those that it takes."""
+    experts = config.experts
+    if not isinstance(experts, ExpertsConfig):
+        return parameters(config)
+    sparse = sum(config.layer_experts(layer) is not None for layer in range(config.num_hidden_layers))
+    one = 3 * experts.intermediate_size * config.hidden_size
+    return parameters(config) - sparse * (experts.count - experts.per_token) * one

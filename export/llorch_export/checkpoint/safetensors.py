@@ -7,35 +7,31 @@ checks each file's header (sizes, overlaps, holes); tensors are then read, not m
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from safetensors import SafetensorError, safe_open
-
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.checkpoint.folder import ModelFolder, require_content
-from llorch_export.checkpoint.fp8 import FP8_CODECS
-from llorch_export.checkpoint.lazy_parts import packed_tensor, plain_tensor
+from llorch_export.checkpoint.expert_names import names_in_use
+from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.checkpoint.lazy_parts import arranged, packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
 from llorch_export.checkpoint.packed.base import PackedReader
 from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take_packed
-from llorch_export.checkpoint.packed.stored import DTYPES, whole_numbers
+from llorch_export.checkpoint.safetensors_file import CODECS, file_tensors, unsupported_type
 from llorch_export.checkpoint.stored_names import SCALE_PARTS, is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
-from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange
+from llorch_export.config.fields import listed, quoted
 from llorch_export.config.fp8 import Fp8Format
 from llorch_export.config.packed.base import Packing
-from llorch_serve.artifact.links import open_real, real_file
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-_CODECS: Final = FLOAT_CODECS | FP8_CODECS
+_MAX_SHARDS: Final = 2**12
 _OTHER_HEADS: Final = {"score.weight", "classifier.weight", "reward_head.weight"}
 CONVERT_PICKLE: Final = (
     f"{NEVER_READ}; fetch the repository and give its folder: then the command that converts them is shown"
@@ -73,7 +69,7 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
     missing = [name for name, path in shards.items() if path is None]
     if missing:
         raise ArtifactError(
-            f"{folder.path} lacks {', '.join(missing[:8])}, which {INDEX} names ({len(missing)} of "
+            f"{folder.path} lacks {listed(missing)}, which {INDEX} names ({len(missing)} of "
             f"{len(shards)} shards); "
             "fetch the model again"
         )
@@ -91,9 +87,11 @@ def folder_tensors(
     """
     index = _weight_map(folder)
     files = weight_files(folder)
-    wanted = names.stored_tensors(config)
     reader = reader_of(packing) if isinstance(packing, Packing) else None
-    stored, left_out = _gathered(folder, files, wanted, reader)
+    held = [file_tensors(path, folder, packed=reader is not None) for path in files]
+    experts = names_in_use(config, (name for tensors in held for name in tensors))
+    wanted = names.stored_tensors(config, experts)
+    stored, left_out = _gathered(held, wanted, reader)
     if isinstance(packing, Packing):
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
@@ -109,11 +107,14 @@ def folder_tensors(
     missing = [name for name in wanted if name not in found]
     _explain_missing(missing, found, folder, index)
     names.check_tensors(wanted, found, origin=str(folder.path))
-    places, expected = names.stored_places(config), names.expected_tensors(config)
+    places, expected = names.stored_places(config, experts), names.expected_tensors(config)
     tensors = {
-        name: packed_tensor(name, expected[name], packed[place.name], place)
-        if place.name in packed
-        else plain_tensor(name, expected[name], stored[place.name], place, packing)
+        name: arranged(
+            packed_tensor(name, expected[name], packed[place.name], place)
+            if place.name in packed
+            else plain_tensor(name, expected[name], stored[place.name], place, packing),
+            config,
+        )
         for name, place in places.items()
     }
     notices = packing.notices if isinstance(packing, Packing) else ()
@@ -123,8 +124,8 @@ def folder_tensors(
 def _require_values(stored: Mapping[str, StoredTensor], wanted: Collection[str]) -> None:
     """Raise ArtifactError if a tensor that is used as it is has a type that holds no weights."""
     for name, tensor in stored.items():
-        if name in wanted and tensor.dtype not in _CODECS:
-            raise _unsupported(tensor.source.path, name, tensor.dtype)
+        if name in wanted and tensor.dtype not in CODECS:
+            raise unsupported_type(tensor.source.path, name, tensor.dtype)
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class _LeftOut:
 
 
 def _gathered(
-    folder: ModelFolder, files: Iterable[Path], wanted: Collection[str], reader: PackedReader | None
+    held: Iterable[Mapping[str, StoredTensor]], wanted: Collection[str], reader: PackedReader | None
 ) -> tuple[dict[str, StoredTensor], _LeftOut]:
     """Return every tensor of the files by the model's own name for it, and what was left out.
 
@@ -144,8 +145,8 @@ def _gathered(
     """
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
-    for path in files:
-        for own_name, tensor in file_tensors(path, folder, packed=reader is not None).items():
+    for tensors in held:
+        for own_name, tensor in tensors.items():
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue
@@ -233,52 +234,15 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
         raise ArtifactError(
             f"{folder.path / INDEX} has no weight_map of tensor names to file names; fetch it again"
         )
-    for name in set(weight_map.values()):
+    files = set(weight_map.values())
+    if len(files) > _MAX_SHARDS:
+        raise ArtifactError(
+            f"{folder.path / INDEX} names {len(files)} files, expected at most {_MAX_SHARDS}; fetch it again"
+        )
+    for name in files:
         if not name.endswith(".safetensors"):
             raise ArtifactError(
-                f"{folder.path / INDEX} names the file {name!r}, expected only .safetensors files; "
+                f"{folder.path / INDEX} names the file {quoted(name)}, expected only .safetensors files; "
                 f"{convert_pickle(folder.path)}"
             )
     return weight_map
-
-
-def file_tensors(path: Path, folder: ModelFolder, *, packed: bool = False) -> dict[str, StoredTensor]:
-    """Return every tensor of one safetensors file of a folder, by name. Raises ArtifactError if it is
-    damaged.
-
-    packed: types may be any that packed weights are made of.
-    """
-    try:
-        real = real_file(path, folder.path)
-        require_content(path, real)
-        # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
-        with safe_open(real, framework="numpy"):
-            pass
-        with open_real(real) as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except SafetensorError as error:
-        raise ArtifactError(f"{path} is truncated or damaged ({error}); fetch it again") from error
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
-    tensors: dict[str, StoredTensor] = {}
-    notes = header.get("__metadata__") or {}
-    for name, entry in header.items():
-        if name == "__metadata__" or names.is_ignorable(name):
-            continue
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        codec = _CODECS.get(dtype)
-        if codec is None and packed and dtype in DTYPES:
-            codec = whole_numbers(dtype)
-        if codec is None:
-            raise _unsupported(path, name, dtype)
-        offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, codec, real), dtype, notes=notes)
-    return tensors
-
-
-def _unsupported(path: Path, name: str, dtype: str) -> ArtifactError:
-    return ArtifactError(
-        f"{path}: tensor {name} has storage type {dtype}; supported are {', '.join(_CODECS)}. "
-        "Export from the original weights"
-    )

@@ -16,6 +16,7 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, FP8_CODECS, SCALES, WEIGHT
 from llorch_export.checkpoint.names import EMBEDDING, HEAD
 from llorch_export.checkpoint.stream import TensorRange, read_rows, same_bytes
+from llorch_export.config.fields import shown
 from llorch_serve.errors import ArtifactError
 
 
@@ -68,8 +69,8 @@ def take_scales(stored: dict[str, StoredTensor]) -> None:
         scales = [stored.pop(key) for suffix in SCALES if (key := f"{module}{suffix}") in stored]
         if len(scales) != 1 or len(tensor.source.shape) != 2:
             raise ArtifactError(
-                f"{tensor.source.path}: tensor {name} of type {tensor.dtype} has {len(scales)} scales and "
-                f"{len(tensor.source.shape)} dimensions, expected a matrix with one of "
+                f"{tensor.source.path}: tensor {shown(name)} of type {tensor.dtype} has {len(scales)} scales "
+                f"and {len(tensor.source.shape)} dimensions, expected a matrix with one of "
                 f"{' or '.join(SCALES)}; "
                 "fetch the model again"
             )

@@ -8,62 +8,21 @@ out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One row. What is not said is as in Llama.
-
-    architecture: ``model_type`` of config.json, and ``general.architecture`` of a GGUF file.
-    causal_lm: the class of transformers that ``architectures`` names.
-    defaults: what transformers takes absent keys to mean, where Llama's config differs.
-    biases: which of ``attention_bias`` and ``mlp_bias`` a GGUF file may have; of config.json
-        ``reference_keys.json`` says it.
-    windows: whether ``sliding_window`` is refused, holds in every layer, or in those that ``layer_types``
-        names.
-    qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
-    qk_norm: RMS norm of query and key heads.
-    multipliers: the config scales embedding, attention, residual and logits.
-    no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
-    partial_rotary: a leading part of each head may be rotated.
-    outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope
-        settings.
-    longrope_names: further names by which the family's config.json means longrope, the only scaling that such
-        a family has there.
-    fused: q, k, v are stored as one tensor, gate and up as another.
-    in_gguf: llama.cpp knows the family under its own name.
-    gguf_in_transformers: transformers reads such files.
-    permuted: conversion to GGUF interleaves the two halves of query and key heads.
-    fixed: keys that transformers reads for this family alone, with the one value that is supported.
-    """
-
-    architecture: str
-    causal_lm: str
-    defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
-    biases: frozenset[str] = frozenset()
-    windows: Literal["none", "all layers", "by layer"] = "none"
-    qkv_bias: bool | str = False
-    qk_norm: bool = False
-    multipliers: bool = False
-    no_rope_interval: int = 0
-    partial_rotary: bool = False
-    outer_original_context: int | None = None
-    longrope_names: frozenset[str] = frozenset()
-    fused: bool = False
-    in_gguf: bool = True
-    gguf_in_transformers: bool = True
-    permuted: bool = False
-    fixed: Mapping[str, object] = field(default_factory=dict)
-
+from llorch_export.config.families_blocks import BLOCKS
+from llorch_export.config.families_experts import EXPERTS
+from llorch_export.config.families_gemma import GEMMA
+from llorch_export.config.families_layer_norm import LAYER_NORM
+from llorch_export.config.families_plain import PLAIN
+from llorch_export.config.family import Family
 
 _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
 
 FAMILIES: Final[Mapping[str, Family]] = {
     row.architecture: row
     for row in (
-        Family("llama", "LlamaForCausalLM", biases=_BOTH_BIASES, permuted=True),
+        Family("llama", "LlamaForCausalLM", biases=_BOTH_BIASES, permuted=True, with_experts="mixtral"),
         # llama.cpp stores Mistral as llama.
         Family(
             "mistral",
@@ -148,15 +107,21 @@ FAMILIES: Final[Mapping[str, Family]] = {
             partial_rotary=True,
             outer_original_context=4096,
             longrope_names=frozenset({"su", "yarn"}),
-            fused=True,
+            fused=("self_attn.qkv_proj", "mlp.gate_up_proj"),
         ),
+        *GEMMA,
+        *BLOCKS,
+        *PLAIN,
+        *LAYER_NORM,
+        *EXPERTS,
     )
+}
+FAMILIES_IN_GGUF: Final[Mapping[str, Family]] = {
+    row.gguf_name: row for row in FAMILIES.values() if row.in_gguf
 }
 
 SUPPORTED_HF: Final = f"supported model types are {', '.join(FAMILIES)}"
-SUPPORTED_GGUF: Final = (
-    f"supported architectures are {', '.join(n for n, row in FAMILIES.items() if row.in_gguf)}"
-)
+SUPPORTED_GGUF: Final = f"supported architectures are {', '.join(FAMILIES_IN_GGUF)}"
 
 # A checkpoint of a fused family holds these modules instead of their parts, stacked along the outputs.
 FUSED_MODULES: Final[Mapping[str, tuple[str, ...]]] = {

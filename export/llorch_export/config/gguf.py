@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
-from llorch_export.config.families import FAMILIES, SUPPORTED_GGUF, Family
-from llorch_export.config.fields import Fields, refuse_unknown
+from llorch_export.config.experts_gguf import experts_from_gguf
+from llorch_export.config.families import FAMILIES, FAMILIES_IN_GGUF, SUPPORTED_GGUF
+from llorch_export.config.family import Family
+from llorch_export.config.fields import Fields, quoted, refuse_unknown
+from llorch_export.config.gguf_form import (
+    gguf_form,
+    gguf_query_multiplier,
+    gguf_windows,
+    logits_divisor,
+    norm_epsilon_key,
+)
 from llorch_export.config.gguf_rope import GgufRopeTensors, rope_from_gguf
 from llorch_export.config.hf import (
     MAX_HEADS,
@@ -21,8 +30,8 @@ from llorch_export.config.hf import (
     checked,
     head_size,
 )
-from llorch_export.config.rope import RopeContext
-from llorch_export.config.windows import spaced_no_rope_layers
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
+from llorch_export.config.windows import normal_no_rope_layers, spaced_no_rope_layers, spaced_types
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -41,9 +50,8 @@ def config_from_gguf(
     Raises ArtifactError for anything that is not understood, contradictory or out of range.
     """
     family = _family(metadata, origin)
-    name = family.architecture
+    name = family.gguf_name
     fields = Fields({k: v for k, v in metadata.items() if k.startswith(f"{name}.")}, origin=origin)
-    fields.require(f"{name}.expert_count", 0, f"mixtures of experts are not supported; {SUPPORTED_GGUF}")
     fields.require(f"{name}.attention.causal", True, "attention must be causal")
     vocab_size = _vocab_size(shapes, origin)
     hidden = fields.integer(f"{name}.embedding_length", high=MAX_WIDTH)
@@ -52,6 +60,10 @@ def config_from_gguf(
     max_positions = fields.integer(f"{name}.context_length", high=MAX_POSITIONS)
     head_dim = _head_dim(fields, family, hidden, heads, origin)
     embedding_scale, residual_scale, logit_scale, attention_scale = _multipliers(fields, family)
+    window, layer_types = gguf_windows(fields, family, layers, max_positions)
+    rope = rope_from_gguf(
+        fields, rope_tensors or GgufRopeTensors(), RopeContext(family, head_dim, max_positions, origin)
+    )
     config = LlamaConfig(
         architecture=family.architecture,
         vocab_size=vocab_size,
@@ -61,11 +73,9 @@ def config_from_gguf(
         num_attention_heads=heads,
         num_key_value_heads=fields.integer(f"{name}.attention.head_count_kv", heads, high=MAX_HEADS),
         head_dim=head_dim,
-        rms_norm_eps=fields.number(f"{name}.attention.layer_norm_rms_epsilon", above=0, high=1),
+        rms_norm_eps=fields.number(norm_epsilon_key(family), above=0, high=1),
         max_position_embeddings=max_positions,
-        rope=rope_from_gguf(
-            fields, rope_tensors or GgufRopeTensors(), RopeContext(family, head_dim, max_positions, origin)
-        ),
+        rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
         attention_bias="attention_bias" in family.biases
         and _has_bias(shapes, "attn_q", "attn_k", "attn_v", "attn_output"),
@@ -73,15 +83,16 @@ def config_from_gguf(
         qkv_bias=family.qkv_bias is True
         or (bool(family.qkv_bias) and _has_bias(shapes, "attn_q", "attn_k", "attn_v")),
         qk_norm=family.qk_norm,
-        # llama.cpp knows the pattern by the architecture alone.
-        no_rope_layers=spaced_no_rope_layers(family.no_rope_interval, layers)
-        if family.no_rope_interval
-        else (),
-        sliding_window=_window(fields, family, max_positions),
-        embedding_multiplier=embedding_scale or 1.0,
-        attention_multiplier=attention_scale or None,
+        no_rope_layers=_no_rope_layers(family, layers, layer_types),
+        sliding_window=window,
+        layer_types=layer_types,
+        embedding_multiplier=hidden**0.5 if family.scaled_embedding else embedding_scale or 1.0,
+        attention_multiplier=attention_scale
+        or gguf_query_multiplier(family, hidden, heads, layers, head_dim),
         residual_multiplier=residual_scale or 1.0,
-        logits_scaling=logit_scale or 1.0,
+        logits_scaling=logits_divisor(fields, family) or logit_scale or 1.0,
+        layer_form=gguf_form(fields, family, rope, shapes),
+        experts=experts_from_gguf(fields, family, shapes, layers),
     )
     refuse_unknown(fields.unasked(known={f"{name}.{key}" for key in INERT_GGUF_KEYS}), origin)
     return checked(config, origin)
@@ -89,13 +100,15 @@ def config_from_gguf(
 
 def _family(metadata: Mapping[str, object], origin: str) -> Family:
     architecture = metadata.get("general.architecture")
-    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
-    if family is None or not family.in_gguf:
-        raise ArtifactError(f"{origin}: general.architecture is {architecture!r}; {SUPPORTED_GGUF}")
+    family = FAMILIES_IN_GGUF.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        raise ArtifactError(f"{origin}: general.architecture is {quoted(architecture)}; {SUPPORTED_GGUF}")
+    if family.with_experts and metadata.get(f"{architecture}.expert_count"):
+        family = FAMILIES[family.with_experts]
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ArtifactError(
-            f"{origin}: general.type is {kind!r}, expected 'model'; adapters must be merged first"
+            f"{origin}: general.type is {quoted(kind)}, expected 'model'; adapters must be merged first"
         )
     return family
 
@@ -110,7 +123,7 @@ def _vocab_size(shapes: Mapping[str, tuple[int, ...]], origin: str) -> int:
 
 
 def _head_dim(fields: Fields, family: Family, hidden: int, heads: int, origin: str) -> int:
-    name = family.architecture
+    name = family.gguf_name
     key = f"{name}.attention.key_length"
     if key not in fields and not family.partial_rotary:
         # Old conversions state the head's size only by how much of it is rotated, which is all of it.
@@ -127,23 +140,29 @@ def _has_bias(shapes: Mapping[str, tuple[int, ...]], *modules: str) -> bool:
     return any(f"blk.0.{module}.bias" in shapes for module in modules)
 
 
+def _no_rope_layers(family: Family, layers: int, types: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the layers that do not rotate; llama.cpp knows the pattern by the architecture alone."""
+    if family.rotates_in_windows:
+        sliding = types or spaced_types(family.window_pattern, layers)
+        return normal_no_rope_layers(tuple(int(kind == "sliding_attention") for kind in sliding))
+    return spaced_no_rope_layers(family.no_rope_interval, layers) if family.no_rope_interval else ()
+
+
 def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, float]:
     """Return the scales of embedding, residual, logits and attention; llama.cpp takes 0 to mean none."""
     if not family.multipliers:
         return 0.0, 0.0, 0.0, 0.0
-    name = family.architecture
+    name = family.gguf_name
     fields.require(f"{name}.rope.scaling.finetuned", True, "llama.cpp turns rotary embedding off by it")
     embedding, residual, logits, attention = (
-        fields.number(f"{name}.{key}", 0.0, at_least=0, high=MAX_MULTIPLIER)
+        _multiplier(fields, f"{name}.{key}")
         for key in ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
     )
     return embedding, residual, logits, attention
 
 
-def _window(fields: Fields, family: Family, max_positions: int) -> int | None:
-    key = f"{family.architecture}.attention.sliding_window"
-    if family.windows != "all layers":
-        fields.require(key, 0, "attention windows are not supported in this architecture")
-        return None
-    window = fields.integer(key, 0, low=0, high=2**31 - 1)
-    return window if 0 < window < max_positions else None
+def _multiplier(fields: Fields, key: str) -> float:
+    value = fields.number(key, 0.0, at_least=0, high=MAX_MULTIPLIER)
+    if 0 < value <= MIN_FACTOR:
+        raise fields.wrong(key, f"0 or a number above {MIN_FACTOR:g}")
+    return value

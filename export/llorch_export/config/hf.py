@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from llorch_export.config.architectures import code_files, family_of, has_unknown_class
-from llorch_export.config.families import Family
+from llorch_export.config.experts import experts_from_hf
+from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 from llorch_export.config.fp8 import Fp8Format, packed_weights
+from llorch_export.config.layer_form import layer_form, query_multiplier
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.reading import read_packing
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.rope import RopeContext, rope_from_hf
-from llorch_export.config.unread import ignored_settings
-from llorch_export.config.windows import no_rope_layers, windows
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
+from llorch_export.config.rope_by_layer import ropes_from_hf
+from llorch_export.config.unread import check_count, ignored_settings
+from llorch_export.config.windows import no_rope_layers, rotating_in_windows, windows
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -72,6 +75,7 @@ def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> R
     Raises ArtifactError for anything that transformers reads and this exporter does not understand, and for
     what is contradictory or out of range.
     """
+    check_count(data, origin)
     fields = Fields(data, origin=origin)
     family = family_of(fields, origin)
     packing = data.get("quantization")  # MLX's; other tools write notes under that key
@@ -103,9 +107,11 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     head_dim = head_size(fields, "head_dim", hidden, heads, origin=origin, default=usual.get("head_dim"))
     rotating = no_rope_layers(fields, family, layers)
     window, layer_types = windows(fields, family, layers, max_positions, rotating)
-    rope, ignored = rope_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
+    if family.rotates_in_windows:
+        rotating = rotating_in_windows(fields, family, layers)
+    rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
-        key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
+        key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     }
     config = LlamaConfig(
@@ -117,7 +123,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         num_attention_heads=heads,
         num_key_value_heads=fields.integer("num_key_value_heads", kv_usual, high=MAX_HEADS),
         head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", float(defaults["rms_norm_eps"]), above=0, high=1),
+        rms_norm_eps=fields.number(family.norm_key, float(defaults["rms_norm_eps"]), above=0, high=1),
         max_position_embeddings=max_positions,
         rope=rope,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", bool(defaults["tie_word_embeddings"])),
@@ -128,10 +134,14 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         no_rope_layers=rotating,
         sliding_window=window,
         layer_types=cast("tuple[Literal['full_attention', 'sliding_attention'], ...]", layer_types),
-        embedding_multiplier=multiplier["embedding_multiplier"],
-        attention_multiplier=multiplier["attention_multiplier"] if family.multipliers else None,
+        embedding_multiplier=hidden**0.5 if family.scaled_embedding else multiplier["embedding_multiplier"],
+        attention_multiplier=multiplier["attention_multiplier"]
+        if family.multipliers
+        else query_multiplier(fields, family, head_dim),
         residual_multiplier=multiplier["residual_multiplier"],
-        logits_scaling=multiplier["logits_scaling"],
+        logits_scaling=_logits_divisor(fields, family) or multiplier["logits_scaling"],
+        layer_form=layer_form(fields, family, sliding_rope),
+        experts=experts_from_hf(fields, family.experts, defaults, layers),
     )
     return checked(config, origin), ignored
 
@@ -139,18 +149,29 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
 def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     """Refuse what no family here has."""
     fields.get("quantization_config")  # which read_config has read
-    if fields.get("hidden_act") != "swish":  # the same by another name
-        fields.require("hidden_act", "silu", "the only activation supported")
     fields.require("is_encoder_decoder", False, "the model must be a decoder only")
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
+    for key in ("qk_norm", "use_qk_norm") if family.qk_norm else ():
+        fields.require(key, True, f"{family.architecture} always has a norm over query and key heads")
     for key, supported in family.fixed.items():
         fields.require(key, supported, f"the only value supported for {family.architecture}")
 
 
+def _logits_divisor(fields: Fields, family: Family) -> float | None:
+    """Return what logits are divided by, as ``logit_scale`` says it; None where there is none."""
+    if not family.logit_scale:
+        return None
+    return 1 / fields.number("logit_scale", family.logit_scale, above=0, high=MAX_MULTIPLIER)
+
+
 def _bias(fields: Fields, family: Family, key: str) -> bool:
     """Return a bias flag; a family that does not read it has no such biases."""
+    if family.bias_key:
+        return fields.boolean(family.bias_key, bool(family.defaults[family.bias_key]))
+    if family.head_biases:
+        return True
     if key == family.qkv_bias or key not in reference_keys().keys[family.architecture]:
         return False
     return fields.boolean(key, bool(family.defaults.get(key, False)))

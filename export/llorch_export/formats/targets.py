@@ -17,6 +17,7 @@ CONTRIB: Final = "com.microsoft"
 OPSET: Final = 23  # of the CPU's graph: the first with RMSNormalization
 IR_VERSION: Final = 11  # the one of opset 23
 MIN_ONNXRUNTIME: Final = "1.24"
+MIN_ONNXRUNTIME_BLOCK_EXPERTS: Final = "1.31"  # 1.30 has no shares apart from logits, and is 50 times slower
 MIN_ONNXRUNTIME_INT8_CACHE: Final = "1.27"  # 1.26 loads such a graph on the CPU and fails in its first step
 
 
@@ -60,6 +61,7 @@ class Capabilities:
     attention, rotary, norm: the forms of these parts.
     packed_qkv: attention takes query, key and value as one tensor. rotary_inside: and rotates them itself.
     fused_skip_norm, fused_silu: whether SkipSimplifiedLayerNormalization and QuickGelu have kernels.
+    gelu: whether Gelu of ONNX has one.
     blocks: how weights in blocks are stored; None: not at all.
     linear_bits, table_bits: code widths of linear layers, and of the embedding with the output head.
     per_channel_int8: whether linear layers may multiply int8 with int8: weights with a scale for each output
@@ -71,6 +73,7 @@ class Capabilities:
     fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise
         any number of sequences and tokens.
     chunked_prefill: whether several tokens may follow a past that is not empty.
+    experts: whether several feed-forward blocks of a layer can be one node.
     int8_cache: whether attention takes keys and values in int8 with a scale for each channel.
     checked_on: the execution providers on which graphs of this target have been compared with the reference.
     """
@@ -87,6 +90,7 @@ class Capabilities:
     norm: NormForm
     fused_skip_norm: bool = False
     fused_silu: bool = False
+    gelu: bool = True
     blocks: BlockForm | None
     linear_bits: tuple[int, ...] = ()
     table_bits: tuple[int, ...] = ()
@@ -97,6 +101,7 @@ class Capabilities:
     precision: Precision
     fixed_shapes: bool = False
     chunked_prefill: bool = True
+    experts: bool = False
     int8_cache: bool = False
     checked_on: tuple[str, ...]
 
@@ -105,10 +110,17 @@ def _contrib(*names: str) -> frozenset[str]:
     return frozenset(f"{CONTRIB}:{name}" for name in names)
 
 
-_PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"})
+# Behind them what some families alone have: activations, soft limits, norms by mean and variance.
+_PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"}) | {
+    "LayerNormalization",
+    "Relu",
+    "Tanh",
+}
+_GELU: Final = frozenset({"Gelu"})
 _POSITIONS: Final = frozenset({"Range", "Shape", "Sub", "Unsqueeze"})
 _GROUP_QUERY: Final = (
     _PLAIN
+    | _GELU
     | _POSITIONS
     | _contrib("GroupQueryAttention", "MatMulNBits", "QuickGelu", "SkipSimplifiedLayerNormalization")
 )
@@ -126,6 +138,7 @@ _PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "ReduceMax",
     "Sum",
 }
+_EXPERTS: Final = _contrib("MoE", "QMoE") | {"Sigmoid", "Softmax"}
 _CPU: Final = "CPUExecutionProvider"
 
 
@@ -157,8 +170,14 @@ def _group_query(**changes: object) -> Capabilities:
 
 TARGETS: Final[Mapping[Target, Capabilities]] = {
     "cpu": _group_query(
-        operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT | _PER_CHANNEL_INT8,
+        operators=_GROUP_QUERY
+        | _STANDARD_HELPERS
+        | _BLOCK_LOOKUP
+        | _GUEST_FRONT
+        | _PER_CHANNEL_INT8
+        | _EXPERTS,
         per_channel_int8=True,
+        experts=True,
         int8_cache=True,
         carried_bits=(2, 4, 8),
     ),
@@ -206,6 +225,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         operators=_PLAIN
         | _POSITIONS
         | _STANDARD_HELPERS
+        | _GELU
         | {
             "And",
             "Attention",
@@ -231,10 +251,11 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         opset=21,
         ir_version=10,
         min_onnxruntime=MIN_ONNXRUNTIME,
-        operators=_PLAIN | _PRIMITIVE_NORM | {"Concat", "Sigmoid", "Softmax", "Sub", "Transpose"},
+        operators=_PLAIN | _PRIMITIVE_NORM | {"Concat", "Erf", "Sigmoid", "Softmax", "Sub", "Transpose"},
         attention=AttentionForm.PRIMITIVE,
         rotary=RotaryForm.PRIMITIVE,
         norm=NormForm.PRIMITIVE,
+        gelu=False,
         blocks=None,
         compute_types=("float16", "float32"),
         precision="fp16",

@@ -71,12 +71,12 @@ class GroupQuery:
             self.inputs = self._lengths
         else:
             self._lengths = front.lengths
-        cos, sin = rotary_initializers(b, context_length)
+        tables = rotary_initializers(b, context_length)
         positions = None
         if not rotates_inside(b):
             padded = front.lengths is not None
             positions, _ = token_positions(b, front.input_ids, self._lengths[0], padded=padded)
-        self._rotary = RotaryInputs(cos, sin, positions)
+        self._rotary = [RotaryInputs(cos, sin, positions) for cos, sin in tables]
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
         self._scales = [_cache_scales(b, kv, layer) for layer in range(kv.layers)]
 
@@ -84,19 +84,19 @@ class GroupQuery:
         """Append a layer's projection and attention."""
         b, c, prefix = self._b, self._b.config, attention_prefix(layer)
         query_key_value: Projected = projected(b, x, layer, lead=lead)
+        rotary = self._rotary[c.rope_index(layer)]
         inside = c.rotates(layer) and rotates_inside(b)
         outside = c.rotates(layer) and not inside
         if c.qk_norm or outside or not b.target.packed_qkv:
-            query_key_value = separate_heads(
-                b, query_key_value, layer, self._rotary, lead=lead, rotate=outside
-            )
+            query_key_value = separate_heads(b, query_key_value, layer, rotary, lead=lead, rotate=outside)
         heads = ir.Value(
             name=f"{prefix}.heads",
             type=ir.TensorType(b.compute),
             shape=ir.Shape([*lead, c.num_attention_heads * c.head_dim]),
         )
         window, cache, scales = c.window(layer), self.caches[layer], self._scales[layer]
-        tables = (self._rotary.cos, self._rotary.sin) if inside else ()
+        tables = (rotary.cos, rotary.sin) if inside else ()
+        softcap = c.form.attention_softcap
         # Behind the tables: positions, a bias and a sink, which no family has.
         quantised = (*[None] * (5 - len(tables)), *scales) if scales else ()
         b.tape.op_multi_out(
@@ -115,6 +115,7 @@ class GroupQuery:
                 "rotary_interleaved": 0,
                 "scale": score_scale(c),
                 **({} if window is None else {"local_window_size": window}),
+                **({} if softcap is None else {"softcap": softcap}),
                 **(_INT8_CACHE if scales else {}),
             },
             outputs=[heads, *cache.present],

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from llorch_export.graph.attention_standard import by_head, side_by_side
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.front import Front
+from llorch_export.graph.norm import rms_norm
 from llorch_export.graph.qkv import (
     RotaryInputs,
     attention_prefix,
@@ -26,6 +27,7 @@ from llorch_export.graph.qkv import (
     score_scale,
     separate_heads,
 )
+from llorch_export.graph.softcap import softcapped
 from llorch_serve.artifact.manifest import KvLayout
 
 BIAS = "attention_bias"
@@ -51,42 +53,45 @@ class Primitive:
         ]
         self._biases = {name: b.input(name, b.compute, 1, 1, tokens, self._seen) for name in names}
         self.inputs = (positions, *self._biases.values())
-        cos, sin = rotary_initializers(b, context_length)
-        half = b.config.rotary_dim // 2
-        shape = b.constant("rotary.shape", np.array([1, 1, tokens, half], np.int64))
-        self._cos, self._sin = (
-            b.op(
-                "Reshape",
-                [
-                    b.op(
-                        "Gather",
-                        [table, positions],
-                        name=f"{name}/rows",
-                        shape=(1, tokens, half),
-                        attributes={"axis": 0},
-                    ),
-                    shape,
-                ],
-                name=name,
-                shape=(1, 1, tokens, half),
-            )
-            for table, name in ((cos, "rotary.cos.tokens"), (sin, "rotary.sin.tokens"))
-        )
-        self._rotary = RotaryInputs(cos, sin, positions)
+        tables = rotary_initializers(b, context_length)
+        self._turns = [tuple(self._of_tokens(table, positions) for table in pair) for pair in tables]
+        self._rotary = [RotaryInputs(cos, sin, positions) for cos, sin in tables]
         self.caches = tuple(cache_values(b, kv, layer, written=tokens) for layer in layers)
+
+    def _of_tokens(self, table: ir.Value, positions: ir.Value) -> ir.Value:
+        """Append the rows of a rotary table at the tokens' positions, [1, 1, tokens, rotary_dim / 2]."""
+        b, tokens, half = self._b, self._tokens, self._b.config.rotary_dim // 2
+        name = f"{table.name}.tokens"
+        rows = b.op(
+            "Gather",
+            [table, positions],
+            name=f"{name}/rows",
+            shape=(1, tokens, half),
+            attributes={"axis": 0},
+        )
+        shape = b.shared_constant("rotary.shape", np.array([1, 1, tokens, half], np.int64))
+        return b.op("Reshape", [rows, shape], name=name, shape=(1, 1, tokens, half))
 
     def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
         """Append a layer's projection and attention."""
         b, c, prefix = self._b, self._b.config, attention_prefix(layer)
         qkv = projected(b, x, layer, lead=lead)
-        parts = separate_heads(b, qkv, layer, self._rotary, lead=lead, rotate=False)
+        rotary = c.rope_index(layer)
+        parts = separate_heads(b, qkv, layer, self._rotary[rotary], lead=lead, rotate=None)
         query, key, value = (
             by_head(b, part, f"{prefix}.{name}", lead=lead) for part, name in zip(parts, "qkv", strict=True)
         )
         new_key, new_value = self.caches[layer].present
         if c.rotates(layer):
-            query = self._rotate(query, f"{prefix}.q_rotated", None)
-            self._rotate(key, f"{prefix}.k_rotated", new_key)
+            query = self._rotate(query, f"{prefix}.q_rotated", None, rotary)
+            late = c.qk_norm and c.form.qk_norm_after_rope
+            key = self._rotate(key, f"{prefix}.k_rotated", None if late else new_key, rotary)
+            if late:
+                query, key = (
+                    rms_norm(b, heads, f"{prefix}.{part}_norm", shape=heads.shape)  # type: ignore[arg-type]  # fixed
+                    for heads, part in ((query, "q"), (key, "k"))
+                )
+                self._named(key, new_key)
         else:
             self._named(key, new_key)
         self._named(value, new_value)
@@ -129,6 +134,8 @@ class Primitive:
             "MatMul", [stacked, turned], name=f"{name}.products", shape=(kv_heads, group * tokens, seen)
         )
         apart = self._reshape(scores, "scores.apart", (kv_heads, group, tokens, seen), f"{name}.scores")
+        if (cap := c.form.attention_softcap) is not None:
+            apart = softcapped(b, apart, cap, f"{name}.scores/capped", (kv_heads, group, tokens, seen))
         bias = self._biases[BIAS if c.window(layer) is None else WINDOW_BIAS]
         biased = b.op("Add", [apart, bias], name=f"{name}.biased", shape=(kv_heads, group, tokens, seen))
         shares = b.op(
@@ -147,10 +154,11 @@ class Primitive:
             found, "scores.heads", (1, c.num_attention_heads, tokens, dim), f"{name}.heads/by_head"
         )
 
-    def _rotate(self, x: ir.Value, name: str, output: ir.Value | None) -> ir.Value:
+    def _rotate(self, x: ir.Value, name: str, output: ir.Value | None, rotary: int) -> ir.Value:
         """Append the rotation of the leading elements of ``x`` [1, heads, tokens, head_dim], to ``output`` if
-        given.
+        given. rotary: which of the model's rotations.
         """
+        cos, sin = self._turns[rotary]
         b, c = self._b, self._b.config
         assert x.shape is not None
         heads = int(x.shape[1])  # type: ignore[arg-type]  # shapes are fixed
@@ -171,7 +179,7 @@ class Primitive:
         def turned(op: str, left: ir.Value, right: ir.Value, part: str) -> ir.Value:
             products = [
                 b.op("Mul", [value, table], name=f"{name}/{part}.{label}", shape=shaped(half))
-                for value, table, label in ((left, self._cos, "cos"), (right, self._sin, "sin"))
+                for value, table, label in ((left, cos, "cos"), (right, sin, "sin"))
             ]
             return b.op(op, products, name=f"{name}/{part}", shape=shaped(half))
 

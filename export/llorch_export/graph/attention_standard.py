@@ -36,9 +36,9 @@ class Standard:
         assert front.lengths is None, "the lengths are inputs of this form"
         self._b = b
         (seqlens_k,) = self.inputs = (b.input("seqlens_k", ir.DataType.INT32, b.dims.batch),)
-        cos, sin = rotary_initializers(b, context_length)
+        tables = rotary_initializers(b, context_length)
         positions, self._first = token_positions(b, front.input_ids, seqlens_k)
-        self._rotary = RotaryInputs(cos, sin, positions)
+        self._rotary = [RotaryInputs(cos, sin, positions) for cos, sin in tables]
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
         axes, self._last = (
             b.constant(f"mask.{name}", np.array(value, np.int64))
@@ -58,7 +58,8 @@ class Standard:
         """Append a layer's projection and attention."""
         b, c, prefix = self._b, self._b.config, attention_prefix(layer)
         qkv = projected(b, x, layer, lead=lead)
-        parts = separate_heads(b, qkv, layer, self._rotary, lead=lead, rotate=c.rotates(layer))
+        rotary = self._rotary[c.rope_index(layer)]
+        parts = separate_heads(b, qkv, layer, rotary, lead=lead, rotate=c.rotates(layer))
         query, *new = (
             by_head(b, value, f"{prefix}.{part}", lead=lead) for value, part in zip(parts, "qkv", strict=True)
         )
@@ -71,13 +72,13 @@ class Standard:
                 outputs=[present],
                 name=f"{present.name}/TensorScatter",
             )
-        mask = self._mask(c.window(layer))
+        mask, softcap = self._mask(c.window(layer)), c.form.attention_softcap
         by = b.op(
             "Attention",
             [query, *cache.present, mask],
             name=f"{prefix}.heads/by_head",
             shape=(lead[0], c.num_attention_heads, lead[1], c.head_dim),
-            attributes={"scale": score_scale(c)},
+            attributes={"scale": score_scale(c), **({} if softcap is None else {"softcap": softcap})},
         )
         return side_by_side(b, by, f"{prefix}.heads", lead=lead)
 

@@ -18,7 +18,7 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.source_forms import REQUANTISED
+from llorch_export.graph.source_forms import requantised
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
@@ -72,7 +72,7 @@ def block_weight(
         BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS),
         rows,
         columns,
-        lambda: _quantised_chunks(b, name, weights, form),
+        lambda: quantised_chunks(b, name, weights, form),
         scale_type=form.scale_type,
     )
 
@@ -84,7 +84,7 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
     if tensors[0].packed is not None:
         found = b.source_forms.carried(tensors[0])
         if found is None:
-            form = REQUANTISED
+            form = requantised(tensors[0])
             assert form.block_size is not None
             blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=False)
             return _plan(
@@ -93,7 +93,7 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
                 blocks,
                 rows,
                 columns,
-                lambda: _quantised_chunks(b, name, weights, form),
+                lambda: quantised_chunks(b, name, weights, form),
                 scale_type=form.scale_type,
             )
         codes, blocks = found
@@ -105,11 +105,11 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
         return None
     carried = common_form(tensor.dtype for tensor in tensors)
     return _plan(
-        b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried), scale_type="float32"
+        b, name, carried, rows, columns, lambda: carried_chunks(b, weights, carried), scale_type="float32"
     )
 
 
-def _quantised_chunks(
+def quantised_chunks(
     b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> Iterator[Arrays]:
     """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
@@ -200,7 +200,7 @@ def _codes(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator
             yield carried(codes, form, start, min(start + step, rows))
 
 
-def _carried_over(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+def carried_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
     """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
     ``weights`` at a time.
     """

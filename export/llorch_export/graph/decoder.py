@@ -8,7 +8,7 @@ row's total length minus one, and ``total_sequence_length``, the largest total l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,15 +17,22 @@ import onnx_ir as ir
 
 from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats.targets import CONTRIB, TARGETS, Capabilities
+from llorch_export.formats.targets import (
+    CONTRIB,
+    MIN_ONNXRUNTIME_BLOCK_EXPERTS,
+    TARGETS,
+    Capabilities,
+)
 from llorch_export.graph.attention import AttentionPlan, attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
 from llorch_export.graph.embedding import embed, head
+from llorch_export.graph.experts import experts
 from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.linear import linear
 from llorch_export.graph.mlp import mlp
-from llorch_export.graph.norm import add_rms_norm, rms_norm
+from llorch_export.graph.norm import norm
+from llorch_export.graph.residual import Place, block_output, into_residual, scaled
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
 from llorch_serve.artifact.manifest import KvLayout, LlamaConfig, Recipe, Target, TensorSpec
@@ -41,6 +48,8 @@ class DecoderGraph:
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
     weight_cast: what rounding to half precision has cost, once the jobs have run.
+    notices: what a person should know of how weights are stored, a line each.
+    min_onnxruntime: the lowest release that runs it.
     prefill: where shapes are fixed, the graph that takes ``prefill_tokens`` tokens over the same data file;
         inputs and outputs are those of ``model``, which takes one.
     """
@@ -52,6 +61,8 @@ class DecoderGraph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     weight_cast: WeightCast
+    notices: tuple[str, ...]
+    min_onnxruntime: str
     prefill: ir.Model | None = None
     prefill_tokens: int | None = None
 
@@ -122,10 +133,10 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
     front = make_front(b, interface)
     plan = attention_plan(b, kv, front, context_length=context_length)
     hidden, table = embed(b, front.input_ids)
-    hidden = _scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
+    hidden = scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
     rows = _layers(b, hidden, plan, front.logits_indices)
     # Scaling the rows before the head is linear in the logits, and much narrower than they are.
-    rows = _scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
+    rows = scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
     logits = head(b, rows, table)
     if interface is Interface.GENAI:
         logits = genai_logits(b, logits)
@@ -148,6 +159,8 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
         inputs=tuple(_spec(value) for value in inputs),
         outputs=tuple(_spec(value) for value in outputs),
         weight_cast=b.weight_cast,
+        notices=tuple(b.notices),
+        min_onnxruntime=_min_onnxruntime(graph, b.target),
     )
 
 
@@ -162,61 +175,56 @@ def _layers(
     From the last layer's attention on, a position matters only if its logits are wanted: the rest is dropped
     there.
     """
-    size = b.config.hidden_size
+    c, size = b.config, b.config.hidden_size
     lead: tuple[int | str, ...] = b.dims.lead
-    normed = rms_norm(b, hidden, "model.layers.0.input_layernorm", shape=(*lead, size))
+    normed = hidden
+    if c.form.norm_placement != "after":
+        normed = norm(b, hidden, "model.layers.0.input_layernorm", shape=(*lead, size))
     residual, last = hidden, len(plan.caches) - 1
     for layer in range(len(plan.caches)):
         prefix = f"model.layers.{layer}"
         heads = plan.heads(normed, layer, lead=lead)
         if layer == last:
-            heads = _wanted_rows(
-                b, heads, logits_indices, "heads", b.config.num_attention_heads * b.config.head_dim
-            )
+            heads = _wanted_rows(b, heads, logits_indices, "heads", c.num_attention_heads * c.head_dim)
             residual = _wanted_rows(b, residual, logits_indices, "residual", size)
+            if c.form.parallel:
+                normed = _wanted_rows(b, normed, logits_indices, "normed", size)
             lead = (b.dims.rows,)
-        projected = linear(
-            b,
-            heads,
-            [f"{prefix}.self_attn.o_proj"],
-            name=f"{prefix}.self_attn.o_proj",
-            lead=lead,
-            bias=b.config.attention_bias,
-        )
-        shape = (*lead, size)
-        projected = _scaled(b, projected, b.config.residual_multiplier, f"{prefix}.self_attn/scaled")
-        normed, residual = add_rms_norm(
-            b, residual, projected, f"{prefix}.post_attention_layernorm", shape=shape, keep_sum=True
-        )
-        delta = mlp(b, normed, f"{prefix}.mlp", lead=lead)
-        delta = _scaled(b, delta, b.config.residual_multiplier, f"{prefix}.mlp/scaled")
-        following = "model.norm" if layer == last else f"model.layers.{layer + 1}.input_layernorm"
-        normed, residual = add_rms_norm(b, residual, delta, following, shape=shape, keep_sum=layer != last)
+        name = f"{prefix}.self_attn.o_proj"
+        output = linear(b, heads, [name], name=name, lead=lead, bias=c.attention_bias)
+        output = block_output(b, output, f"{prefix}.self_attn", lead=lead)
+        following = Place("model.norm", "model.norm")
+        if layer != last:
+            following = Place(f"model.layers.{layer + 1}.input_layernorm", f"model.layers.{layer + 1}.input")
+        if c.form.parallel:
+            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
+            delta = b.op("Add", [output, delta], name=f"{prefix}.both", shape=(*lead, size))
+        else:
+            place = Place(f"{prefix}.post_attention_layernorm", f"{prefix}.mlp.input")
+            normed, residual = into_residual(b, residual, output, place, lead=lead, keep_sum=True)
+            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
+        normed, residual = into_residual(b, residual, delta, following, lead=lead, keep_sum=layer != last)
     return normed
 
 
 def _wanted_rows(b: GraphBuilder, x: ir.Value, indices: ir.Value, name: str, width: int) -> ir.Value:
     flat_shape = b.constant(f"wanted.{name}.shape", np.array([-1, width], np.int64))
-    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(_positions(b.dims), width))
+    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(b.dims.positions, width))
     return b.op(
         "Gather", [flat, indices], name=f"wanted.{name}", shape=(b.dims.rows, width), attributes={"axis": 0}
     )
 
 
-def _scaled(b: GraphBuilder, x: ir.Value, factor: float, name: str) -> ir.Value:
-    """Append the product of ``x`` and a constant; ``x`` itself if that is one."""
-    if factor == 1:
-        return x
-    assert x.shape is not None
-    shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
-    return b.op("Mul", [x, b.factor(f"{name}/factor", factor)], name=name, shape=shape)
+def _feed_forward(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
+    """Append what a layer has behind its attention: one block, or several experts."""
+    name, kind = f"model.layers.{layer}.mlp", b.config.layer_experts(layer)
+    return mlp(b, x, name, lead=lead) if kind is None else experts(b, x, name, kind, lead=lead)
 
 
-def _positions(dims: Dimensions) -> int | str:
-    """Return how many token positions a call has in all."""
-    if isinstance(dims.batch, int) and isinstance(dims.tokens, int):
-        return dims.batch * dims.tokens
-    return "positions"
+def _min_onnxruntime(graph: ir.Graph, target: Capabilities) -> str:
+    """Return the lowest release that runs the graph; a target's own where nothing in it is newer."""
+    newer = any(node.op_type == "QMoE" for node in graph)
+    return MIN_ONNXRUNTIME_BLOCK_EXPERTS if newer else target.min_onnxruntime
 
 
 def _uses_contrib(target: Capabilities) -> bool:

@@ -13,9 +13,11 @@ from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes
 from llorch_export.graph.integer import integer_linear
 from llorch_export.graph.linear import matmul, matmul_nbits
+from llorch_export.graph.softcap import softcapped
 from llorch_export.quantize.layout import block_count
 
 NARROW_LOGITS = "logits/narrow"  # before they are widened, where the graph computes in half precision
+UNCAPPED_LOGITS = "logits/uncapped"
 
 Table = ir.Value | BlockWeight
 """A planned vocabulary table: in blocks, or a matrix of the compute type."""
@@ -77,10 +79,18 @@ def _lookup(b: GraphBuilder, table: ir.Value, input_ids: ir.Value, shape: tuple[
 
 def head(b: GraphBuilder, x: ir.Value, embedding: Table | None) -> ir.Value:
     """Append the output head over rows [n, hidden]; returns logits [n, vocabulary], float32."""
+    shape, cap = (b.dims.rows, b.config.vocab_size), b.config.form.logits_softcap
+    name = "logits" if b.compute == FLOAT else NARROW_LOGITS
+    raw = name if cap is None else UNCAPPED_LOGITS
+    if b.config.form.head_bias:
+        product = _product(b, x, embedding, name=f"{raw}/product")
+        narrow = b.op("Add", [product, b.vector(f"{HEAD}.bias")], name=raw, shape=shape)
+    else:
+        narrow = _product(b, x, embedding, name=raw)
+    if cap is not None:
+        narrow = softcapped(b, narrow, cap, name, shape)
     if b.compute == FLOAT:
-        return _product(b, x, embedding, name="logits")
-    narrow = _product(b, x, embedding, name=NARROW_LOGITS)
-    shape = (b.dims.rows, b.config.vocab_size)
+        return narrow
     return b.op("Cast", [narrow], name="logits", shape=shape, attributes={"to": FLOAT.value}, dtype=FLOAT)
 
 

@@ -1,4 +1,6 @@
-"""The feed-forward block: SwiGLU (Shazeer 2020), ``down(silu(gate(x)) * up(x))``."""
+"""The feed-forward block: ``down(act(gate(x)) * up(x))``, which is SwiGLU (Shazeer 2020) where act is SiLU;
+where the model has no gate, ``down(act(up(x)))``.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +8,22 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from llorch_export.graph.builder import CONTRIB, GraphBuilder
+from llorch_export.graph.activation import activated
+from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.linear import linear
 
 
 def mlp(b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> ir.Value:
     """Append the block of the layer named ``prefix``."""
     bias = b.config.mlp_bias
-    shape = (*lead, b.config.intermediate_size)
-    gate = linear(b, x, [f"{prefix}.gate_proj"], name=f"{prefix}.gate_proj", lead=lead, bias=bias)
-    up = linear(b, x, [f"{prefix}.up_proj"], name=f"{prefix}.up_proj", lead=lead, bias=bias)
-    activated = _silu(b, gate, prefix, shape)
-    product = b.op("Mul", [activated, up], name=f"{prefix}.product", shape=shape)
-    return linear(b, product, [f"{prefix}.down_proj"], name=f"{prefix}.down_proj", lead=lead, bias=bias)
+    shape = (*lead, b.rows([f"{prefix}.up_proj.weight"]))
 
+    def projected(part: str, value: ir.Value) -> ir.Value:
+        name = f"{prefix}.{part}_proj"
+        return linear(b, value, [name], name=name, lead=lead, bias=bias)
 
-def _silu(b: GraphBuilder, gate: ir.Value, prefix: str, shape: Sequence[int | str]) -> ir.Value:
-    if not b.target.fused_silu:
-        share = b.op("Sigmoid", [gate], name=f"{prefix}.silu/share", shape=shape)
-        return b.op("Mul", [gate, share], name=f"{prefix}.silu", shape=shape)
-    # QuickGelu with alpha 1 is x * sigmoid(x): SiLU in one node, with a kernel in every release.
-    return b.op(
-        "QuickGelu", [gate], name=f"{prefix}.silu", shape=shape, attributes={"alpha": 1.0}, domain=CONTRIB
-    )
+    if not b.config.form.gated:
+        return projected("down", activated(b, projected("up", x), prefix, shape))
+    gate, up = projected("gate", x), projected("up", x)
+    product = b.op("Mul", [activated(b, gate, prefix, shape), up], name=f"{prefix}.product", shape=shape)
+    return projected("down", product)

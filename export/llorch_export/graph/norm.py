@@ -1,4 +1,6 @@
-"""RMS normalisation (Zhang and Sennrich 2019), alone or with the residual addition before it."""
+"""Normalisation, alone or with the residual addition before it: by the root mean square (Zhang and Sennrich
+2019), or by mean and variance (Ba et al. 2016).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,20 @@ import onnx_ir as ir
 
 from llorch_export.formats.targets import NormForm
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
+
+
+def norm(b: GraphBuilder, x: ir.Value, module: str, *, shape: Sequence[int | str]) -> ir.Value:
+    """Append the norm that the model has in its layers."""
+    if b.config.form.norm == "rms":
+        return rms_norm(b, x, module, shape=shape)
+    bias = [b.vector(f"{module}.bias")] if b.config.form.norm_bias else []
+    return b.op(
+        "LayerNormalization",
+        [x, b.vector(f"{module}.weight"), *bias],
+        name=module,
+        shape=shape,
+        attributes={"axis": -1, "epsilon": b.config.rms_norm_eps},
+    )
 
 
 def rms_norm(b: GraphBuilder, x: ir.Value, module: str, *, shape: Sequence[int | str]) -> ir.Value:
@@ -24,7 +40,7 @@ def rms_norm(b: GraphBuilder, x: ir.Value, module: str, *, shape: Sequence[int |
     )
 
 
-def add_rms_norm(
+def add_norm(
     b: GraphBuilder,
     residual: ir.Value,
     delta: ir.Value,
@@ -37,9 +53,9 @@ def add_rms_norm(
 
     keep_sum: whether ``s`` is needed later; if not, the returned ``s`` must not be used.
     """
-    if not b.target.fused_skip_norm:
+    if not b.target.fused_skip_norm or b.config.form.norm != "rms":
         total = b.op("Add", [delta, residual], name=f"{module}/residual", shape=shape)
-        return rms_norm(b, total, module, shape=shape), total
+        return norm(b, total, module, shape=shape), total
     outputs = [(module, shape)]
     if keep_sum:
         outputs += [("", ()), ("", ()), (f"{module}/residual", shape)]

@@ -15,12 +15,12 @@ from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import linear
 from llorch_export.graph.norm import rms_norm
 from llorch_export.graph.rope import table_chunks
-from llorch_serve.artifact.manifest import KvLayout, LlamaConfig
+from llorch_serve.artifact.manifest import KvLayout, LlamaConfig, RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryInputs:
-    """Tables of cosine and sine [positions, rotary_dim / 2] that all layers share.
+    """Tables of cosine and sine [positions, rotary_dim / 2] that layers share.
 
     positions: [batch, tokens], of each token; None where attention itself rotates.
     """
@@ -65,24 +65,38 @@ def cache_values(
     )
 
 
-def rotary_initializers(b: GraphBuilder, context_length: int) -> list[ir.Value]:
-    """Plan the tables of cosine and sine, [context_length, rotary_dim / 2] each."""
-    c, shape = b.config, (context_length, b.config.rotary_dim // 2)
+def rotary_initializers(b: GraphBuilder, context_length: int) -> list[tuple[ir.Value, ir.Value]]:
+    """Plan the tables of cosine and sine, [context_length, rotary_dim / 2] each: a pair for each of the
+    model's rotations.
+    """
+    return [
+        _rotary_tables(b, rope, prefix, context_length)
+        for rope, prefix in zip(b.config.ropes, ("rotary", "rotary.sliding"), strict=False)
+    ]
+
+
+def _rotary_tables(
+    b: GraphBuilder, rope: RopeConfig, prefix: str, context_length: int
+) -> tuple[ir.Value, ir.Value]:
+    head_dim, shape = b.config.head_dim, (context_length, b.config.rotary_dim // 2)
     dtype = b.compute.numpy()
-    return b.weights.stream(
-        [("rotary.cos", b.compute, shape), ("rotary.sin", b.compute, shape)],
+    cos, sin = b.weights.stream(
+        [(f"{prefix}.cos", b.compute, shape), (f"{prefix}.sin", b.compute, shape)],
         lambda: (
             (cos.astype(dtype, copy=False), sin.astype(dtype, copy=False))
-            for cos, sin in table_chunks(c.rope, c.head_dim, context_length)
+            for cos, sin in table_chunks(rope, head_dim, context_length)
         ),
     )
+    return cos, sin
 
 
 def rotates_inside(b: GraphBuilder) -> bool:
     """Tell whether GroupQueryAttention itself can rotate heads of this size: in whole multiples of 16
-    elements.
+    elements, and with nothing after it.
     """
     c = b.config
+    if c.qk_norm and c.form.qk_norm_after_rope:
+        return False
     return b.target.rotary_inside and c.head_dim % 16 == 0 and c.rotary_dim % 16 == 0
 
 
@@ -126,27 +140,44 @@ def separate_heads(
     rotary: RotaryInputs,
     *,
     lead: Sequence[int | str],
-    rotate: bool,
+    rotate: bool | None,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Append the split of heads that are packed; return query, key and value [*lead, heads * head_dim],
     normalised as the model has it.
 
-    rotate: whether query and key are rotated here.
+    rotate: whether query and key are rotated here; None: the caller does it, and what comes after it.
     """
     prefix = attention_prefix(layer)
     query, key, value = qkv
     if key is None or value is None:
         query, key, value = _split_heads(b, query, prefix, lead=lead)
-    if b.config.qk_norm:
-        query, key = (
-            _norm_heads(b, v, f"{prefix}.{part}_norm", lead=lead) for v, part in ((query, "q"), (key, "k"))
-        )
+    late = b.config.form.qk_norm_after_rope
+    if b.config.qk_norm and not late:
+        query, key = _normed(b, query, key, prefix, lead=lead)
     if rotate:
         query, key = (
             _rotate(b, v, f"{prefix}.{part}_rotated", rotary, lead=lead)
             for v, part in ((query, "q"), (key, "k"))
         )
+    if b.config.qk_norm and late and rotate is not None:
+        query, key = _normed(b, query, key, prefix, lead=lead)
     return query, key, value
+
+
+def _normed(
+    b: GraphBuilder, query: ir.Value, key: ir.Value, prefix: str, *, lead: Sequence[int | str]
+) -> tuple[ir.Value, ir.Value]:
+    """Append the norms of query and key [*lead, heads * head_dim]: of each head, or of all together."""
+    c = b.config
+    if c.form.qk_norm_over == "head":
+        return (
+            _norm_heads(b, query, f"{prefix}.q_norm", lead=lead),
+            _norm_heads(b, key, f"{prefix}.k_norm", lead=lead),
+        )
+    return (
+        rms_norm(b, query, f"{prefix}.q_norm", shape=(*lead, c.num_attention_heads * c.head_dim)),
+        rms_norm(b, key, f"{prefix}.k_norm", shape=(*lead, c.num_key_value_heads * c.head_dim)),
+    )
 
 
 def _split_heads(b: GraphBuilder, qkv: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> list[ir.Value]:

@@ -117,5 +117,5 @@ def table_chunks(
 
 
 def table_bytes(config: LlamaConfig, positions: int) -> int:
-    """Return the bytes of both tables in float32."""
-    return 2 * positions * (config.rotary_dim // 2) * 4
+    """Return the bytes of all tables in float32."""
+    return 2 * positions * (config.rotary_dim // 2) * 4 * len(config.ropes)

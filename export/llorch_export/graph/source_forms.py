@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,16 +22,21 @@ from llorch_export.formats.targets import Capabilities
 from llorch_export.quantize.carried import carried_bits, carried_form, stored_bits
 from llorch_export.quantize.layout import SCALE_DTYPES
 from llorch_export.quantize.repack import BlockForm, carried_notice
-
-REQUANTISED: Final = ModuleFormat("int8", 64, None, "bfloat16")
-"""What becomes of packed matrices that no form of the runtime holds as they are."""
+from llorch_serve.artifact.manifest import SourceForm
 
 _TABLE: Final = f"{EMBEDDING}.weight"
 _FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
-_MOST_MORE: Final = 1.045
-"""How much larger than their source matrices may be, for the sake of finer blocks."""
+_MOST_MORE: Final = 1.026
+"""How much larger than their source matrices may be, for the sake of finer blocks: half of a twentieth, since
+rotary tables come on top.
+"""
 _FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
 """The smallest blocks of layers whose errors weigh most, and of the others: the best first."""
+
+
+def requantised(tensor: LazyTensor) -> ModuleFormat:
+    """Return what becomes of a packed matrix that no form of the runtime holds as it is."""
+    return ModuleFormat("int8", 32 if tensor.name.endswith(_FINE_WEIGHTS) else 64, None, "bfloat16")
 
 
 class SourceForms:
@@ -80,7 +85,8 @@ class SourceForms:
             codes, form = found
             near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
             return f"{form.bits} bits, block {form.block_size}, {near}"
-        anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
+        form_anew = requantised(tensor)
+        anew = f"{BITS[form_anew.precision]} bits, block {form_anew.block_size}"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
     def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, BlockForm] | None:
@@ -110,14 +116,18 @@ def _nbytes(tensor: LazyTensor) -> float:
     return math.prod(tensor.shape) * np.dtype(SCALE_DTYPES[tensor.narrow_type or "float32"]).itemsize
 
 
-def source_forms(tensors: Mapping[str, LazyTensor], target: Capabilities) -> dict[str, tuple[str, str]]:
-    """Return, by module, how each matrix is stored in a checkpoint of packed weights, and what it becomes."""
+def source_forms(tensors: Mapping[str, LazyTensor], target: Capabilities) -> tuple[SourceForm, ...]:
+    """Return how the matrices of a checkpoint of packed weights are stored there, and what they become."""
     forms = SourceForms(tensors, target)
-    return {
-        name.removesuffix(".weight"): (tensor.packed or tensor.dtype, forms.becomes(tensor))
-        for name, tensor in tensors.items()
-        if len(tensor.shape) == 2
-    }
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 2:
+            form = (tensor.packed or tensor.dtype, forms.becomes(tensor))
+            found.setdefault(form, []).append(name.removesuffix(".weight"))
+    return tuple(
+        SourceForm(modules=tuple(modules), stored=stored, becomes=becomes)
+        for (stored, becomes), modules in found.items()
+    )
 
 
 def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> str:
@@ -125,10 +135,19 @@ def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> st
     matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
     if all(tensor.packed is None for tensor in matrices):
         return carried_notice(tensor.dtype for tensor in matrices)
-    return f"matrices as the graph has them: {_listed(source_forms(tensors, target).values())}"
+    forms = (
+        f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, target)
+    )
+    return f"matrices as the graph has them: {'; '.join(forms)}"
 
 
-def _listed(forms: Iterable[tuple[str, str]]) -> str:
-    return "; ".join(
-        f"{count} of {stored} ({becomes})" for (stored, becomes), count in sorted(Counter(forms).items())
+def packed_notice(tensors: Mapping[str, LazyTensor]) -> str | None:
+    """Say that packed weights are not kept as they are, at another precision; None if there are none."""
+    packed = Counter(tensor.packed for tensor in tensors.values() if tensor.packed is not None)
+    if not packed:
+        return None
+    forms = "; ".join(f"{count} of {form}" for form, count in packed.items())
+    return (
+        f"the checkpoint's weights are packed ({forms}), and are stored anew from their values; --precision "
+        "source keeps their codes"
     )

@@ -24,6 +24,7 @@ from llorch_serve.artifact.manifest import (
     LlamaConfig,
     PromptGraph,
     Recipe,
+    SourceForm,
     SourceInfo,
     Target,
 )
@@ -41,10 +42,19 @@ _QUANTISED_INPUTS: Final = {
     "MatMulNBits": _BLOCK_INPUTS,
     "GatherBlockQuantized": _BLOCK_INPUTS,
     "MatMulIntegerToFloat": {2: "constants", 3: "scales", 4: "constants"},
+    "MoE": {2: "experts", 4: "experts"},
+    "QMoE": {
+        2: "experts",
+        3: "scales",
+        5: "experts",
+        6: "scales",
+        11: "zero points",
+        12: "zero points",
+    },
 }
 _DEQUANTIZED: Final = (None, "scales", "zero points")
 _TABLES: Final = ("embedding", "lm_head.weight")
-_HEADS: Final = ("logits", "logits/narrow")
+_HEADS: Final = ("logits", "logits/narrow", "logits/uncapped")
 _PRODUCTS: Final = ("MatMul", "Gemm", "MatMulNBits", "MatMulIntegerToFloat")
 
 
@@ -86,7 +96,7 @@ class Contents:
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is
         used.
     kv_dtypes: what the KV cache may hold, the default first, which the bytes are of.
-    layout, interop, int8_cache, prompts, ignored_settings, code_not_run: as in
+    layout, interop, int8_cache, prompts, ignored_settings, code_not_run, source_forms: as in
         :class:`llorch_serve.artifact.manifest.Manifest`.
     checked_on: providers on which graphs of this target have been compared with the reference;
         not_checked_on: its own provider, if it is not among them.
@@ -121,6 +131,7 @@ class Contents:
     prompts: PromptGraph | None
     ignored_settings: tuple[str, ...]
     code_not_run: tuple[str, ...]
+    source_forms: tuple[SourceForm, ...]
 
 
 def contents(artifact: Artifact) -> Contents:
@@ -166,6 +177,7 @@ def contents(artifact: Artifact) -> Contents:
         prompts=manifest.prompts,
         ignored_settings=manifest.ignored_settings or (),
         code_not_run=manifest.code_not_run or (),
+        source_forms=manifest.source_forms or (),
     )
 
 
@@ -214,6 +226,8 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
         return "rotary tables"
     if name.endswith("norm.weight"):
         return "norms"
+    if name.endswith(".input_order"):
+        return "constants"
     if index in (special := _QUANTISED_INPUTS.get(kind, {})):
         return special[index]
     if kind == "DequantizeLinear":
@@ -221,7 +235,8 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
         return _DEQUANTIZED[index] or ("embedding and head" if table else "linear")
     if kind == "Gather" and name.endswith(".scales"):
         return "scales"
-    product = node.output[0].partition("/part.")[0]  # of a layer that is the sum of parts
+    # Of a layer that is the sum of parts, or has a bias.
+    product = node.output[0].partition("/part.")[0].removesuffix("/product")
     if kind in ("Gather", "GatherBlockQuantized") or (kind in _PRODUCTS and product in _HEADS):
         return "embedding and head"
     return "linear" if kind in _PRODUCTS else "constants"

@@ -12,6 +12,7 @@ from typing import Final
 from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions, Rule
+from llorch_export.recipes.exact_transforms import why_inexact
 from llorch_serve.artifact.manifest import LlamaConfig
 
 MOST_MEASURED: Final = 500_000_000
@@ -21,7 +22,11 @@ disk for each.
 
 
 def default_recipe(config: LlamaConfig) -> str:
-    """Return the recipe for the CPU of a model of this size."""
+    """Return the recipe for the CPU of a model of this size and form."""
+    if why_inexact("rotate", config) is not None:
+        return "int8"
+    if why_inexact("smooth", config) is not None or config.experts:
+        return "cpu"
     return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
 
 
@@ -37,9 +42,9 @@ def with_quantizer(options: ExportOptions, config: LlamaConfig) -> ExportOptions
     small enough.
 
     It measures on the text that the options have, or else on the bundled one. Larger models keep the search,
-    which needs none.
+    which needs none, and so do those with experts, whose inputs are not measured.
     """
-    if not quantizer_open(options) or parameters(config) > MOST_MEASURED:
+    if not quantizer_open(options) or parameters(config) > MOST_MEASURED or config.experts:
         return options
     return replace(
         options,

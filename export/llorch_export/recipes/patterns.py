@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Final
 
+from llorch_export.checkpoint.expert_names import ROUTER, SHARED_GATE
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.formats.module import HEAD
 from llorch_export.options import Rule
@@ -19,6 +20,7 @@ from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import UsageError
 
 _MAX_PATTERN: Final = 500
+_WHOLE: Final = (f".{ROUTER}", f".{SHARED_GATE}")
 _MAX_EXPANSIONS: Final = 1000
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
@@ -27,9 +29,13 @@ _SHARE: Final = re.compile(r"([1-9]\d{0,3})(?:/([1-9]\d{0,3}))?")
 
 
 def matrices(config: LlamaConfig) -> list[str]:
-    """Return the names of all matrices, the head's too where it shares the embedding's table."""
+    """Return the names of all matrices that have a format, the head's too where it shares the embedding's
+    table. Routers have none: they stay whole.
+    """
     names = [
-        name.removesuffix(".weight") for name, shape in expected_tensors(config).items() if len(shape) == 2
+        name.removesuffix(".weight")
+        for name, shape in expected_tensors(config).items()
+        if len(shape) == 2 and not name.removesuffix(".weight").endswith(_WHOLE)
     ]
     return names if HEAD in names else [*names, HEAD]
 

@@ -26,6 +26,7 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.targets import MIN_ONNXRUNTIME
 from llorch_export.graph.builder import FLOAT
 from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.embedding import UNCAPPED_LOGITS
 from llorch_export.graph.weights import DATA_FILE
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 from llorch_serve.errors import ArtifactError, ProviderError
@@ -106,11 +107,21 @@ def _add_probes(graph: DecoderGraph, config: LlamaConfig) -> tuple[_Probe, ...]:
             known = _Probe(squares, absmax, ())
         probes[value.name] = _Probe(known.squares, known.absmax, known.weights + weights)
     (logits,) = (output for output in model.outputs if output.name == "logits")
-    head = logits.producer()
-    assert head is not None
     model.outputs.remove(logits)
-    model.remove(head, safe=True)
+    _remove_head(model, logits)
     return tuple(probes.values())
+
+
+def _remove_head(model: ir.Graph, logits: ir.Value) -> None:
+    """Take out the output layer, and what is done to its product."""
+    value: ir.Value | None = logits
+    node = None
+    while node is None or node.op_type not in LINEAR:
+        assert value is not None
+        node = value.producer()
+        assert node is not None
+        value = node.inputs[0]
+        model.remove(node, safe=True)
 
 
 def weights_read_by(node: ir.Node, config: LlamaConfig) -> tuple[str, ...]:
@@ -119,7 +130,7 @@ def weights_read_by(node: ir.Node, config: LlamaConfig) -> tuple[str, ...]:
     """
     name = node.outputs[0].name
     assert name is not None
-    if name == "logits":
+    if name.removesuffix("/product") in ("logits", UNCAPPED_LOGITS):
         return ("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight",)
     parent, _, module = name.removesuffix("/product").rpartition(".")
     return tuple(f"{parent}.{part}.weight" for part in _PACKED.get(module, (module,)))

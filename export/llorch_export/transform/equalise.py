@@ -24,14 +24,15 @@ def equalise(config: LlamaConfig, tensors: Tensors, measured: Calibration) -> Te
     group = config.num_attention_heads // config.num_key_value_heads
     for layer in range(config.num_hidden_layers):
         names, norms = LayerNames(layer), measured.key_norm[layer].astype(np.float64)
-        if config.qk_norm:
+        if config.qk_norm and config.form.qk_norm_over == "head":
             scale = balance(norms.max(axis=0))
             sides = (("self_attn.k_norm", 1 / scale), ("self_attn.q_norm", scale))
         else:
             scales = np.array([balance(head) for head in norms])
+            kind = "norm" if config.qk_norm else "proj"  # a norm over all heads has a weight for each channel
             sides = (
-                ("self_attn.k_proj", 1 / scales.reshape(-1)),
-                ("self_attn.q_proj", np.repeat(scales, group, axis=0).reshape(-1)),
+                (f"self_attn.k_{kind}", 1 / scales.reshape(-1)),
+                (f"self_attn.q_{kind}", np.repeat(scales, group, axis=0).reshape(-1)),
             )
         for module, vector in sides:
             for name in names.both(module, tensors):

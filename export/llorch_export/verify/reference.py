@@ -11,10 +11,12 @@ from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.checkpoint.names import stored_places
+from llorch_export.checkpoint.norm_offset import norm_offset
+from llorch_export.checkpoint.row_order import row_order
 from llorch_export.config.families import FAMILIES
 from llorch_export.verify.reference_adapters import merge_adapters
 from llorch_export.verify.reference_config import hf_settings
-from llorch_serve.artifact.manifest import RopeConfig
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 
@@ -38,7 +40,7 @@ class Reference:
         self._torch = torch
         self._model = _load(transformers, torch, checkpoint)
         if checkpoint.kind == "gguf":
-            _adjust_rotary(torch, self._model.model.rotary_emb, checkpoint.config.rope)
+            _adjust_rotary(torch, self._model.model.rotary_emb, checkpoint.config)
         if checkpoint.adapters and not _is_read_here(checkpoint):
             merge_adapters(torch, self._model, checkpoint)
         self.description = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
@@ -98,16 +100,27 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
     """Return a model of the config with the checkpoint's tensors put in."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     parameters = dict(model.named_parameters())
-    places = stored_places(checkpoint.config)
+    keys = FAMILIES[checkpoint.config.architecture].experts
+    own = keys.names[0] if keys is not None and checkpoint.config.experts else None
+    places = stored_places(checkpoint.config, own)
     with torch.no_grad():
         for name, tensor in checkpoint.tensors.items():
-            place = places[name]
-            parameters[place.name][place.start : place.stop].copy_(torch.from_numpy(tensor.load()))
+            stored = tensor.load() - np.float32(norm_offset(name, checkpoint.config))
+            order, place = row_order(name, checkpoint.config), places[name]
+            if order is not None:
+                stored = stored[order]
+            rows = parameters[place.name].view(-1, *tensor.shape[1:])  # of all matrices in a stack
+            rows[place.start : place.stop].copy_(torch.from_numpy(stored))
     return model.eval()
 
 
-def _adjust_rotary(torch: Any, rotary: Any, rope: RopeConfig) -> None:
+def _adjust_rotary(torch: Any, rotary: Any, config: LlamaConfig) -> None:
     """Apply what only GGUF files can say of rotary embedding."""
+    rope = config.rope
+    if len(config.ropes) > 1:
+        if rope.frequency_factors is not None or rope.attention_factor != 1:
+            raise ArtifactError("transformers has no rotary factors beside rotations by kind of layer")
+        return
     if rope.frequency_factors is not None:
         rotary.inv_freq /= torch.tensor(rope.frequency_factors, dtype=rotary.inv_freq.dtype)
     rotary.attention_scaling = rope.attention_factor

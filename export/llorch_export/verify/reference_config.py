@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from llorch_export.config.families import FAMILIES
-from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
+from llorch_export.config.family import Family
+from llorch_export.config.layer_form import LOGITS_CAP, SCORES_CAP
+from llorch_export.graph.qkv import score_scale
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig, RopeConfig
 
 # Rotary types that transformers knows; "factors" is GGUF's own and is applied to the finished model.
 _OWN_SCALING = ("default", "factors")
@@ -51,8 +54,40 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
             "logits_scaling": config.logits_scaling,
             "attention_multiplier": config.head_dim**-0.5 if scale is None else scale,
         }
+    experts = config.experts
+    if family.experts is not None and isinstance(experts, ExpertsConfig):
+        settings |= {
+            family.experts.counts[0]: experts.count,
+            family.experts.width: experts.intermediate_size,
+            "num_experts_per_tok": experts.per_token,
+            "norm_topk_prob": experts.normalised,
+            "shared_expert_intermediate_size": experts.shared_intermediate_size or 0,
+        }
+    settings |= _form_settings(config, family)
     if family.outer_original_context is not None and config.rope.original_max_position_embeddings is not None:
         settings["original_max_position_embeddings"] = config.rope.original_max_position_embeddings
+    return settings
+
+
+def _form_settings(config: LlamaConfig, family: Family) -> dict[str, Any]:
+    """Return how layers are built, as far as the family has keys for it."""
+    settings: dict[str, Any] = {}
+    form, layers = config.form, range(config.num_hidden_layers)
+    if form.activation != "silu":
+        names = {activation: name for name, activation in reversed(list(family.activations.items()))}
+        settings[family.activation_key] = names[form.activation]
+    if family.query_scalar is not None:
+        settings["query_pre_attn_scalar"] = round(score_scale(config) ** -2)
+    caps = {SCORES_CAP: form.attention_softcap, LOGITS_CAP: form.logits_softcap}
+    settings |= {key: caps[key] for key in family.softcaps}
+    if family.windows == "pattern":
+        kinds = ("full_attention", "sliding_attention")
+        settings["layer_types"] = [kinds[config.window(layer) is not None] for layer in layers]
+    if form.sliding_rope is not None:
+        settings["rope_parameters"] = {
+            "full_attention": _rope_parameters(config.rope, config.head_dim),
+            "sliding_attention": _rope_parameters(form.sliding_rope, config.head_dim),
+        }
     return settings
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from llorch_serve.errors import ArtifactError, NewerSchemaError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.files.text import encode_json
 
 SCHEMA_VERSION: Final = 1
 
@@ -23,6 +24,7 @@ Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
 Activations = Literal["block", "row", "quarters", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
 KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -30,6 +32,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
 ModelType = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1000)], ...], msgspec.Meta(max_length=1000)]
+ShortText = Annotated[str, msgspec.Meta(max_length=1000)]
+ModuleNames = Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=100_000)]
 # No other name of a template's variables can be taken by a token.
 TemplateTokens = Annotated[
     dict[
@@ -87,10 +91,60 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
         return self.original_max_position_embeddings if changes else None
 
 
+class ExpertsConfig(_Struct, frozen=True, kw_only=True):
+    """Feed-forward blocks of which each token takes a few: those that a router gives the largest logits.
+
+    count: blocks in a layer. per_token: how many a token takes. intermediate_size: of one of them.
+    normalised: the shares of those that a token takes add up to one; else they are what softmax over all of
+        them gives.
+    shared_intermediate_size: of a block that every token takes too, scaled by a sigmoid; None: there is none.
+    sparse_layers: one number a layer, 0 where it has one plain block; empty: all layers have experts.
+    """
+
+    count: Count
+    per_token: Count
+    intermediate_size: Count
+    normalised: bool = True
+    shared_intermediate_size: Count | None = None
+    sparse_layers: tuple[int, ...] = ()
+
+
+class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a decoder layer is built where it is not Llama's. What is not said is as in Llama.
+
+    norm: root mean square, or mean and variance (``layer``). norm_bias: whether its norms have biases.
+    norm_placement: ``before`` attention and MLP, ``after`` them (on what they add to the residual), or
+        ``around``: both.
+    parallel: attention and MLP read one norm of the layer's input, and the residual gets both at once.
+    activation: of the MLP. gated: it is multiplied with a second projection.
+    qk_norm_over: each query and key head, or ``row``: all heads of a token together.
+    qk_norm_after_rope: queries and keys are normalised after rotation, not before it.
+    attention_softcap, logits_softcap: ``cap * tanh(x / cap)`` of scores and logits; None: none.
+    sliding_rope: rotation of the layers that have a window; None: as the others'.
+    head_bias: the output layer has a bias.
+    """
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    norm_placement: Literal["before", "after", "around"] = "before"
+    parallel: bool = False
+    activation: Activation = "silu"
+    gated: bool = True
+    qk_norm_over: Literal["head", "row"] = "head"
+    qk_norm_after_rope: bool = False
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    sliding_rope: RopeConfig | None = None
+    head_bias: bool = False
+
+
+_LLAMA_FORM: Final = LayerForm()
+
+
 class LlamaConfig(_Struct, frozen=True, kw_only=True):
     """The architecture of a Llama-family decoder, in the terms of Hugging Face's ``config.json``.
 
-    ``head_dim`` is independent of ``hidden_size / num_attention_heads``. The activation is SwiGLU.
+    ``head_dim`` is independent of ``hidden_size / num_attention_heads``.
 
     architecture: the family, as ``model_type`` names it; the graph says all that a session needs of it.
     attention_bias: biases on q, k, v and o. qkv_bias: on q, k and v only.
@@ -101,6 +155,8 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     embedding_multiplier, residual_multiplier: scale the embedding, and what each block adds to the residual.
     attention_multiplier: scales attention scores; None: 1 / sqrt(head_dim).
     logits_scaling: divides the logits.
+    experts: of the layers whose feed-forward block is several; absent: there are none.
+    layer_form: how layers are built where they are not Llama's; read it as :attr:`form`.
     """
 
     architecture: ModelType = "llama"
@@ -126,6 +182,40 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     attention_multiplier: float | None = None
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    experts: ExpertsConfig | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def active_intermediate_size(self) -> int:
+        """Return how wide the widest feed-forward block is for one token, all that it takes together."""
+        if self.experts is msgspec.UNSET:
+            return self.intermediate_size
+        taken = self.experts.per_token * self.experts.intermediate_size
+        sparse = taken + (self.experts.shared_intermediate_size or 0)
+        return max(sparse, self.intermediate_size) if 0 in self.experts.sparse_layers else sparse
+
+    def layer_experts(self, layer: int) -> ExpertsConfig | None:
+        """Return what a layer has in place of one feed-forward block; None if it has just that."""
+        if self.experts is msgspec.UNSET:
+            return None
+        dense = self.experts.sparse_layers and self.experts.sparse_layers[layer] == 0
+        return None if dense else self.experts
+
+    layer_form: LayerForm | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def form(self) -> LayerForm:
+        """How layers are built."""
+        return _LLAMA_FORM if self.layer_form is msgspec.UNSET else self.layer_form
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotations that layers have: that of all or of those without a window, then of the others."""
+        sliding = self.form.sliding_rope
+        return (self.rope,) if sliding is None else (self.rope, sliding)
+
+    def rope_index(self, layer: int) -> int:
+        """Return which of :attr:`ropes` a layer has."""
+        return int(self.form.sliding_rope is not None and self.window(layer) is not None)
 
     @property
     def rotary_dim(self) -> int:
@@ -135,8 +225,8 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     @property
     def max_exact_context(self) -> int:
         """Longest sequence that a graph with one rotary table computes as the model was trained."""
-        limit = self.rope.exact_positions
-        return self.max_position_embeddings if limit is None else min(limit, self.max_position_embeddings)
+        limits = (rope.exact_positions for rope in self.ropes)
+        return min([self.max_position_embeddings, *(limit for limit in limits if limit is not None)])
 
     def rotates(self, layer: int) -> bool:
         """Tell whether a layer has rotary embedding."""
@@ -293,7 +383,8 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
         ``style=0.5 + facts``; None: there was none.
     repository: the hub repository that it was fetched from, as ``org/name``; absent: it lay on a
         disk.
-    revision: that repository's commit, in hex.
+    revision: that repository's commit, in hex; of ModelScope, which tells none, the branch or tag.
+    hub: whose repository it is; absent: the Hugging Face hub's.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -302,6 +393,18 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     repository: str | msgspec.UnsetType = msgspec.UNSET
     revision: str | msgspec.UnsetType = msgspec.UNSET
+    hub: Literal["modelscope"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SourceForm(_Struct, frozen=True, kw_only=True):
+    """What became of matrices of a checkpoint whose weights a tool had packed.
+
+    modules: their names. stored: how the checkpoint has them. becomes: how the graph has them.
+    """
+
+    modules: ModuleNames
+    stored: ShortText
+    becomes: ShortText
 
 
 class FileEntry(_Struct, frozen=True, kw_only=True):
@@ -310,6 +413,9 @@ class FileEntry(_Struct, frozen=True, kw_only=True):
     path: str
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Sha256
+
+
+SourceForms = Annotated[tuple[SourceForm, ...], msgspec.Meta(max_length=100_000)]
 
 
 class FixedShapes(_Struct, frozen=True, kw_only=True):
@@ -376,6 +482,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     prompts: what takes prompts; None: the first graph does.
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
+    source_forms: at precision ``source``, what became of packed weights; absent: there were none.
     """
 
     schema_version: Literal[1]
@@ -410,6 +517,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: Names | msgspec.UnsetType = msgspec.UNSET
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
+    source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:
@@ -419,7 +527,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as indented JSON with a final newline; the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
 
 
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:

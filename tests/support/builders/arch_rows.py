@@ -4,8 +4,14 @@ of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
+from support.builders.arch_rows_experts import EXPERTS
+from support.builders.arch_rows_gemma import GEMMA
+from support.builders.arch_rows_norms import NORMS
 from support.builders.checkpoints import of_family
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -108,6 +114,18 @@ HF: dict[str, dict[str, Any]] = {
         rope_scaling={"type": "longrope", "short_factor": SHORT[:6], "long_factor": LONG[:6]},
     ),
 }
+HF |= GEMMA | NORMS | EXPERTS
+
+# Beside the first seven families one row of each; the others of them are for ci/slow.
+LATER = GEMMA | NORMS | EXPERTS
+_FIRST = {str(HF[name].get("model_type")): name for name in reversed(LATER)}
+SLOW = frozenset(name for name in LATER if name not in _FIRST.values())
+
+
+def usual_first(names: Iterable[str]) -> list[Any]:
+    """Return rows as parameters of a test, those in SLOW with that marker."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+
 
 # The rows that llama.cpp's converter can store, under the architecture it stores them as.
 GGUF = [
@@ -128,4 +146,28 @@ GGUF = [
     "phi3, half rotated",
     "phi3, longrope, all short",
     "phi3, longrope, partial",
+    "gemma, tied, one kv head",
+    "gemma2, tied",
+    "gemma2, caps by default, tied",
+    "gemma3",
+    "gemma3, tied",
+    "gemma3, linear",
+    "olmo2",
+    "olmo2, bias, tied, one kv head",
+    "glm4",
+    "glm4, no bias, heads of 24",
+    "arcee",
+    "arcee, biases, tied",
+    "ernie4_5",
+    "cohere, tied",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "stablelm, parallel, biases",
+    "phi",
+    "nemotron",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "granitemoe",
 ]

@@ -1,7 +1,8 @@
 """Tiny checkpoints for tests: a random-weight Llama as a Hugging Face folder and as a GGUF file.
 
 Both writers draw the same weights for the same config and seed, so that what is read from one can be held
-against the other. Nothing here uses the exporter except its config parser, and nothing needs torch.
+against the other. Nothing here uses the exporter except its config parser and its table of families, and
+nothing needs torch.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
-from llorch_serve.artifact.manifest import LlamaConfig
-
-Weights = dict[str, npt.NDArray[np.float32]]
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
+from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
+from support.oracles.gguf_blocks import storage_type
 
 VOCAB_SIZE = 512
 BOS, EOS, TURN, TURN_END = "<|bos|>", "<|eos|>", "<|turn|>", "<|turn_end|>"
@@ -35,6 +37,17 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_SETTINGS_OF_ROPE = {
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.0,
+    },
+}
+_DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency and throughput.",
     "Tokens are generated one by one; every step reads all weights once, so memory bandwidth sets the pace.",
@@ -83,7 +96,12 @@ def of_family(model_type: str, **overrides: object) -> dict[str, object]:
     return {
         "model_type": model_type,
         "architectures": [FAMILIES[model_type].causal_lm],
+        "hidden_act": None,
+        "rms_norm_eps": None,
+        FAMILIES[model_type].activation_key: next(iter(FAMILIES[model_type].activations)),
+        FAMILIES[model_type].norm_key: 2.0**-17,
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
+        **(_SETTINGS_OF_ROPE if FAMILIES[model_type].scales_queries else {}),
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
     }
@@ -98,6 +116,8 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     """Draw all weights of a config under Hugging Face's names, ``[out, in]``; large biases, norms around
     one.
     """
+    if config.architecture not in _DRAWN_IN_LLAMAS_ORDER:
+        return _weights_by_name(config, seed)
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -106,7 +126,7 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     def norm(size: int = config.hidden_size) -> npt.NDArray[np.float32]:
         return (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
 
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     query, key_value = (
         config.num_attention_heads * config.head_dim,
         config.num_key_value_heads * config.head_dim,
@@ -123,9 +143,7 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
             ("self_attn.k_proj", key_value, hidden),
             ("self_attn.v_proj", key_value, hidden),
             ("self_attn.o_proj", hidden, query),
-            ("mlp.gate_proj", inner, hidden),
-            ("mlp.up_proj", inner, hidden),
-            ("mlp.down_proj", hidden, inner),
+            *feed_forward(config, layer),
         ):
             weights[f"{prefix}{name}.weight"] = matrix(rows, columns)
             if _has_bias(config, name):
@@ -136,6 +154,46 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     weights["model.norm.weight"] = norm()
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = matrix(config.vocab_size, hidden)
+    return weights
+
+
+def feed_forward(config: LlamaConfig, layer: int) -> list[tuple[str, int, int]]:
+    """Return name, rows and columns of each matrix of a layer's feed-forward block, or of its experts."""
+
+    def block(name: str, inner: int) -> list[tuple[str, int, int]]:
+        sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        return [(f"{name}.{part}", *shape) for part, shape in sizes.items()]
+
+    hidden, experts = config.hidden_size, config.layer_experts(layer)
+    if experts is None:
+        return block("mlp", config.intermediate_size)
+    found = [("mlp.gate", experts.count, hidden)]
+    for expert in range(experts.count):
+        found += block(f"mlp.experts.{expert}", experts.intermediate_size)
+    if experts.shared_intermediate_size is not None:
+        found += block("mlp.shared_expert", experts.shared_intermediate_size)
+        found.append(("mlp.shared_expert_gate", 1, hidden))
+    return found
+
+
+def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
+    """Draw the weights of a family whose modules are not Llama's, under the names of its own checkpoints.
+
+    Names are the exporter's; transformers, which would not find its own under others, is their oracle.
+    """
+    rng = np.random.default_rng(seed)
+    offset = FAMILIES[config.architecture].norm_offset
+    weights: Weights = {}
+    for name, shape in stored_tensors(config).items():
+        values = rng.standard_normal(shape)
+        if len(shape) > 1:
+            values /= math.sqrt(shape[1])
+            values *= (
+                math.sqrt(config.hidden_size) / 2 / config.embedding_multiplier if "embed" in name else 1
+            )
+        elif name.endswith("weight"):
+            values = 1 - offset + 0.2 * values
+        weights[name] = values.astype(np.float32)
     return weights
 
 
@@ -189,6 +247,7 @@ def write_hf_folder(
     tokenizer: bool = True,
     *,
     edit: Callable[[Weights], None] | None = None,
+    stacked_experts: bool = False,
     generation_config: Mapping[str, object] | None = None,
     tokenizer_config: Mapping[str, object] | None = None,
 ) -> Path:
@@ -197,6 +256,8 @@ def write_hf_folder(
     dtype: ``F32``, ``F16`` or ``BF16``; ``F64`` and ``I32`` for what must be refused.
     shards: above 1, weights are dealt out to so many files beside an index.
     edit: changes the weights before they are written.
+    stacked_experts: keep the experts of a layer together, as transformers' own modules have them; else as
+        hubs have them.
     tokenizer_config: settings added to the file; None removes one.
     """
     path.mkdir(parents=True, exist_ok=True)
@@ -204,8 +265,9 @@ def write_hf_folder(
     weights = tiny_weights(config_from_hf(config), seed)
     if edit is not None:
         edit(weights)
-    if FAMILIES[str(config["model_type"])].fused:
+    if config["model_type"] == "phi3":
         weights = fused(weights)
+    weights = with_stored_experts(weights, str(config["model_type"]), stacked=stacked_experts)
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
     _write_json(path / "config.json", config)
     if shards == 1:
@@ -270,8 +332,9 @@ def write_gguf(
     if edit is not None:
         edit(weights)
     values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
+    family = FAMILIES[config.architecture]
     writer = gguf.GGUFWriter(
-        path, config.architecture, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
+        path, family.gguf_name, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
     )
     for key, value in values.items():
         if value is not None and key != "general.architecture":
@@ -282,18 +345,18 @@ def write_gguf(
         divisors = {"short": config.rope.short_factor, "long": config.rope.long_factor}
         tables = {f"rope_factors_{k}.weight": np.array(v, np.float32) for k, v in divisors.items()}
         extra = {**tables, **(extra or {})}
-    if FAMILIES[config.architecture].fused:
+    if config.architecture == "phi3":
         weights = fused(weights)
     tensors = {
-        gguf_tensor_name(name, config.architecture): permuted(name, value, config)
-        for name, value in weights.items()
+        gguf_tensor_name(name, family.gguf_name): converted(name, value, config)
+        for name, value in with_gguf_experts(weights).items()
     }
     kind = gguf.GGMLQuantizationType[weight_type]
     for name, value in (tensors | dict(extra or {})).items():
         if value.ndim == 1:
             writer.add_tensor(name, value)
-        elif blocks is not None and (given := blocks(name, *value.shape)) is not None:
-            writer.add_tensor(name, given[1], raw_dtype=gguf.GGMLQuantizationType[given[0]])
+        elif blocks is not None and value.ndim == 2 and (given := blocks(name, *value.shape)) is not None:
+            writer.add_tensor(name, given[1], raw_dtype=storage_type(given[0]))
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -315,7 +378,6 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.dimension_count": config.rotary_dim,
         "rope.freq_base": rope.theta,
         "vocab_size": config.vocab_size,
@@ -333,11 +395,28 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
             "logit_scale": config.logits_scaling,
             "attention.scale": config.attention_multiplier,
         }
+    experts = config.experts
+    if isinstance(experts, ExpertsConfig):
+        values |= {"expert_count": experts.count, "expert_used_count": experts.per_token}
+        if experts.intermediate_size != config.intermediate_size:
+            values["expert_feed_forward_length"] = experts.intermediate_size
+        if experts.shared_intermediate_size is not None:
+            values["expert_shared_feed_forward_length"] = experts.shared_intermediate_size
     if config.architecture == "phi3":
         values["attention.sliding_window"] = config.sliding_window or 0
+    family, form = FAMILIES[config.architecture], config.form
+    values[f"attention.layer_norm{'_rms' if form.norm == 'rms' else ''}_epsilon"] = config.rms_norm_eps
+    if family.parallel_key:
+        values[family.parallel_key] = form.parallel
+    if family.logit_scale:
+        values["logit_scale"] = 1 / config.logits_scaling
+    if family.windows == "pattern":
+        values["attention.sliding_window"] = config.sliding_window or 0
+    caps = {"attn_logit_softcapping": form.attention_softcap, "final_logit_softcapping": form.logits_softcap}
+    values |= {key: cap for key, cap in caps.items() if cap is not None}
     return {
         "general.type": "model",
-        **{f"{config.architecture}.{key}": value for key, value in values.items()},
+        **{f"{family.gguf_name}.{key}": value for key, value in values.items()},
     }
 
 
@@ -369,6 +448,13 @@ def gguf_tensor_name(name: str, architecture: str = "llama") -> str:
 def _gguf_names(architecture: str) -> gguf.TensorNameMap:
     known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     return gguf.get_tensor_name_map(known[architecture], 16)
+
+
+def converted(name: str, value: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:
+    """Return what conversion to GGUF makes of a tensor: heads in another order, norms as factors."""
+    if name.endswith("norm.weight"):
+        return value + np.float32(FAMILIES[config.architecture].norm_offset)
+    return permuted(name, value, config)
 
 
 def permuted(name: str, value: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:

@@ -7,6 +7,7 @@ occurs; the values they stand for are computed here, independently of the export
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,31 +119,35 @@ def write_gptq(
     scales: str = "float16",
     lowest_zero: int = 0,
     skip: tuple[str, ...] = (),
+    own: Mapping[str, tuple[int, int]] | None = None,
     **settings: object,
 ) -> Packed:
-    """Write a folder as AutoGPTQ or GPTQModel do. skip: parts of names of modules that stay plain."""
+    """Write a folder as AutoGPTQ or GPTQModel do. skip: parts of names of modules that stay plain; own: bits
+    and groups of those that have their own.
+    """
     packed = start(path, overrides)
     rng = np.random.default_rng(7)
     for name in linear_names(packed.values):
         if any(part in name for part in skip):
             continue
         module = name.removesuffix(".weight")
+        width, size = next((v for part, v in (own or {}).items() if part in name), (bits, group))
         matrix = drawn(
             packed.values[name].shape,
             rng,
-            bits=bits,
-            group=group,
+            bits=width,
+            group=size,
             symmetric=symmetric,
             order=order,
             scales=scales,
             lowest_zero=lowest_zero,
         )
         lacking = 1 if version == 1 else 0
-        zeros = (matrix.zeros.astype(np.int16) - lacking).astype(np.uint8) & np.uint8(2**bits - 1)
+        zeros = (matrix.zeros.astype(np.int16) - lacking).astype(np.uint8) & np.uint8(2**width - 1)
         del packed.stored[name]
         packed.stored |= {
-            f"{module}.qweight": np.ascontiguousarray(pack_words(matrix.codes, bits).T),
-            f"{module}.qzeros": pack_words(np.ascontiguousarray(zeros.T), bits),
+            f"{module}.qweight": np.ascontiguousarray(pack_words(matrix.codes, width).T),
+            f"{module}.qzeros": pack_words(np.ascontiguousarray(zeros.T), width),
             f"{module}.scales": np.ascontiguousarray(matrix.scales.T),
             f"{module}.g_idx": matrix.index,
         }
@@ -155,6 +160,8 @@ def write_gptq(
         "desc_act": order,
         "damp_percent": 0.01,
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+        "method": "gptq",
+        "pack_dtype": "int32",
         **settings,
     }
     packed.rewrite()

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from llorch_serve.artifact.manifest import TransformName
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import Weights
 
 MEASURED = ("equalise", "smooth")
-ALL = ("rotate", "hadamard", "equalise", "smooth")
+ALL: tuple[TransformName, ...] = ("rotate", "hadamard", "equalise", "smooth")
 TEXT = "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency. " * 3
 BIASES = {"attention_bias": True, "mlp_bias": True}
 
@@ -35,6 +36,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
             "heads of 40, one kv head",
             "yarn, attention factor",
             "mistral, window",
+            "qwen2_moe, one layer without",
             "qwen2",
             "qwen2, tied, one kv head",
             "qwen3",
@@ -44,6 +46,16 @@ TOGETHER: dict[str, dict[str, Any]] = {
             "granite, tied, biases",
             "phi3",
             "phi3, three quarters rotated",
+            "gemma, tied, one kv head",
+            "gemma2",
+            "gemma3",
+            "olmo2",
+            "exaone4",
+            "arcee, biases, tied",
+            "glm",
+            "hunyuan, alpha",
+            "cohere",
+            "phi",
         )
     },
 }

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from llorch_export.checkpoint.names import stored_tensors
+from llorch_export.config.families import FAMILIES
 from llorch_export.graph.rope import inverse_frequencies
-from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig, RopeConfig
 
 PLAIN = (
     "vocab_size",
@@ -25,6 +26,15 @@ PLAIN = (
     "tie_word_embeddings",
 )
 """Fields of the same name and meaning in both."""
+_GRANITE = ("granite", "granitemoe")
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu2": "relu2",
+}
 LAYERS = 2
 """Layers whose parameters are compared: all of a model's have the same shapes."""
 
@@ -40,7 +50,7 @@ def transformers_config(data: Mapping[str, Any]) -> Any:
 
 def differences(found: LlamaConfig, expected: Any) -> list[str]:
     """Return each field of ``found`` in which it is not transformers' config ``expected``."""
-    pairs = {**_plain(found, expected), **_by_layer(found, expected)}
+    pairs = {**_plain(found, expected), **_by_layer(found, expected), **_experts(found, expected)}
     pairs["rotary embedding"] = (True, _same_rotation(found, expected))
     pairs["parameters"] = _parameters(found, expected)
     return [
@@ -52,58 +62,99 @@ def differences(found: LlamaConfig, expected: Any) -> list[str]:
 
 def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
     share = expected.hidden_size // expected.num_attention_heads
+    family, kind = FAMILIES[expected.model_type], expected.model_type
+    names = {"rms_norm_eps": family.norm_key}
     pairs: dict[str, tuple[object, object]] = {
-        name: (getattr(found, name), getattr(expected, name)) for name in PLAIN
+        name: (getattr(found, name), getattr(expected, names.get(name, name))) for name in PLAIN
     }
+    if expected.num_key_value_heads is None:
+        pairs["num_key_value_heads"] = (found.num_key_value_heads, expected.num_attention_heads)
     pairs["architecture"] = (found.architecture, expected.model_type)
     pairs["head_dim"] = (found.head_dim, getattr(expected, "head_dim", None) or share)
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
-        granite = expected.model_type == "granite"
-        pairs[name] = (getattr(found, name), getattr(expected, name) if granite else 1.0)
+        pairs[name] = (getattr(found, name), getattr(expected, name) if kind in _GRANITE else 1.0)
+    if kind.startswith("gemma"):
+        pairs["embedding_multiplier"] = (found.embedding_multiplier, expected.hidden_size**0.5)
+    if kind.startswith("cohere"):
+        pairs["logits_scaling"] = (found.logits_scaling, 1 / expected.logit_scale)
+    pairs["activation"] = (found.form.activation, ACTIVATIONS[getattr(expected, family.activation_key)])
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    theirs = tuple(getattr(expected, cap, None) for cap in caps)
+    pairs["caps"] = ((found.form.attention_softcap, found.form.logits_softcap), theirs)
     own = found.head_dim**-0.5 if found.attention_multiplier is None else found.attention_multiplier
-    usual = pairs["head_dim"][1] ** -0.5  # type: ignore[operator]
+    scalar = getattr(expected, "query_pre_attn_scalar", pairs["head_dim"][1])
+    usual = scalar**-0.5
     pairs["attention_multiplier"] = (
         own,
-        expected.attention_multiplier if expected.model_type == "granite" else usual,
+        expected.attention_multiplier if expected.model_type in _GRANITE else usual,
     )
     return pairs
+
+
+def _experts(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
+    """Compare what shapes of parameters do not show: how many experts a token takes, and their shares."""
+    if not isinstance(found.experts, ExpertsConfig):
+        return {}
+    normalised = getattr(expected, "norm_topk_prob", True)
+    return {
+        "experts of a token": (found.experts.per_token, expected.num_experts_per_tok),
+        "shares add up to one": (found.experts.normalised, normalised),
+    }
 
 
 def _by_layer(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
     layers = range(expected.num_hidden_layers)
     rotates = expected.no_rope_layers if expected.model_type == "smollm3" else [1] * len(layers)
+    if expected.model_type in ("exaone4", "cohere2") and expected.sliding_window is not None:
+        rotates = [int(kind == "sliding_attention") for kind in expected.layer_types]
     return {
-        "windows": ([found.window(i) for i in layers], [_window(expected, i) for i in layers]),
+        "windows": ([found.window(i) for i in layers], [window_of(expected, i) for i in layers]),
         "rotates": ([int(found.rotates(i)) for i in layers], list(rotates[: len(layers)])),
     }
 
 
-def _window(expected: Any, layer: int) -> int | None:
+def window_of(expected: Any, layer: int) -> int | None:
+    """Return how many tokens a layer sees by transformers' config; None: all."""
     window: int | None = None
-    if expected.model_type in ("mistral", "phi3"):
+    if expected.model_type in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
         window = expected.sliding_window
-    elif expected.model_type in ("qwen2", "qwen3", "smollm3"):
-        window = expected.sliding_window if expected.layer_types[layer] == "sliding_attention" else None
-    return None if window is None or window >= expected.max_position_embeddings else window
+    elif "sliding_attention" in (types := getattr(expected, "layer_types", None) or ()):
+        window = expected.sliding_window if types[layer] == "sliding_attention" else None
+    # Layers that rotate in their own way keep a window that hides nothing.
+    by_kind = "rope_theta" not in expected.rope_parameters
+    hides_nothing = window is not None and window >= expected.max_position_embeddings and not by_kind
+    return None if hides_nothing else window
 
 
 def _same_rotation(found: LlamaConfig, expected: Any) -> bool:
     """Tell whether the inverse frequencies are the same, and what cosine and sine are multiplied with."""
     rotary = _classes(expected, "RotaryEmbedding")(copy.deepcopy(expected))
-    ours = inverse_frequencies(found.rope, found.head_dim)
-    theirs = rotary.inv_freq.numpy()
+    if len(found.ropes) == 1:
+        return _same_rope(found, found.rope, expected, rotary, "", rotary.config.rope_parameters)
+    settings = rotary.config.rope_parameters
+    return all(
+        _same_rope(found, rope, expected, rotary, f"{kind}_", settings[kind])
+        for rope, kind in zip(found.ropes, ("full_attention", "sliding_attention"), strict=True)
+        if kind in expected.layer_types
+    )
+
+
+def _same_rope(
+    found: LlamaConfig, rope: RopeConfig, expected: Any, rotary: Any, prefix: str, settings: Any
+) -> bool:
+    ours = inverse_frequencies(rope, found.head_dim)
+    theirs = getattr(rotary, f"{prefix}inv_freq").numpy()
     if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=1e-6, atol=0):
         return False
-    if not math.isclose(found.rope.attention_factor, rotary.attention_scaling, rel_tol=1e-12):
+    if not math.isclose(rope.attention_factor, getattr(rotary, f"{prefix}attention_scaling"), rel_tol=1e-12):
         return False
-    exact = found.rope.exact_positions
-    kind = rotary.config.rope_parameters["rope_type"]
+    exact, kind = rope.exact_positions, settings["rope_type"]
     if kind == "longrope":
-        settings = rotary.config.rope_parameters
         original = settings["original_max_position_embeddings"]
         same = settings["short_factor"] == settings["long_factor"]
         return exact == (None if same else original)
-    return exact == (expected.max_position_embeddings if kind == "dynamic" else None)
+    dynamic = kind == "dynamic" and not settings.get("alpha")
+    return exact == (expected.max_position_embeddings if dynamic else None)
 
 
 def _parameters(found: LlamaConfig, expected: Any) -> tuple[object, object]:
@@ -115,7 +166,9 @@ def _parameters(found: LlamaConfig, expected: Any) -> tuple[object, object]:
     with torch.device("meta"):
         model = _classes(expected, "ForCausalLM")(small)
     theirs = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    ours = {name: shape for name, shape in stored_tensors(found).items() if _within(name, layers)}
+    keys = FAMILIES[found.architecture].experts
+    named = stored_tensors(found, keys.names[0] if keys and found.experts else None)
+    ours = {name: shape for name, shape in named.items() if _within(name, layers)}
     return dict(sorted(ours.items())), dict(sorted(theirs.items()))
 
 
@@ -127,6 +180,7 @@ def _classes(expected: Any, suffix: str) -> Any:
     """Return the class of the family's modelling code whose name ends with ``suffix``."""
     import importlib
 
-    kind = expected.model_type
+    family = FAMILIES[expected.model_type]
+    kind = family.module or family.architecture
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    return getattr(module, type(expected).__name__.removesuffix("Config") + suffix)
+    return getattr(module, family.causal_lm.removesuffix("ForCausalLM") + suffix)

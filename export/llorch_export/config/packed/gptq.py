@@ -18,6 +18,7 @@ BITS: Final = (2, 3, 4, 8)
 # packed is seen from the tensors, and so is the order of their inputs.
 INERT: Final = (
     "quant_method",
+    "method",
     "desc_act",
     "damp_percent",
     "damp_auto_increment",
@@ -115,6 +116,8 @@ def gptq_packing(fields: Fields) -> GptqPacking:
         raise fields.wrong("checkpoint_format", "'gptq' or 'gptq_v2'")
     if fields.get("pack_dtype") not in (None, "int32"):
         raise fields.wrong("pack_dtype", "'int32'")
+    if fields.get("method") not in (None, "gptq"):
+        raise fields.wrong("method", "'gptq', as quant_method says")
     for key in ("rotation", "adapter", "pre_filters", "preprocessors"):
         if fields.get(key):
             raise fields.wrong(key, f"nothing, since it changes what the model computes; {WAY_OUT}")

@@ -15,12 +15,16 @@ from llorch_export.verify.layers.graph import Array, AttentionNode, GraphRun, la
 from llorch_export.verify.layers.reference import ReferenceRun
 from llorch_export.verify.layers.stages import Kind
 
+SCALED_EMBEDDING: Final = "embedding/scaled"
+_INPUT: Final = ".input"  # of a block that no norm stands before
 FINAL_NORM: Final = "model.norm"
 _RESIDUAL: Final = "/residual"
 _KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), Kind.QKV),
-    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "silu", "product"), Kind.SWIGLU),
-    "embedding": Kind.EMBEDDING,
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "silu", "act", "product"), Kind.SWIGLU),
+    **dict.fromkeys(("gate", "shared_expert_gate"), Kind.ROUTER),
+    **dict.fromkeys(("experts", "mlp"), Kind.EXPERTS),
+    **dict.fromkeys(("embedding", SCALED_EMBEDDING), Kind.EMBEDDING),
     "logits": Kind.LOGITS,
 }
 
@@ -38,6 +42,8 @@ def pairs(graph: GraphRun, reference: ReferenceRun, head_dim: int) -> Iterator[P
     for name, value in graph.values.items():
         if name in attention:
             yield from _attention(attention[name], graph, reference, head_dim)
+        elif name == "embedding" and SCALED_EMBEDDING in graph.values and _scales_itself(reference):
+            continue
         elif name not in inside and name != "logits":
             expected = counterpart(name, reference)
             if expected is not None and expected.size == value.size:
@@ -51,6 +57,11 @@ def pairs(graph: GraphRun, reference: ReferenceRun, head_dim: int) -> Iterator[P
                 )
 
 
+def _scales_itself(reference: ReferenceRun) -> bool:
+    """Tell whether the reference's embedding is scaled by its own module."""
+    return np.array_equal(reference.outputs["model.embed_tokens"], reference.inputs["model.layers.0"])
+
+
 def unmatched(graph: GraphRun, compared: set[str]) -> tuple[str, ...]:
     """Return the graph's values that no comparison has covered."""
     return tuple(name for name in graph.values if name not in compared and name != "logits")
@@ -61,8 +72,12 @@ def counterpart(name: str, reference: ReferenceRun) -> Array | None:
     inputs, outputs = reference.inputs, reference.outputs
     if name in outputs:
         return outputs[name]
+    if name == SCALED_EMBEDDING:
+        return inputs.get("model.layers.0")
     if name == "embedding":
         return outputs.get("model.embed_tokens")
+    if name.endswith(_INPUT):
+        return inputs.get(name.removesuffix(_INPUT))
     if name.endswith(_RESIDUAL):
         return inputs.get(name.removesuffix(_RESIDUAL))
     parent, _, last = name.rpartition(".")
@@ -71,8 +86,9 @@ def counterpart(name: str, reference: ReferenceRun) -> Array | None:
         return None if any(part is None for part in parts) else np.concatenate(parts, axis=-1)  # type: ignore[arg-type]  # checked
     if last in ("gate_proj", "up_proj") and f"{parent}.gate_up_proj" in outputs:
         return np.split(outputs[f"{parent}.gate_up_proj"], 2, axis=-1)[last == "up_proj"]
-    if last == "silu":
-        return outputs.get(f"{parent}.act_fn")
+    if last in ("silu", "act"):
+        gated = any(f"{parent}.{gate}" in outputs for gate in ("gate_proj", "gate_up_proj"))
+        return outputs.get(f"{parent}.act_fn") if gated else inputs.get(f"{parent}.down_proj")
     return inputs.get(f"{parent}.down_proj") if last == "product" else None
 
 
@@ -124,8 +140,12 @@ def _kind(name: str) -> Kind:
     if name.endswith(_RESIDUAL):
         module = name.removesuffix(_RESIDUAL)
         return Kind.BLOCK if module == FINAL_NORM or module.endswith("input_layernorm") else Kind.RESIDUAL
+    if name.endswith(_INPUT):
+        return Kind.RESIDUAL if name.endswith(f".mlp{_INPUT}") else Kind.BLOCK
     if name == FINAL_NORM:
         return Kind.FINAL_NORM
+    if name.endswith(".output_norm"):
+        return Kind.PROJECTION  # as far off as the projection that it normalises
     last = name.rpartition(".")[2]
     return _KINDS.get(last, Kind.NORM if last.endswith("norm") else Kind.PROJECTION)
 

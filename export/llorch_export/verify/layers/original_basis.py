@@ -16,14 +16,14 @@ import numpy as np
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.transform.basis import Basis, plain_basis, random_basis
 from llorch_export.verify.layers.graph import Array, GraphRun
-from llorch_export.verify.layers.matching import FINAL_NORM
+from llorch_export.verify.layers.matching import FINAL_NORM, SCALED_EMBEDDING
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
 RESTORED: Final = "turned back"
 """Source of a stage that was observed and brought back into the checkpoint's basis."""
 
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm", FINAL_NORM)
-_RESIDUAL: Final = ("/residual", ".o_proj", ".down_proj")
+_RESIDUAL: Final = ("/residual", ".o_proj", ".down_proj", ".mlp.experts", ".mlp")
 
 
 def in_original_basis(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -> GraphRun:
@@ -40,7 +40,7 @@ def in_original_basis(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -
                 # Its weights went into the matrices that read it.
                 weight = checkpoint.tensors[f"{name}.weight"].load()
                 values[name] = (basis.restored(value) * weight).astype(np.float32)
-            elif name == "embedding" or name.endswith(_RESIDUAL):
+            elif name in ("embedding", SCALED_EMBEDDING) or name.endswith(_RESIDUAL):
                 values[name] = basis.restored(value).astype(np.float32)
     if "hadamard" in recipe.transforms:
         _restore_values(graph, values, checkpoint.config)

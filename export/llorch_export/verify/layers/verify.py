@@ -89,7 +89,7 @@ def verify_layers(
     reference = Reference(checkpoint)
     expected = reference.logits([*ids, *answer])
     progress("proving layers", 1, 4)
-    inside = observe(reference.model, ids)
+    inside = observe(reference.model, ids, checkpoint.config)
     left_out = rescaled(graph, recipe, checkpoint.config)
     restored = in_original_basis(graph, recipe, checkpoint)
     found = [

@@ -1,0 +1,138 @@
+"""Rows of families whose norms are by mean and variance."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llorch_export.config.family import GELU, Family
+from llorch_serve.artifact.manifest import LayerForm
+
+_BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
+_COHERE: Final = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+
+LAYER_NORM: Final = (
+    Family(
+        "cohere",
+        "CohereForCausalLM",
+        defaults={**_COHERE, "rope_theta": 500000.0},
+        biases=frozenset({"attention_bias"}),
+        fixed={"use_qk_norm": False},
+        form=LayerForm(norm="layer", parallel=True),
+        norm_key="layer_norm_eps",
+        logit_scale=0.0625,
+        interleaved=True,
+        gguf="command-r",
+        gguf_in_transformers=False,
+    ),
+    Family(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        defaults={**_COHERE, "sliding_window": 4096},
+        biases=frozenset({"attention_bias"}),
+        windows="pattern",
+        window_pattern=4,
+        rotates_in_windows="always",
+        form=LayerForm(norm="layer", parallel=True),
+        norm_key="layer_norm_eps",
+        logit_scale=0.0625,
+        interleaved=True,
+        gguf_in_transformers=False,
+    ),
+    Family(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        defaults={
+            "vocab_size": 49152,
+            "hidden_size": 3072,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "use_bias": True,
+        },
+        biases=_BOTH_BIASES,
+        bias_key="use_bias",
+        windows="all layers",
+        form=LayerForm(norm="layer", norm_bias=True, gated=False),
+        activations=GELU,
+        norm_key="norm_epsilon",
+        stored_names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
+    ),
+    Family(
+        "stablelm",
+        "StableLmForCausalLM",
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 2560,
+            "intermediate_size": 6912,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+        },
+        qkv_bias="use_qkv_bias",
+        partial_rotary=True,
+        fixed={"qk_layernorm": False},
+        form=LayerForm(norm="layer", norm_bias=True),
+        norm_key="layer_norm_eps",
+        parallel_key="use_parallel_residual",
+    ),
+    Family(
+        "phi",
+        "PhiForCausalLM",
+        defaults={
+            "vocab_size": 51200,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 24,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+        },
+        biases=_BOTH_BIASES,
+        head_biases=True,
+        partial_rotary=True,
+        fixed={"qk_layernorm": False},
+        form=LayerForm(norm="layer", norm_bias=True, parallel=True, gated=False, head_bias=True),
+        activations={"gelu_new": "gelu_tanh", **GELU},
+        norm_key="layer_norm_eps",
+        gguf="phi2",
+        gguf_in_transformers=False,
+        stored_names={
+            "self_attn.o_proj": "self_attn.dense",
+            "mlp.up_proj": "mlp.fc1",
+            "mlp.down_proj": "mlp.fc2",
+            "model.norm": "model.final_layernorm",
+        },
+    ),
+    Family(
+        "nemotron",
+        "NemotronForCausalLM",
+        defaults={
+            "vocab_size": 256000,
+            "hidden_size": 6144,
+            "intermediate_size": 24576,
+            "num_attention_heads": 48,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+        },
+        biases=_BOTH_BIASES,
+        partial_rotary=True,
+        form=LayerForm(norm="layer", norm_bias=True, gated=False),
+        activations={"relu2": "relu2"},
+        norm_key="norm_eps",
+        norm_offset=1.0,
+    ),
+)
