@@ -1,9 +1,9 @@
 """Write rows of ``tests/data/published/packed_layers.jsonl``: of tools that pack the layers of a model.
 
-usage: TORCHDYNAMO_DISABLE=1 PYTHONPATH=ci PYTHON -P -m measure.packed_layers >>tests/data/published/packed_layers.jsonl
+usage: TORCHDYNAMO_DISABLE=1 PYTHONPATH=ci PYTHON -P -m measure.packed_layers >>FILE
 
-PYTHON is an interpreter that has torch, transformers and one of bitsandbytes, torchao, HQQ, ModelOpt and Quark;
-ci/make-quantised sets them up.
+PYTHON is an interpreter that has torch, transformers, and one of bitsandbytes, torchao, HQQ, ModelOpt and
+Quark; ci/make-quantised sets them up.
 """
 
 from __future__ import annotations
