@@ -156,6 +156,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "rule of no object": (GPTQ_4 | {"dynamic": {"+:.*": 3}}, "has no object of settings"),
     "rule that looks ahead": (GPTQ_4 | {"dynamic": {"-:(?=a)b": {}}}, "cannot be matched"),
     "rule that counts for ever": (GPTQ_4 | {"dynamic": {"-:" + "(" * 30 + "a" + ")*" * 30: {}}}, "matched"),
+    "rules beyond all measure": (
+        GPTQ_4 | {"dynamic": {f"+:{'x?' * 90}{number}": {} for number in range(50)}},
+        "more than 8000 steps",
+    ),
     "awq, 3 bits": ({"quant_method": "awq", "bits": 3}, "expected 4, the only width"),
     "awq, gemv_fast": ({"quant_method": "awq", "version": "gemv_fast"}, "version is 'gemv_fast', expected"),
     "auto-round, fp8": ({"quant_method": "auto-round", "bits": 8, "data_type": "fp8"}, "data_type is 'fp8'"),

@@ -35,7 +35,7 @@ SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "bfloat16": ir.DataType.BFLOAT16,
 }
 
-_CODES_AT_A_TIME: Final = 2**23  # packed files are read in strips, which want to be wide
+_CODES_AT_A_TIME: Final = 2**22  # packed files are read in strips, which want to be wide
 
 
 @dataclass(frozen=True, slots=True)
