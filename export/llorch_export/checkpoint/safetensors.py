@@ -22,6 +22,7 @@ from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take
 from llorch_export.checkpoint.safetensors_file import CODECS, file_tensors, unsupported_type
 from llorch_export.checkpoint.stored_names import SCALE_PARTS, is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
+from llorch_export.config.families import FAMILIES
 from llorch_export.config.fields import listed, quoted
 from llorch_export.config.fp8 import Fp8Format
 from llorch_export.config.packed.base import Packing
@@ -88,7 +89,7 @@ def folder_tensors(
     files = weight_files(folder)
     wanted = names.stored_tensors(config)
     reader = reader_of(packing) if isinstance(packing, Packing) else None
-    stored, left_out = _gathered(folder, files, wanted, reader)
+    stored, left_out = _gathered(folder, files, wanted, reader, config)
     if isinstance(packing, Packing):
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
@@ -134,12 +135,17 @@ class _LeftOut:
 
 
 def _gathered(
-    folder: ModelFolder, files: Iterable[Path], wanted: Collection[str], reader: PackedReader | None
+    folder: ModelFolder,
+    files: Iterable[Path],
+    wanted: Collection[str],
+    reader: PackedReader | None,
+    config: LlamaConfig,
 ) -> tuple[dict[str, StoredTensor], _LeftOut]:
     """Return every tensor of the files by the model's own name for it, and what was left out.
 
     reader: of modules that are packed, if there may be any.
     """
+    family = FAMILIES[config.architecture]
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
     for path in files:
@@ -147,7 +153,8 @@ def _gathered(
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue
-            found = module_name(own_name, wanted, SCALE_PARTS if reader is None else reader.suffixes)
+            parts = SCALE_PARTS if reader is None else reader.suffixes
+            found = module_name(names.loaded_name(own_name, family), wanted, parts)
             if found.wrapper:
                 left_out.wrappers.add(found.wrapper)
             if found.name in stored:

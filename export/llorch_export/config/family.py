@@ -75,6 +75,10 @@ class Family:
     gguf: ``general.architecture`` where it is another name.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
         share of the hidden size.
+    other_keys: by what other names the family's config.json has settings of Llama's.
+    stored_layers: what the names of layers begin with in a checkpoint.
+    renamed_on_loading: those names are taken for Llama's when files are read, here and by transformers, whose
+        model has Llama's.
     stored_names: what a checkpoint calls modules for which Llama has another name or none.
     """
 
@@ -118,6 +122,9 @@ class Family:
     module: str = ""
     gguf: str = ""
     gguf_wide_layers: frozenset[int] = frozenset()
+    other_keys: Mapping[str, str] = field(default_factory=dict)
+    stored_layers: str = "model.layers"
+    renamed_on_loading: bool = False
     stored_names: Mapping[str, str] = field(default_factory=dict)
 
     @property

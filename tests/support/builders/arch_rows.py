@@ -158,6 +158,7 @@ GGUF = [
     "arcee",
     "arcee, biases, tied",
     "ernie4_5",
+    "exaone, tied",
     "cohere, tied",
     "cohere2",
     "starcoder2",
