@@ -73,6 +73,7 @@ class Family:
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
     gguf: ``general.architecture`` where it is another name.
+    gguf_names: what GGUF files call modules that others call otherwise.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
         share of the hidden size.
     other_keys: by what other names the family's config.json has settings of Llama's.
@@ -121,6 +122,7 @@ class Family:
     alpha: bool = False
     module: str = ""
     gguf: str = ""
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_wide_layers: frozenset[int] = frozenset()
     other_keys: Mapping[str, str] = field(default_factory=dict)
     stored_layers: str = "model.layers"
