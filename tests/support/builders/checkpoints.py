@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
+from llorch_export.config.family import Family
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
@@ -197,6 +199,15 @@ def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
     return weights
 
 
+def stored_name(name: str, family: Family) -> str:
+    """Return what published checkpoints of a family that is renamed on loading call a tensor."""
+    module, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    if layer is None:
+        return f"{family.stored_names.get(module, module)}.{kind}"
+    return f"{family.stored_layers}.{layer[1]}.{family.stored_names[layer[2]]}.{kind}"
+
+
 def _has_bias(config: LlamaConfig, module: str) -> bool:
     if "attn" not in module:
         return config.mlp_bias
@@ -268,6 +279,9 @@ def write_hf_folder(
     if config["model_type"] == "phi3":
         weights = fused(weights)
     weights = with_stored_experts(weights, str(config["model_type"]), stacked=stacked_experts)
+    family = FAMILIES[str(config["model_type"])]
+    if family.renamed_on_loading:
+        weights = {stored_name(name, family): value for name, value in weights.items()}
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
     _write_json(path / "config.json", config)
     if shards == 1:
@@ -411,12 +425,12 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
     if family.logit_scale:
         values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":
-        values["attention.sliding_window"] = config.sliding_window or 0
+        values["attention.sliding_window"] = config.sliding_window
     caps = {"attn_logit_softcapping": form.attention_softcap, "final_logit_softcapping": form.logits_softcap}
     values |= {key: cap for key, cap in caps.items() if cap is not None}
     return {
         "general.type": "model",
-        **{f"{family.gguf_name}.{key}": value for key, value in values.items()},
+        **{f"{family.gguf_name}.{key}": value for key, value in values.items() if value is not None},
     }
 
 
