@@ -169,4 +169,5 @@ GGUF = [
     "qwen2_moe",
     "qwen3_moe",
     "granitemoe",
+    "olmoe",
 ]
