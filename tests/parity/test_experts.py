@@ -4,6 +4,8 @@ does.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,21 +14,27 @@ import numpy.typing as npt
 import onnx
 import pytest
 
+from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
+from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.file import load_recipe
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import UsageError
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import log_softmax
 from llorch_serve.runtime.opening import open_session
+from support.builders.adapters import Factors, write_adapter
 from support.builders.arch_rows import HF
 from support.builders.arch_rows_experts import QWEN2_MOE
-from support.builders.checkpoints import Weights, of_family, write_gguf, write_hf_folder
+from support.builders.checkpoints import Weights, of_family, tiny_llama_config, write_gguf, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from support.oracles.quantised_numpy import unpack
 from support.oracles.stepwise import reference
-from tolerances import KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0
+from tolerances import FP32_LOGITS, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0
 
 IDS: Final = random_ids(60)
 Matrices = npt.NDArray[np.float32]
@@ -230,3 +238,51 @@ def test_a_session_does_not_promise_bits_that_neighbours_may_change(tmp_path: Pa
     assert not open_tiny(artifact).capabilities.batch_invariant
     with pytest.raises(UsageError, match="each of its experts computes the rows"):
         open_session(artifact, SessionConfig(slots=2, batch_invariant=True), lambda report: None)
+
+
+@pytest.mark.reference
+def test_an_adapter_of_attention_is_merged_and_experts_are_none_of_its_linear_layers(tmp_path: Path) -> None:
+    row = HF["mixtral"]
+    source = write_hf_folder(tmp_path / "model", row)
+
+    def of_attention(factors: Factors) -> None:
+        for name in [name for name in factors if "self_attn" not in name]:
+            del factors[name]
+
+    modules = ["q_proj", "v_proj"]
+    factors = write_adapter(
+        tmp_path / "lora", tiny_llama_config(**row), edit=of_attention, target_modules=modules
+    )
+
+    def merged(weights: Weights) -> None:
+        for name in [name for name in weights if name.endswith((".q_proj.weight", ".v_proj.weight"))]:
+            module = name.removesuffix(".weight")
+            weights[name] = weights[name] + 6 / 4 * factors[f"{module}.b"] @ factors[f"{module}.a"]
+
+    artifact = export_tiny(source, tmp_path / "out", lora=(AdapterChoice(tmp_path / "lora"),))
+    expected = reference(write_hf_folder(tmp_path / "merged", row, edit=merged), IDS)
+    np.testing.assert_allclose(all_logits(artifact, IDS), expected, atol=FP32_LOGITS, rtol=0)
+    write_adapter(tmp_path / "all", tiny_llama_config(**row), edit=of_attention, target_modules="all-linear")
+    with pytest.raises(ArtifactError, match=r"lacks adapters for 4 modules: .*k_proj, .*o_proj"):
+        export_tiny(source, tmp_path / "none", lora=(AdapterChoice(tmp_path / "all"),))
+
+
+def zeros(rest: tuple[int, ...], start: int, stop: int) -> Matrices:
+    return np.zeros((stop - start, *rest), np.float32)
+
+
+def test_memory_holds_some_rows_of_an_expert(tmp_path: Path) -> None:
+    """An expert of Mixtral has 704 MB in float32; the stack of them is planned, and read in chunks."""
+    config = tiny_llama_config(
+        **of_family("mixtral", hidden_size=4096, intermediate_size=14336, num_hidden_layers=1, head_dim=64)
+    )
+    tensors = {
+        name: LazyTensor(name, shape, "F32", functools.partial(zeros, shape[1:]))
+        for name, shape in expected_tensors(config).items()
+    }
+    options = ExportOptions("model", tmp_path, "int8", kv_dtype="float32")
+    graph = build_decoder(config, base_recipe(options), tensors, context_length=64)
+    (job,) = (job for job in graph.jobs if job.tensors[0].name.endswith("gate_up_proj.weight"))
+    assert job.tensors[0].nbytes == 8 * 2 * 14336 * 4096
+    chunks = list(itertools.islice(job.chunks(), 3))
+    assert all(array.nbytes <= 2**23 for chunk in chunks for array in chunk)
