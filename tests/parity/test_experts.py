@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.checkpoint.base import LazyTensor
@@ -34,7 +36,7 @@ from support.builders.checkpoints import Weights, of_family, tiny_llama_config, 
 from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from support.oracles.quantised_numpy import unpack
 from support.oracles.stepwise import reference
-from tolerances import FP32_LOGITS, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0
+from tolerances import FP32_LOGITS, KL_FP16, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0
 
 IDS: Final = random_ids(60)
 Matrices = npt.NDArray[np.float32]
@@ -116,6 +118,15 @@ def test_eight_bits_are_near_what_transformers_computes_on_their_values(tmp_path
     values = write_hf_folder(tmp_path / "values", HF[row], edit=lambda w: put_back(w, stacks(artifact)))
     assert divergence(reference(values, IDS), all_logits(artifact, IDS)) < KL_LEVEL_4_INT8
     assert artifact.manifest.min_onnxruntime == "1.31"
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("storage", [{}, {"rules": (Rule(("*.experts.*",), precision="int4"),)}])
+def test_half_precision_computes_the_model(tmp_path: Path, storage: dict[str, Any]) -> None:
+    source = write_hf_folder(tmp_path / "model", HF["qwen2_moe"])
+    artifact = export_tiny(source, tmp_path / "out", precision="fp16", **storage)
+    found = divergence(reference(source, IDS), all_logits(artifact, IDS))
+    assert found < (0.05 if storage else KL_FP16)
 
 
 @pytest.mark.reference
@@ -265,6 +276,35 @@ def test_an_adapter_of_attention_is_merged_and_experts_are_none_of_its_linear_la
     write_adapter(tmp_path / "all", tiny_llama_config(**row), edit=of_attention, target_modules="all-linear")
     with pytest.raises(ArtifactError, match=r"lacks adapters for 4 modules: .*k_proj, .*o_proj"):
         export_tiny(source, tmp_path / "none", lora=(AdapterChoice(tmp_path / "all"),))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "experts.gate_up_proj",
+            lambda w: w[:, :-1],
+            r"gate_up_proj is \[4, 191, 64\], expected \[4, 192, 64\]",
+        ),
+        ("experts.gate_up_proj", lambda w: w[:3], r"gate_up_proj is \[3, 192, 64\], expected \[4, 192, 64\]"),
+        ("experts.gate_up_proj", lambda w: w.reshape(-1, 64), r"gate_up_proj is \[768, 64\], expected"),
+        ("experts.down_proj", lambda w: None, "lacks 1 of .* tensors that its config calls for: .*down_proj"),
+        ("gate.weight", lambda w: w[:3], r"mlp.gate.weight is \[3, 64\], expected \[4, 64\]"),
+    ],
+)
+def test_stacks_of_another_shape_are_refused(
+    tmp_path: Path, name: str, change: Callable[[Matrices], Matrices | None], message: str
+) -> None:
+    source = write_hf_folder(tmp_path / "model", HF["mixtral"], stacked_experts=True)
+    held = load_file(source / "model.safetensors")
+    whole = f"model.layers.1.mlp.{name}"
+    changed = change(held.pop(whole))
+    if changed is not None:
+        held[whole] = np.ascontiguousarray(changed)
+    save_file(held, source / "model.safetensors")
+    with pytest.raises(ArtifactError, match=message):
+        export_tiny(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def zeros(rest: tuple[int, ...], start: int, stop: int) -> Matrices:
