@@ -112,7 +112,9 @@ def text() -> str:
 
 def _keys(family: Family) -> set[str]:
     place = family.module or family.architecture
-    modelling, configuration = (f"models.{place}.{kind}_{place}" for kind in ("modeling", "configuration"))
+    modelling = f"models.{place}.modeling_{place}"
+    own = family.architecture if _has_config(family.architecture) else place
+    configuration = f"models.{own}.configuration_{own}"
     read = {key for node in _reached(modelling, family.causal_lm) for key in _config_reads(node)}
     for module, name in ((configuration, _config_class(configuration, family)), *_BASES):
         read |= {key for node in _building(_definitions(module)[name]) for key in _own_reads(node)}
@@ -128,6 +130,15 @@ def _config_class(configuration: str, family: Family) -> str:
             if isinstance(part, ast.Assign) and ast.unparse(part) == f"model_type = {family.architecture!r}":
                 return name
     raise LookupError(f"{configuration} has no config of model_type {family.architecture}")
+
+
+def _has_config(family: str) -> bool:
+    """Tell whether a family's config is in a module of its own name."""
+    try:
+        _source(f"models.{family}.configuration_{family}")
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @functools.cache

@@ -78,6 +78,15 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M as GGUF, fetched and checked by ci/fetch-model; for tests with the marker slow."""
+    result = subprocess.run(
+        [REPOSITORY / "ci" / "fetch-model", "gemma3"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return Path(result.stdout.strip())
+
+
+@pytest.fixture(scope="session")
 def smollm2_reference(smollm2_gguf: Path) -> Any:
     """transformers on the same file, in fp32."""
     import torch

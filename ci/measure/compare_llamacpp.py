@@ -68,6 +68,14 @@ class LlamaCpp:
             partial.rename(target)
         return target
 
+    def pure(self, source: Path, target: Path, kind: str, matrices: dict[str, int]) -> Path:
+        """Write ``target``, whose matrices are all of the type that ``kind`` stands for, and return it.
+
+        matrices: the row lengths of the matrices of ``source``, by name.
+        """
+        self._run("pure", str(source), str(target), kind, stdin=json.dumps(matrices))
+        return target
+
     def logits(self, path: Path, windows: list[list[int]]) -> np.ndarray:
         """Return logits of every position, [tokens, vocabulary]."""
         with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,8 @@
 pytest's.
 
 usage: PYTHON run_llamacpp.py quantize SOURCE TARGET TYPE     TYPE as llama.cpp's own tool names it: Q4_K_M
+       PYTHON run_llamacpp.py pure SOURCE TARGET TYPE <rows   every matrix in that one type, with an
+       importance matrix that was drawn; a JSON object of the matrices' names and row lengths
        PYTHON run_llamacpp.py logits FILE OUTPUT <windows     a JSON array of arrays of token ids, each a
        context of its own
        PYTHON run_llamacpp.py tokens FILE PRE... <texts       a JSON array of texts; for each pre-tokenizer
@@ -14,6 +16,7 @@ that is quantised already is widened first.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 
@@ -29,6 +32,29 @@ def quantize(source: str, target: str, kind: str) -> None:
     failed = llama_cpp.llama_model_quantize(source.encode(), target.encode(), params)
     if failed:
         sys.exit(f"llama.cpp cannot quantise {source} to {kind}")
+
+
+def pure(source: str, target: str, kind: str, matrices: dict[str, int]) -> None:
+    """Write every matrix of ``source`` in the type that ``kind`` stands for, weighted by drawn importance.
+
+    The types of one and two bits cannot be made without an importance matrix; a drawn one shows that files
+    made with one are read, whatever it held.
+    """
+    rng = np.random.default_rng(0)
+    drawn = {name: rng.uniform(0.5, 2, size).astype(np.float32) for name, size in matrices.items()}
+    rows = [
+        llama_cpp.llama_model_imatrix_data(
+            name.encode(), values.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), values.size
+        )
+        for name, values in drawn.items()
+    ]
+    end = llama_cpp.llama_model_imatrix_data(None, None, 0)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    params.pure, params.keep_split = True, "-00001-of-" in source
+    params.imatrix = (llama_cpp.llama_model_imatrix_data * (len(rows) + 1))(*rows, end)
+    if llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
+        sys.exit(f"llama.cpp cannot quantise {source} to {kind} alone")
 
 
 def logits(path: str, output: str, windows: list[list[int]]) -> None:
@@ -65,6 +91,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["quantize", source, target, kind]:
             quantize(source, target, kind)
+        case ["pure", source, target, kind]:
+            pure(source, target, kind, json.load(sys.stdin))
         case ["logits", path, output]:
             logits(path, output, json.load(sys.stdin))
         case ["tokens", path, *pre]:

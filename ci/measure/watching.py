@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import grpc
@@ -28,12 +28,14 @@ class Watched:
 
     memory: resident bytes that are the process's own; pages of the weights' file come and go as the system
         likes. kept_ms, new_ms: how long health took on a connection that stays, and on one of its own.
-    unwell: checks that did not say SERVING.
+    control_ms: the same, by turns, of a server beside it, if there is one. unwell: checks that did not say
+        SERVING.
     """
 
     memory: list[tuple[float, int]] = field(default_factory=list)
     kept_ms: list[float] = field(default_factory=list)
     new_ms: list[float] = field(default_factory=list)
+    control_ms: list[float] = field(default_factory=list)
     unwell: list[str] = field(default_factory=list)
 
 
@@ -56,8 +58,10 @@ class Footprint:
 
 
 @contextmanager
-def watching(address: str, pid: int) -> Iterator[Watched]:
-    """Check health and read memory every :data:`PAUSE_S` until the block ends."""
+def watching(address: str, pid: int, control: str | None = None) -> Iterator[Watched]:
+    """Check health and read memory every :data:`PAUSE_S` until the block ends. control: address of another
+    server, to be checked beside.
+    """
     watched, ended, process = Watched(), threading.Event(), psutil.Process(pid)
 
     def check(channel: grpc.Channel, times: list[float]) -> None:
@@ -71,16 +75,23 @@ def watching(address: str, pid: int) -> Iterator[Watched]:
             watched.unwell.append(f"{error.code().name}: {error.details()}")
         times.append(1000 * (time.perf_counter() - begun))
 
+    servers = [(address, watched.kept_ms, watched.new_ms)]
+    if control is not None:
+        servers.append((control, watched.control_ms, watched.control_ms))
+    own = (("grpc.use_local_subchannel_pool", 1),)
+
     def run() -> None:
-        own = (("grpc.use_local_subchannel_pool", 1),)
-        with grpc.insecure_channel(address, options=own) as kept:
+        with ExitStack() as stack:
+            kept = [stack.enter_context(grpc.insecure_channel(at, options=own)) for at, *_ in servers]
             while not ended.is_set():
                 memory = process.memory_info()
                 watched.memory.append((time.monotonic(), memory.rss - memory.shared))
-                check(kept, watched.kept_ms)
+                for channel, (_, kept_ms, _) in zip(kept, servers, strict=True):
+                    check(channel, kept_ms)
                 ended.wait(PAUSE_S)
-                with grpc.insecure_channel(address, options=own) as new:
-                    check(new, watched.new_ms)
+                for at, _, new_ms in servers:
+                    with grpc.insecure_channel(at, options=own) as new:
+                        check(new, new_ms)
                 ended.wait(PAUSE_S)
 
     thread = threading.Thread(target=run, name="watching")

@@ -29,22 +29,22 @@ from llorch_export.artifact.description import (
 from llorch_export.artifact.place import check_output
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
-from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
+from llorch_export.graph.source_forms import packed_notice, source_forms, source_notice
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
 from llorch_export.options import ExportOptions
-from llorch_export.quantize.repack import carried_notice
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import ResolvedExport, check_source, resolve
 from llorch_export.source.open import open_checkpoint
 from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.verify.float_range import probe_activations
 from llorch_serve.artifact.folder import MANIFEST_NAME, Artifact, load_artifact
-from llorch_serve.artifact.manifest import FixedShapes, Manifest, Target, encode_manifest
+from llorch_serve.artifact.manifest import FixedShapes, Manifest, SourceForm, Target, encode_manifest
 
 PREFILL_FILE = "prefill.onnx"
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
@@ -129,10 +129,16 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
     notices = [*source_notices(checkpoint), *graph.notices]
     notices += (notice for notice in found if notice is not None)
-    if resolved.recipe.precision == "source":
-        matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
-        notices.append(carried_notice(tensor.dtype for tensor in matrices))
+    notices += storage_notices(checkpoint.tensors, resolved)
     return tuple(notices)
+
+
+def storage_notices(tensors: Mapping[str, LazyTensor], resolved: ResolvedExport) -> tuple[str, ...]:
+    """Return what a person should know of how packed matrices are stored, a line each."""
+    if resolved.recipe.precision == "source":
+        return (source_notice(tensors, TARGETS[resolved.target]),)
+    notice = packed_notice(tensors)
+    return () if notice is None else (notice,)
 
 
 def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> DecoderGraph:
@@ -148,7 +154,7 @@ def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> 
     for name, data in models.items():
         writer.add_bytes(name, data)
     add_text_files(writer, job.checkpoint, {**job.terms, **shared})
-    manifest = _manifest(writer, resolved, graph, job.fields)
+    manifest = _manifest(writer, resolved, graph, job)
     if resolved.recipe.int8_cache:
         manifest = with_int8_cache(writer, manifest, graphs.over_int8_cache(), job.text, progress)
     if resolved.prompts is not None and for_prompts is not None:
@@ -157,14 +163,12 @@ def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> 
     return graph
 
 
-def _manifest(
-    writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGraph, fields: Mapping[str, Any]
-) -> Manifest:
+def _manifest(writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGraph, job: _Job) -> Manifest:
     """Return the manifest of an artifact that has its first graph, and no other yet."""
     row = TARGETS[resolved.target]
     return msgspec.structs.replace(
         base_manifest(
-            fields,
+            job.fields,
             graph,
             resolved.recipe,
             writer=writer,
@@ -176,7 +180,17 @@ def _manifest(
         checked_on=row.checked_on,
         chunked_prefill=row.chunked_prefill,
         fixed_shapes=_fixed_shapes(graph),
+        source_forms=_source_forms(resolved, job.checkpoint),
     )
+
+
+def _source_forms(
+    resolved: ResolvedExport, checkpoint: Checkpoint
+) -> tuple[SourceForm, ...] | msgspec.UnsetType:
+    packed = any(tensor.packed is not None for tensor in checkpoint.tensors.values())
+    if resolved.recipe.precision != "source" or not packed:
+        return msgspec.UNSET
+    return source_forms(checkpoint.tensors, TARGETS[resolved.target])
 
 
 def _serialise(graph: DecoderGraph, target: Target) -> dict[str, bytes]:

@@ -14,8 +14,10 @@ from llorch_export.artifact.companions import planned
 from llorch_export.checkpoint.base import LazyTensor, TokenizerAssets
 from llorch_export.checkpoint.names import active_parameters, expected_tensors, parameters
 from llorch_export.config.hf import ReadConfig
+from llorch_export.config.packed.base import Packing
 from llorch_export.config.unread import notice_of
 from llorch_export.options import ExportOptions
+from llorch_export.pipeline import storage_notices
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import check_source, resolve
 from llorch_export.source.open import open_checkpoint, open_settings, open_text
@@ -41,6 +43,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     resolved = resolve(options, config)
     graph, prompt_bytes = planned(resolved, *fixed_transforms(config, tensors, resolved.recipe))
+    carried = storage_notices(tensors, resolved)
     kv_dtype: KvDtype = "int8" if resolved.recipe.int8_cache else graph.kv.dtype
     return {
         "config": config,
@@ -52,6 +55,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
             *notice_of(read.ignored_settings, read.code_not_run),
             *notices,
             *adapter_notices(adapters),
+            *carried,
             *graph.notices,
         ),
         "data_bytes": graph.data_bytes,
@@ -81,7 +85,8 @@ def _opened(
     read = open_settings(source)
     shapes = expected_tensors(read.config)
     tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
-    return read, tensors, open_text(source), ()
+    notices = read.packing.notices if isinstance(read.packing, Packing) else ()
+    return read, tensors, open_text(source), notices
 
 
 def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:

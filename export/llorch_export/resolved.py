@@ -170,12 +170,14 @@ def _prompt_recipe(
 
 
 def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
-    """Raise UsageError if the recipe wants blocks that the checkpoint's format does not have."""
-    if recipe.precision == "source" and checkpoint.kind != "gguf":
+    """Raise UsageError if the recipe wants blocks or codes that the checkpoint does not have."""
+    if recipe.precision != "source" or checkpoint.kind == "gguf":
+        return
+    if all(tensor.packed is None for tensor in checkpoint.tensors.values()):
         raise UsageError(
-            f"--precision source carries over the quantised blocks of a GGUF file, and {checkpoint.path} is "
-            f"a "
-            "Hugging Face folder; choose fp32, fp16, bf16, int8 or int4"
+            f"--precision source carries over the quantised blocks of a GGUF file or the codes of packed "
+            f"weights, and {checkpoint.path} is a Hugging Face folder of plain weights; choose fp32, fp16, "
+            "bf16, int8 or int4"
         )
 
 

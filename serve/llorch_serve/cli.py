@@ -136,4 +136,6 @@ def _show_traceback() -> None:
     if os.environ.get("LLORCH_DEBUG", "") not in ("", "0"):
         import traceback
 
-        traceback.print_exc()
+        from llorch_serve.hub.credentials import hide_credentials
+
+        sys.stderr.write(hide_credentials(traceback.format_exc()))  # which a person may paste into a report

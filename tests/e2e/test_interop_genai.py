@@ -44,9 +44,11 @@ FAMILIES = [
     "smollm3",
     "granite",
     "phi3",
-    "gemma, tied, one kv head",
     "gemma2",
     "gemma3",
+    "phi",
+    "olmo2",
+    "cohere2",
 ]
 
 Ask = Callable[..., dict[str, Any]]

@@ -5,6 +5,7 @@ codes by class.
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -102,6 +103,15 @@ def test_an_idle_worker_stops_and_a_used_one_does_not():
     asyncio.run(asyncio.wait_for(serve(lambda: generator, config, on_ready=use), PATIENCE_S))
     assert done == ["w0 ", "w1 "]
     assert generator.closed
+
+
+def test_garbage_is_not_looked_for_in_what_was_loaded():
+    before, while_serving = gc.get_freeze_count(), []
+    config = ServerConfig(port=0, idle_timeout_s=0.01)
+    ready = lambda _address: while_serving.append(gc.get_freeze_count())  # noqa: E731
+    asyncio.run(asyncio.wait_for(serve(FakeGenerator, config, on_ready=ready), PATIENCE_S))
+    assert while_serving[0] > before + 10_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_flag_ends_an_idle_process(tiny):

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from llorch_serve.errors import EngineStoppedError
-from llorch_serve.rpc import SERVICE_NAME, connections, receiving, reflection, sending
+from llorch_serve.rpc import SERVICE_NAME, connections, health, receiving, reflection, sending
 from llorch_serve.rpc import server as rpc_server
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.security import Security
@@ -245,7 +245,8 @@ def test_a_message_is_let_go_of_when_it_has_been_read():
 @pytest.mark.parametrize(
     "path", [GENERATE, *(f"/{SERVICE_NAME}/{name}" for name in ("Score", "Tokenize", "Detokenize")), CHECK]
 )
-def test_a_refused_message_is_let_go_of(path):
+def test_a_refused_message_is_let_go_of(path, monkeypatch):
+    monkeypatch.setattr(health, "DISTRUST_S", 0.0)
     size = 8 * MIB
     body = b"\xff" * size
     with (
@@ -267,6 +268,27 @@ def test_a_refused_message_is_let_go_of(path):
             gc.enable()
             tracemalloc.stop()
     assert held < size // 2 < size < most
+
+
+def test_after_a_large_check_others_are_answered_and_not_received():
+    size = 8 * MIB
+    with (
+        running_server(FakeGenerator()) as running,
+        grpc.insecure_channel(running.address, options=(("grpc.max_send_message_length", -1),)) as channel,
+    ):
+        ask = channel.unary_unary(CHECK)
+        with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+            ask(bytes(size), timeout=SOON_S)
+        body = bytes(size)
+        tracemalloc.start()
+        try:
+            told = [ask(body, timeout=SOON_S) for _ in range(4)]
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert {health_pb2.HealthCheckResponse.FromString(one).status for one in told} == {STATUS.SERVING}
+        assert most < size // 2
+        assert check(running.address) == STATUS.SERVING
 
 
 # Connections.

@@ -23,7 +23,8 @@ from google.protobuf.message import DecodeError
 from llorch_export.adapter.apply import adapt
 from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.safetensors import file_tensors, folder_tensors
+from llorch_export.checkpoint.safetensors import folder_tensors
+from llorch_export.checkpoint.safetensors_file import file_tensors
 from llorch_export.config.fp8 import fp8_format
 from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions

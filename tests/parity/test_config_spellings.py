@@ -33,6 +33,8 @@ ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "yarn", **YARN, "mscale": 1, "mscale_all_dim": 0.5},
     {"rope_type": "yarn", **YARN, "mscale": 0, "mscale_all_dim": 1.0},
     {"rope_type": "yarn", **YARN, "beta_fast": 16, "beta_slow": 2, "truncate": False},
+    {"rope_type": "yarn", **YARN, "truncate": None},
+    {"rope_type": "yarn", **YARN, "mscale": None, "beta_fast": None, "attention_factor": None},
     {"rope_type": "yarn", **YARN, "attention_factor": 1.25},
     {"type": "llama3", **LLAMA3, "original_max_position_embeddings": 64},
     {"rope_type": "llama3", **LLAMA3},

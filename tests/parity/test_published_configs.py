@@ -19,15 +19,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # Every one that is refused, and why.
 REFUSED = {
     "Alibaba-NLP__gte-Qwen2-7B-instruct": "is_causal is False",
-    "LGAI-EXAONE__EXAONE-4.0-1.2B-W8A8": "packed as compressed-tensors",
-    "Qwen__Qwen3-32B-FP8-Static-PerTensor": "packed as modelopt FP8",
     "Skywork__Skywork-Reward-Llama-3.1-8B-v0.2": "a model that classifies or scores texts",
-    "TheBloke__Genz-70b-GPTQ": "packed as gptq with 4 bits",
-    "TheBloke__Llama-2-13B-chat-GPTQ": "packed as gptq with 4 bits",
-    "TheBloke__MythoMax-L2-13B-GPTQ": "packed as gptq with 4 bits",
-    "TheBloke__Wizard-Vicuna-30B-Uncensored-GPTQ": "packed as gptq with 4 bits",
     "intfloat__e5-mistral-7b-instruct": "a model without an output layer, for embeddings",
-    "meta-llama__Llama-3.1-405B-Instruct-FP8": "packed as fbgemm_fp8",
 }
 
 

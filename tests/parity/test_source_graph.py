@@ -19,6 +19,7 @@ from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_export.recipes.kl_limits import KL_LIMIT
 from llorch_export.source.open import open_checkpoint
+from llorch_export.verify.divergence import verify
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
@@ -91,11 +92,24 @@ def test_types_without_an_offset_equal_their_dequantised_weights(
     np.testing.assert_allclose(found, exact_logits(source, overrides), atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["Q3_K", "IQ1_M", "TQ1_0"])  # one of each form; the rest in unit tests
+# One of each form; the rest in unit tests.
+@pytest.mark.parametrize("kind", ["Q3_K", "IQ1_M", "TQ1_0", "Q1_0", "Q2_0"])
 def test_types_of_looked_up_codes_equal_their_dequantised_weights(tmp_path: Path, kind: str) -> None:
     source = write_source(tmp_path / "m.gguf", lambda name: kind, TIED)
     found = all_logits(export_tiny(source, tmp_path / "a", precision="source", accuracy_level=0), IDS)
     np.testing.assert_allclose(found, exact_logits(source, TIED), atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", ["Q1_0", "Q2_0"])
+def test_files_of_types_that_transformers_cannot_read_are_verified_all_the_same(
+    tmp_path: Path, kind: str
+) -> None:
+    source = write_source(tmp_path / "m.gguf", lambda name: kind)
+    export_tiny(source, tmp_path / "a", precision="source", accuracy_level=0)
+    found = verify(tmp_path / "a", str(source), silent)
+    assert found.passed
+    assert found.oracle.endswith("on tensors as llorch reads them")
 
 
 def test_a_notice_says_what_form_each_type_gets(tmp_path: Path) -> None:
@@ -192,7 +206,8 @@ def test_a_preview_knows_the_size(tmp_path: Path) -> None:
 def test_a_hugging_face_folder_has_no_blocks(tmp_path: Path, run: Callable[[ExportOptions], object]) -> None:
     folder = write_hf_folder(tmp_path / "model")
     with pytest.raises(
-        UsageError, match=r"--precision source .* GGUF file, and .*model is a Hugging Face folder"
+        UsageError,
+        match=r"--precision source .* GGUF file or .*, and .*model is a Hugging Face folder of plain",
     ):
         run(ExportOptions(source=str(folder), output=tmp_path / "a", precision="source"))
     assert not (tmp_path / "a").exists()

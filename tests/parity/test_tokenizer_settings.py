@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,79 @@ def test_a_role_with_a_text_that_the_vocabulary_lacks_gets_the_next_id_as_in_tra
     folder = _folder(tmp_path / "m", _sentencepiece_json(), settings)
     _check_ids(folder, ("a <e> b", "ab<e>ab", "<p> a<e>", "a<e> <p>b", "a </s> b"))
     assert _ours(folder).stop_token_ids == (_reference(folder).eos_token_id,)
+
+
+EXTRA = {"__type": "AddedToken", "content": "<x>", "lstrip": True, "rstrip": True}
+BEFORE_5 = "additional_special_tokens"
+NEXT_ID = 269
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    ("settings", "files"),
+    [
+        ({}, {"special_tokens_map": {"additional_special_tokens": ["<x>", "<y>"]}}),
+        ({}, {"special_tokens_map": {"extra_special_tokens": ["<x>"]}}),
+        (
+            {BEFORE_5: ["<y>"]},
+            {"special_tokens_map": {BEFORE_5: ["<x>"]}},
+        ),
+        ({BEFORE_5: []}, {"special_tokens_map": {BEFORE_5: ["<x>"]}}),
+        ({BEFORE_5: ["<y>"], "extra_special_tokens": {"image_token": "<x>"}}, {}),
+        ({BEFORE_5: ["<y>"], "extra_special_tokens": ["<x>"]}, {}),
+        ({"additional_special_tokens": [EXTRA]}, {}),
+        ({"extra_special_tokens": {"image_token": "<x>"}, "pad_token": "<y>"}, {}),
+        ({"extra_special_tokens": {"image_token": "<x>"}}, {"special_tokens_map": {"pad_token": "<y>"}}),
+        ({"pad_token": EXTRA}, {"special_tokens_map": {"pad_token": "<x>"}}),
+        ({}, {"special_tokens_map": {"pad_token": {"content": "<x>", "rstrip": True}}}),
+        ({}, {"added_tokens": {"<x>": NEXT_ID, "<y>": NEXT_ID + 1}}),
+        ({"pad_token": "<x>"}, {"added_tokens": {"<x>": NEXT_ID}}),
+        (
+            {},
+            {"added_tokens": {"<x>": NEXT_ID}, "special_tokens_map": {BEFORE_5: ["<x>"]}},
+        ),
+        ({"added_tokens_decoder": {}}, {"added_tokens": {"<x>": NEXT_ID}}),
+    ],
+)
+def test_tokens_that_further_files_add_are_those_of_transformers(
+    tmp_path: Path, name: str, settings: dict[str, Any], files: dict[str, Any]
+) -> None:
+    settings = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>", **settings}
+    folder = _folder(tmp_path / "m", _sentencepiece_json(), settings, **files)
+    _check_ids(folder, ("a <x> b", "ab<y>ab", " <x>  <y>", "a<x>a </s>"))
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_a_role_leaves_the_flags_of_its_token_as_tokenizer_json_has_them(tmp_path: Path, name: str) -> None:
+    inner = json.loads(_sentencepiece_json())
+    for token in inner["added_tokens"]:
+        token |= {"rstrip": True, "lstrip": token["content"] == "</s>"}
+    settings = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>"}
+    folder = _folder(tmp_path / "m", json.dumps(inner), settings)
+    _check_ids(folder, ("a <s> b", "a </s>  b", "ab <unk> ab"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "files", "found"),
+    [
+        ({"additional_special_tokens": "<x>"}, {}, "extra_special_tokens is '<x>', expected a list"),
+        ({"extra_special_tokens": [5]}, {}, "extra_special_tokens holds 5"),
+        ({}, {"added_tokens": {"<x>": "5"}}, "added_tokens.json beside it gives '<x>' the id '5'"),
+        ({}, {"added_tokens": {"<x>": 999}}, "added_tokens.json gives '<x>' the id 999, expected 269"),
+    ],
+)
+def test_further_tokens_that_are_none_are_refused(
+    tmp_path: Path, settings: dict[str, Any], files: dict[str, Any], found: str
+) -> None:
+    folder = _folder(tmp_path / "m", _sentencepiece_json(), settings, **files)
+    with pytest.raises(ArtifactError, match=re.escape(found)):
+        _ours(folder)
+
+
+def test_special_tokens_are_never_split_and_a_setting_that_asks_for_it_is_told(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "m", _sentencepiece_json(), {"split_special_tokens": True})
+    (notice,) = _ours(folder).notices
+    assert notice.startswith("split_special_tokens")
 
 
 def test_a_role_without_a_row_of_the_embedding_is_refused_and_padding_is_told(tmp_path: Path) -> None:

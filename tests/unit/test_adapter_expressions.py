@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llorch_export.adapter.expressions import compiled
-from llorch_export.adapter.notation import UnsupportedExpressionError
 from llorch_export.adapter.targets import read_pattern
+from llorch_export.config.expressions import compiled
+from llorch_export.config.notation import UnsupportedExpressionError
 from llorch_serve.errors import ArtifactError
 
 NAMES = (

@@ -72,7 +72,7 @@ HOSTILE = {
     "unknown value type": (_file(keys=_text("k") + _u32(77), key_count=1), "value type 77"),
     "boolean 7": (_file(keys=_text("k") + _u32(BOOL) + b"\7", key_count=1), "neither 0 nor 1"),
     "key twice": (_file(keys=(_text("k") + _u32(UINT32) + _u32(1)) * 2, key_count=2), "'k' occurs twice"),
-    "tensor twice": (_file(_tensor() * 2, tensor_count=2), "tensor t occurs twice"),
+    "tensor twice": (_file(_tensor() * 2, tensor_count=2), "tensor 't' occurs twice"),
     "not UTF-8": (_file(keys=_text("k") + _u32(STRING) + _text(b"\xff\xfe"), key_count=1), "not UTF-8"),
     "alignment 0": (_file(keys=_text("general.alignment") + _u32(UINT32) + _u32(0), key_count=1), "general.alignment is 0"),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -190,3 +191,11 @@ def test_the_fingerprint_of_a_gguf_file_survives_renaming_and_reports_every_byte
     assert fingerprint_files(list_content_files(str(renamed))) == first
     renamed.write_bytes(renamed.read_bytes() + b"x")
     assert fingerprint_files((renamed,)) != first
+
+
+def test_what_is_no_file_is_no_part_of_a_fingerprint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ArtifactError, match=r"config\.json cannot be read: it is no regular file"):
+        fingerprint_files([tmp_path / "config.json"])
+    with pytest.raises(ArtifactError, match="absent cannot be read"):
+        fingerprint_files([tmp_path / "absent"])

@@ -184,7 +184,7 @@ def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, r"rope_theta differs"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"full_attention is .*by kind of layer are not supported"),
         ({"rope_scaling": "linear"}, r"rope_scaling is 'linear', expected an object"),
-        ({"rope_theta": 0}, r"rope_theta is 0, expected a number above 0"),
+        ({"rope_theta": 0}, r"rope_theta is 0, expected a number above 1e-06"),
         ({"rope_theta": math.nan}, r"rope_theta is nan"),
         ({"hidden_size": -64}, r"hidden_size is -64"),
         ({"hidden_size": 2**40}, r"hidden_size is 1099511627776"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
 from llorch_serve.artifact.folder import load_artifact
+from llorch_serve.artifact.manifest import FileEntry, encode_manifest
 from llorch_serve.errors import ArtifactError, HubError, UsageError
 from llorch_serve.hub.card import Fidelity, model_card, read_fidelity
 from llorch_serve.hub.pull import pull
@@ -71,6 +75,23 @@ def test_a_damaged_artifact_is_not_sent(hub: Hub, artifact: Path) -> None:
     content = (artifact / name).read_bytes()
     (artifact / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ArtifactError, match="where the manifest says"):
+        push(artifact, REPO)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "name", [".git/hooks/post-checkout", "deep/.git", ".cache/x", "./more.bin", "a//b", "a:b"]
+)
+def test_a_name_that_no_repository_takes_is_told_before_anything_is_asked(
+    hub: Hub, artifact: Path, name: str
+) -> None:
+    manifest = load_artifact(artifact).manifest
+    (artifact / name).parent.mkdir(parents=True, exist_ok=True)
+    (artifact / name).write_bytes(b"x")
+    entry = FileEntry(path=name, bytes=1, sha256=hashlib.sha256(b"x").hexdigest())
+    changed = msgspec.structs.replace(manifest, files=(*manifest.files, entry))
+    (artifact / "llorch.json").write_bytes(encode_manifest(changed))
+    with pytest.raises(ArtifactError, match=rf"lists {re.escape(repr(name))}, .* export the model again"):
         push(artifact, REPO)
     assert hub.requests == []
 

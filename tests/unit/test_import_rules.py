@@ -43,7 +43,7 @@ def copied(tmp_path: Path) -> Path:
 def verdicts(folder: Path) -> dict[str, str]:
     """Return KEPT or BROKEN for each rule."""
     done = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache", RULES],
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache", RULES],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
         capture_output=True,

@@ -200,7 +200,54 @@ def test_checks_that_dribble_give_way_to_one_that_comes_whole(monkeypatch: pytes
         served.call("Check", honest)
         await turns()
         assert honest.told == [NOT_SERVING]
-        assert all(context.status[0] is grpc.StatusCode.RESOURCE_EXHAUSTED for context in slow)
+        assert all(context.told == [NOT_SERVING] for context in slow)  # as if they had named no service
+
+    run(test)
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+@pytest.mark.parametrize("given_up", [False, True])
+def test_after_a_large_check_none_is_received_for_a_while(
+    method: str, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "MESSAGE_S", 0.0 if given_up else 1000.0)
+    large = bytes(receiving.SMALL_BYTES + 1)
+
+    async def test() -> None:
+        served, now, loop = Served(), 0.0, asyncio.get_running_loop()
+        first = Call(None)
+        served.call("Check", first)
+        await turns()
+        served.call("Check", waiting := Call(b"\n\x01x"))
+        if given_up:
+            await turns()
+            assert (first.told, waiting.status) == ([NOT_SERVING], (grpc.StatusCode.NOT_FOUND, ""))
+            first.send(large)
+            await turns()
+        else:
+            first.send(large)
+            await turns()
+            assert first.status is not None
+            assert f"found a message of {len(large)} bytes" in first.status[1]
+            assert (waiting.told, waiting.read_calls) == ([NOT_SERVING], 0)
+        loop.time, real = (lambda: real() + now), loop.time  # type: ignore[method-assign]
+        served.call(method, later := Call(b"\n\x01x"))
+        await turns()
+        assert (later.told, later.read_calls) == ([NOT_SERVING], 0)
+        now += health.DISTRUST_S
+        served.call("Check", trusted := Call(b"\n\x01x"))
+        await turns()
+        assert trusted.status == (grpc.StatusCode.NOT_FOUND, "")
+
+    run(test)
+
+
+def test_a_large_message_of_ids_to_abort_costs_no_other_caller_its_call() -> None:
+    async def test() -> None:
+        messages = SmallReceiving(1.0)
+        with pytest.raises(InvalidRequestError):
+            await messages.message(Call(bytes(receiving.SMALL_BYTES + 1)))  # type: ignore[arg-type]
+        assert await messages.message(Call(b"ids")) == b"ids"  # type: ignore[arg-type]
 
     run(test)
 

@@ -11,7 +11,7 @@ from llorch_export.checkpoint.gguf import SUPPORTED_TYPES
 from llorch_export.checkpoint.stream import FLOAT_CODECS
 from llorch_export.quantize.affine import widen
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, carried_form, common_form, repack
-from support.oracles.gguf_blocks import AFFINE, INTEGER, SYMMETRIC, dequantised, random_blocks
+from support.oracles.gguf_blocks import AFFINE, INTEGER, SYMMETRIC, block_size, dequantised, random_blocks
 from support.oracles.quantised_numpy import unpack
 
 Floats = npt.NDArray[np.float32]
@@ -41,7 +41,16 @@ def test_types_without_an_offset_are_exact(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "bits", "block_size"),
-    [("Q4_0", 4, 32), ("Q8_0", 8, 32), ("Q6_K", 8, 16), ("Q3_K", 4, 16), ("TQ1_0", 4, 32), ("IQ4_XS", 8, 32)],
+    [
+        ("Q4_0", 4, 32),
+        ("Q8_0", 8, 32),
+        ("Q6_K", 8, 16),
+        ("Q3_K", 4, 16),
+        ("Q1_0", 4, 32),
+        ("Q2_0", 4, 32),
+        ("TQ1_0", 4, 32),
+        ("IQ4_XS", 8, 32),
+    ],
 )
 def test_types_without_an_offset_need_no_zero_points(kind: str, bits: int, block_size: int) -> None:
     assert common_form([kind]) == BlockForm(bits, block_size, zero_points=False)
@@ -55,7 +64,7 @@ def test_offsets_inside_a_blocks_range_move_by_half_a_sub_step_at_most(
     data = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[kind])
     expected = dequantised(kind, data)
     error = np.abs(weights_of(kind, data, common_form([kind])) - expected).reshape(-1, 32)
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    _, size = block_size(kind)
     steps = data.reshape(-1, size)[:, :2].copy().view("<f2").astype(np.float32)
     assert (error <= np.abs(steps) / (2 * finest) * (1 + 1e-3)).all()
     # One shift for a whole block, so that differences inside it are the file's.
@@ -106,7 +115,7 @@ def test_weights_beyond_float32_give_a_scale_that_is_not_finite() -> None:
 
 @pytest.mark.parametrize("kind", INTEGER)
 def test_blocks_of_any_bytes_are_carried_as_they_are_read(kind: str) -> None:
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    _, size = block_size(kind)
     data = np.random.default_rng(8).integers(0, 256, (512, size), dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected = dequantised(kind, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -257,4 +258,28 @@ def test_masks_are_computed_where_they_are_asked_for_if_no_thread_can_be_started
     held.advance(tokenizer.encode("b", add_special_tokens=False)[0])
     masks.start([held])  # a thread can be started again, and finds nothing of the first job
     assert STOPS.isdisjoint(allowed(held))
+    masks.close()
+
+
+def test_a_thread_that_was_ended_is_not_started_again(compiler, monkeypatch):
+    held = constrained(compiler, Regex("ab"))
+    masks = MaskThread()
+    masks.close()
+    held.advance(Tokenizer(tiny()).encode("a", add_special_tokens=False)[0])
+    masks.start([held])
+    masks.start([held])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("llorch-mask")]
+    assert not held.forbidden().all()
+
+
+def test_another_failure_of_the_thread_is_no_secret(compiler, monkeypatch):
+    masks = MaskThread()
+
+    def fail(_thread):
+        raise RuntimeError("something else")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", fail)
+        with pytest.raises(RuntimeError, match="something else"):
+            masks.start([])
     masks.close()

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from llorch_export.checkpoint.folder import ModelFolder
-from llorch_export.checkpoint.safetensors import file_tensors
+from llorch_export.checkpoint.safetensors_file import file_tensors
 from llorch_export.checkpoint.stream import TensorRange
+from llorch_export.config.fields import listed, quoted
 from llorch_serve.errors import ArtifactError
 
 CONFIG: Final = "adapter_config.json"
@@ -65,7 +66,8 @@ def read_files(path: Path) -> AdapterFiles:
         for name, stored in file_tensors(file, folder).items():
             if name in tensors:
                 raise ArtifactError(
-                    f"{file} and {tensors[name].path.name} both hold tensor {name}; save the adapter again"
+                    f"{file} and {tensors[name].path.name} both hold tensor {quoted(name)}; "
+                    "save the adapter again"
                 )
             tensors[name] = stored.source
     if not tensors:
@@ -102,7 +104,7 @@ def _shards(folder: ModelFolder, index: Mapping[str, object]) -> tuple[Path, ...
     missing = [name for name, file in found.items() if file is None]
     if missing:
         raise ArtifactError(
-            f"{folder.path} lacks {', '.join(missing[:8])}, which {INDEX} names; fetch the adapter again"
+            f"{folder.path} lacks {listed(missing)}, which {INDEX} names; fetch the adapter again"
         )
     return tuple(file for file in found.values() if file is not None)
 

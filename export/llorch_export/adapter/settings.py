@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from llorch_export.adapter.targets import Pattern, Targets, read_pattern, read_targets
-from llorch_export.config.fields import Fields
+from llorch_export.config.fields import Fields, quoted
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -24,6 +24,7 @@ _MAX_ALPHA: Final = 1e6
 _MAX_PATTERNS: Final = 2**13
 _MAX_STATES: Final = 2000  # of all expressions of a key together; eight of Unsloth's
 _MAX_TOKENS: Final = 2**16
+_MAX_SAVED: Final = 2**10  # each is looked for in the name of every module
 
 # What PEFT adapts where the config names no modules; it knows no default for the other families.
 _DEFAULT_TARGETS: Final = frozenset({"q_proj", "v_proj"})
@@ -147,7 +148,7 @@ def _refuse_variants(fields: Fields, origin: str) -> None:
     if kind != "LORA":
         what = "a fully trained model, no adapter" if kind == "full" else "an adapter of another kind"
         raise ArtifactError(
-            f"{origin}: peft_type is {kind!r}, which is {what}; expected 'LORA'. If it is an adapter, "
+            f"{origin}: peft_type is {quoted(kind)}, which is {what}; expected 'LORA'. If it is an adapter, "
             f"{MERGE_FIRST}"
         )
     start = fields.get("init_lora_weights")
@@ -170,8 +171,12 @@ def _names(fields: Fields, key: str) -> tuple[str, ...]:
     value = fields.get(key)
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise fields.wrong(key, "names of modules")
+    if (
+        not isinstance(value, list)
+        or len(value) > _MAX_SAVED
+        or not all(isinstance(item, str) and item for item in value)
+    ):
+        raise fields.wrong(key, f"at most {_MAX_SAVED} names of modules")
     return tuple(value)
 
 

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.adapter.expressions import Expression, compiled
-from llorch_export.adapter.notation import UnsupportedExpressionError
+from llorch_export.config.expressions import Expression, compiled
 from llorch_export.config.fields import Fields
+from llorch_export.config.notation import UnsupportedExpressionError
 from llorch_serve.errors import ArtifactError
 
 ALL_LINEAR: Final = "all-linear"

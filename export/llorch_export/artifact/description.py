@@ -34,6 +34,7 @@ from llorch_serve.artifact.manifest import (
 )
 from llorch_serve.artifact.signed_files import SIGNATURE_NAME
 from llorch_serve.errors import ArtifactError, NewerSchemaError
+from llorch_serve.files.text import writable
 
 GRAPH_FILE: Final = "model.onnx"
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -144,7 +145,7 @@ def licences(checkpoint: Checkpoint) -> dict[str, bytes]:
     for path in checkpoint.licence_files:
         content = ModelFolder(path.parent).read_bytes(path.name, limit=MAX_TEXT_BYTES)
         if content is not None:
-            found[path.name] = content
+            found[writable(path.name)] = content
     return found
 
 
@@ -194,6 +195,7 @@ def checkpoint_fields(
             adapter=_adapters(checkpoint),
             repository=checkpoint.origin[0] if checkpoint.origin else msgspec.UNSET,
             revision=checkpoint.origin[1] if checkpoint.origin else msgspec.UNSET,
+            hub=checkpoint.hub or msgspec.UNSET,
         ),
         "ignored_settings": checkpoint.ignored_settings or msgspec.UNSET,
         "code_not_run": checkpoint.code_not_run or msgspec.UNSET,

@@ -16,7 +16,8 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.artifact.manifest import GenerationDefaults, LlamaConfig
+from llorch_export.checkpoint.codes import Codes
+from llorch_serve.artifact.manifest import GenerationDefaults, LlamaConfig, ScaleType
 
 # 8 MiB as float32: work of this size hides the overhead of numpy and of system calls, and fits many times
 # into memory.
@@ -35,6 +36,10 @@ class LazyTensor:
         stored bytes [stop - start, bytes of a row], in the order of ``shape``'s rows.
     load_whole: of a tensor whose every row depends on the whole of another: computes all of it at once, which
         costs as much as some rows do.
+    packed: how a tool has packed it, in words; None: it has not.
+    codes: of a packed matrix that is codes with scales.
+    narrow_type: the type of a file of packed weights that holds every value of a plain tensor as it is; None
+        where that does not matter.
     """
 
     name: str
@@ -43,6 +48,9 @@ class LazyTensor:
     load_rows: Callable[[int, int], npt.NDArray[np.float32]]
     read_blocks: Callable[[int, int], npt.NDArray[np.uint8]] | None = None
     load_whole: Callable[[], npt.NDArray[np.float32]] | None = None
+    packed: str | None = None
+    codes: Codes | None = None
+    narrow_type: ScaleType | None = None
 
     def load(self) -> npt.NDArray[np.float32]:
         """Read all of it; for matrices of a large model, :meth:`row_chunks` is the way that stays small."""
@@ -113,9 +121,10 @@ class Checkpoint:
     base_config: the config before that, where ``config`` may differ by it.
     notices: what a person should know of how it was read, a line each.
     only_read_here: transformers cannot read these files as they are, since names or files are arranged in a
-        way of their own.
+        way of their own, or since weights are packed, for which it needs other libraries.
     ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
     origin: repository and commit of a hub, where the files lie in the hub's cache.
+    hub: which one; None: the Hugging Face hub.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -133,3 +142,4 @@ class Checkpoint:
     ignored_settings: tuple[str, ...] = ()
     code_not_run: tuple[str, ...] = ()
     origin: tuple[str, str] | None = None
+    hub: Literal["modelscope"] | None = None

@@ -7,17 +7,25 @@ it, or where :mod:`llorch_serve.artifact.links` says that a link may lead, and t
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from llorch_export.config.fields import quoted
 from llorch_serve.artifact.links import open_inside, open_real, real_file
 from llorch_serve.errors import ArtifactError
 
-MAX_JSON_BYTES: Final = 2**27
+MAX_VOCABULARY_BYTES: Final = 2**26
+"""Of a file that holds a vocabulary. Published files have up to 2**25."""
+
+MAX_JSON_BYTES: Final = 2**23
+"""Of all other JSON. Published files have up to 2**21; a JSON of 8 MiB may take 200 MiB of memory."""
+
 MAX_TEXT_BYTES: Final = 2**20
+_ESCAPED_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 # Terms that travel along with the weights.
 LICENCE_FILE: Final = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY)\b.*", re.IGNORECASE)
@@ -47,17 +55,23 @@ class ModelFolder:
     whole: Path | None = None
 
     def find(self, name: str) -> Path | None:
-        """Return the path of a file directly inside the folder, or None if there is none.
+        """Return the path of a file directly inside the folder, or None if there is nothing of that name.
 
-        Raises ArtifactError if ``name`` or a link leads out of the folder.
+        Raises ArtifactError if ``name`` or a link leads out of the folder, or to anything but a file: what is
+        there and cannot be read must not count as absent.
         """
         if not name or Path(name).name != name or "\\" in name or "\0" in name:
             raise ArtifactError(
-                f"{self.path} refers to the file {name!r}; expected a plain name inside the folder"
+                f"{self.path} refers to the file {quoted(name)}; expected a plain name inside the folder"
             )
         path = self.path / name
-        if not path.is_file():
+        if not os.path.lexists(path):
             return None
+        if not path.is_file():
+            what = "a link to nothing" if path.is_symlink() and not path.exists() else "no regular file"
+            raise ArtifactError(
+                f"{path} is {what}, expected a file; fetch it again, or remove it if the model has none"
+            )
         real_file(path, self.whole or self.path)
         return path
 
@@ -71,10 +85,10 @@ class ModelFolder:
             raise ArtifactError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def files(self, matches: Callable[[str], object]) -> tuple[Path, ...]:
-        """Return the files directly inside the folder whose name ``matches``, sorted. Raises as :meth:`find`
-        does.
+        """Return the files directly inside the folder whose name ``matches``, sorted; folders are left out.
+        Raises as :meth:`find` does.
         """
-        found = (self.find(entry.name) for entry in self.entries(matches))
+        found = (self.find(entry.name) for entry in self.entries(matches) if not entry.is_dir())
         return tuple(path for path in found if path is not None)
 
     def read_bytes(self, name: str, *, limit: int) -> bytes | None:
@@ -112,10 +126,11 @@ class ModelFolder:
         if data is None:
             return None
         try:
-            value = json.loads(data)
+            value = json.loads(data.decode("utf-8-sig"))
             # Half a surrogate pair, written as an escape, is JSON and yet no text: no tokenizer and no file
             # takes it.
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
+            if _ESCAPED_SURROGATE.search(data):
+                json.dumps(value, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise ArtifactError(f"{self.path / name} is not valid JSON: {error}; fetch it again") from error
         if not isinstance(value, dict):

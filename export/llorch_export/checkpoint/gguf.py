@@ -1,7 +1,7 @@
 """GGUF files as checkpoints.
 
 Input is a checked :class:`GgufHeader`; output are a config, and lazy tensors under Hugging Face's names with
-the rows of the query and key projections back in Hugging Face's order. Dequantisation is gguf's own.
+the rows of the query and key projections back in Hugging Face's order.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, type_name
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.gguf_parts import model_stem
 from llorch_export.checkpoint.row_order import row_order
@@ -31,21 +31,14 @@ from llorch_export.checkpoint.stream import (
     read_rows,
 )
 from llorch_export.config.experts import BY_EXPERT, GGUF_STACKED, ExpertNames
+from llorch_export.config.fields import shown
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.text import writable
 
-_BLOCK_TYPES: Final = (
-    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
-)  # fmt: skip
-# Older versions of gguf lack the newest types.
-SUPPORTED_TYPES: Final = (
-    *FLOAT_CODECS,
-    *(name for name in _BLOCK_TYPES if name in gguf.GGMLQuantizationType.__members__),
-)
+SUPPORTED_TYPES: Final = (*FLOAT_CODECS, *BLOCK_TYPES)
 
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _SHORT_FACTORS: Final = "rope_factors_short.weight"
@@ -125,7 +118,7 @@ def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | 
 def gguf_model_name(path: Path) -> str:
     """Return the model's name as far as the file's name tells it, without the type of quantisation."""
     stem = model_stem(path)
-    return _QUANTISATION_SUFFIX.sub("", stem) or stem
+    return writable(_QUANTISATION_SUFFIX.sub("", stem) or stem)
 
 
 def _block_reader(
@@ -137,24 +130,21 @@ def _block_reader(
 
 
 def _type_name(tensor: GgufTensor) -> str:
-    try:
-        name = gguf.GGMLQuantizationType(tensor.type_id).name
-    except ValueError:
-        name = f"number {tensor.type_id}"
+    name = type_name(tensor.type_id)
     if name not in SUPPORTED_TYPES:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has storage type {name}; supported are "
+            f"{tensor.path}: tensor {shown(tensor.name)} has storage type {name}; supported are "
             f"{', '.join(SUPPORTED_TYPES)}. "
             "Use a file of one of these types"
         )
-    return str(name)
+    return name
 
 
 def _tensor_range(tensor: GgufTensor) -> TensorRange:
     codec = _codec(_type_name(tensor))
     if tensor.shape[-1] % codec.elements:
         raise ArtifactError(
-            f"{tensor.path}: tensor {tensor.name} has rows of {tensor.shape[-1]} elements, "
+            f"{tensor.path}: tensor {shown(tensor.name)} has rows of {tensor.shape[-1]} elements, "
             f"expected a multiple of {codec.elements}; the file is damaged, fetch it again"
         )
     elements = 1
@@ -163,22 +153,15 @@ def _tensor_range(tensor: GgufTensor) -> TensorRange:
     end = tensor.offset + elements // codec.elements * codec.bytes
     if end > tensor.file_size:
         raise ArtifactError(
-            f"{tensor.path} has {tensor.file_size} bytes, but tensor {tensor.name} ends at byte {end}; "
-            "it is truncated, fetch it again"
+            f"{tensor.path} has {tensor.file_size} bytes, but tensor {shown(tensor.name)} ends at byte "
+            f"{end}; it is truncated, fetch it again"
         )
     return TensorRange(tensor.name, tensor.path, tensor.offset, tensor.shape, codec, tensor.real)
 
 
 @functools.cache
-def _codec(type_name: str) -> BlockCodec:
-    if type_name in FLOAT_CODECS:
-        return FLOAT_CODECS[type_name]
-    kind = gguf.GGMLQuantizationType[type_name]
-    elements, size = gguf.GGML_QUANT_SIZES[kind]
-
-    def decode(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        # As one long row: gguf works in groups of 16 rows, which for short rows would cost mostly overhead.
-        values: npt.NDArray[np.float32] = gguf.quants.dequantize(data.reshape(1, -1), kind).reshape(-1)
-        return values
-
-    return BlockCodec(elements, size, decode)
+def _codec(name: str) -> BlockCodec:
+    if name in FLOAT_CODECS:
+        return FLOAT_CODECS[name]
+    row = BLOCK_TYPES[name]
+    return BlockCodec(row.elements, row.size, row.decode)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from llorch_export.checkpoint.folder import require_content
+from llorch_export.config.fields import quoted
 from llorch_serve.artifact.links import open_real
 from llorch_serve.errors import ArtifactError
 
@@ -117,7 +118,7 @@ class _Parser:
         for _ in range(key_count):
             key = self._string(_MAX_NAME_BYTES, "a metadata key")
             if key in metadata:
-                raise self._damaged(f"metadata key {key!r} occurs twice")
+                raise self._damaged(f"metadata key {quoted(key)} occurs twice")
             metadata[key] = self._value(key)
         alignment = self._alignment(metadata)
         entries = [self._tensor(alignment) for _ in range(tensor_count)]
@@ -125,7 +126,7 @@ class _Parser:
         tensors: dict[str, GgufTensor] = {}
         for entry in entries:
             if entry.name in tensors:
-                raise self._damaged(f"tensor {entry.name} occurs twice")
+                raise self._damaged(f"tensor {quoted(entry.name)} occurs twice")
             tensors[entry.name] = dataclasses.replace(entry, offset=data_start + entry.offset)
         return GgufHeader(self._path, metadata, tensors)
 
@@ -144,25 +145,26 @@ class _Parser:
 
     def _tensor(self, alignment: int) -> GgufTensor:
         name = self._string(_MAX_NAME_BYTES, "a tensor name")
-        rank = self._count(4, _MAX_DIMS, f"the number of dimensions of tensor {name!r}")
-        dims = tuple(self._unsigned(8, f"the shape of tensor {name!r}") for _ in range(rank))
+        rank = self._count(4, _MAX_DIMS, f"the number of dimensions of tensor {quoted(name)}")
+        dims = tuple(self._unsigned(8, f"the shape of tensor {quoted(name)}") for _ in range(rank))
         # Python's integers do not wrap, so a product that overflows 64 bits elsewhere is simply too large
         # here.
         if rank == 0 or min(dims) < 1 or math.prod(dims) > _MAX_DIM:
             raise self._damaged(
-                f"tensor {name!r} has dimensions {list(dims)}, expected 1 to {_MAX_DIMS} of sensible size"
+                f"tensor {quoted(name)} has dimensions {list(dims)}, expected 1 to {_MAX_DIMS} of "
+                "sensible size"
             )
-        type_id = self._unsigned(4, f"the type of tensor {name!r}")
-        offset = self._unsigned(8, f"the offset of tensor {name!r}")
+        type_id = self._unsigned(4, f"the type of tensor {quoted(name)}")
+        offset = self._unsigned(8, f"the offset of tensor {quoted(name)}")
         if offset % alignment or offset > self._size:
             raise self._damaged(
-                f"tensor {name!r} starts at data offset {offset}, expected a multiple of {alignment} inside "
-                f"the file"
+                f"tensor {quoted(name)} starts at data offset {offset}, expected a multiple of "
+                f"{alignment} inside the file"
             )
         return GgufTensor(name, self._path, self._real, self._size, dims[::-1], type_id, offset)
 
     def _value(self, key: str) -> MetadataValue:
-        what = f"metadata key {key!r}"
+        what = f"metadata key {quoted(key)}"
         kind = self._unsigned(4, what)
         if kind == _STRING:
             return self._string(_MAX_STRING_BYTES, what)

@@ -14,6 +14,7 @@ from typing import Final
 
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.gguf_header import MAX_TENSORS, GgufHeader, GgufTensor, read_header
+from llorch_export.config.fields import shown
 from llorch_serve.errors import ArtifactError
 
 _PART: Final = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -85,8 +86,8 @@ def read_parts(path: Path) -> GgufHeader:
         for name, tensor in header.tensors.items():
             if name in tensors:
                 raise ArtifactError(
-                    f"{tensors[name].path} and {part} both hold tensor {name}; they are not parts of one "
-                    f"model, fetch it again"
+                    f"{tensors[name].path} and {part} both hold tensor {shown(name)}; they are not parts of "
+                    f"one model, fetch it again"
                 )
             tensors[name] = tensor
         if len(tensors) > MAX_TENSORS:

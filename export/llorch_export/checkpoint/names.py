@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from llorch_export.checkpoint.expert_names import StoredRows as StoredRows
@@ -16,6 +16,7 @@ from llorch_export.checkpoint.expert_names import expert_places, expert_shapes
 from llorch_export.config.experts import ExpertNames
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
 from llorch_export.config.family import Family
+from llorch_export.config.fields import listed
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -66,7 +67,6 @@ _GGUF_IN_LAYER = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _ONE_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)_proj")
-_MAX_LISTED = 8
 
 
 def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -231,13 +231,13 @@ def check_tensors(
     if missing:
         raise ArtifactError(
             f"{origin} lacks {len(missing)} of {len(expected)} tensors that its config calls for: "
-            f"{_listed(missing)}; "
+            f"{listed(missing)}; "
             "the file is incomplete or its config belongs to another model"
         )
     unused = [name for name in found if name not in expected]
     if unused:
         raise ArtifactError(
-            f"{origin} holds {len(unused)} tensors that its config has no use for: {_listed(unused)}; "
+            f"{origin} holds {len(unused)} tensors that its config has no use for: {listed(unused)}; "
             "leaving them out would change the model, so its config must be corrected (bias flags, layer "
             "count, tying)"
         )
@@ -248,15 +248,9 @@ def check_tensors(
     ]
     if wrong:
         raise ArtifactError(
-            f"{origin} has tensors whose shape contradicts its config: {_listed(wrong)}; "
+            f"{origin} has tensors whose shape contradicts its config: {listed(wrong)}; "
             "the config belongs to another model"
         )
-
-
-def _listed(items: Iterable[str]) -> str:
-    entries = list(items)
-    shown = ", ".join(entries[:_MAX_LISTED])
-    return shown if len(entries) <= _MAX_LISTED else f"{shown} and {len(entries) - _MAX_LISTED} more"
 
 
 def parameters(config: LlamaConfig) -> int:

@@ -1,6 +1,6 @@
 """What to do about a folder that holds weights, but none in the files that are read.
 
-Input are the names of its files; output is the end of an error message. Nothing is opened.
+Input are the names of its files; output is the end of an error message. Nothing but its config is opened.
 """
 
 from __future__ import annotations
@@ -27,6 +27,21 @@ _SCRIPT: Final = (
     "os.path.join(sys.argv[1], 'model.safetensors'), metadata={'format': 'pt'})"
 )
 
+_TORCHAO_SCRIPT: Final = (
+    "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer; "
+    "[kind.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) "
+    "for kind in (AutoModelForCausalLM, AutoTokenizer)]"
+)
+
+
+def _convert_torchao(folder: Path) -> str:
+    """Return what to do about pickles of torchao, which hold its own classes."""
+    there, new = (shlex.quote(str(path)) for path in (folder, folder.with_name(f"{folder.name}-safetensors")))
+    return (
+        f"{NEVER_READ}; they are packed by torchao, which converts them, in an environment with: "
+        f"pip install 'transformers>=5' torchao. Then run: python -c \"{_TORCHAO_SCRIPT}\" {there} {new}"
+    )
+
 
 def convert_pickle(folder: Path) -> str:
     """Return what to do about weights that are only there as pickles: the command that converts them."""
@@ -43,6 +58,9 @@ def advice(folder: ModelFolder, *, single: str, index: str) -> str:
         return "expected a Hugging Face model folder or a GGUF file"
     found = f"found {', '.join(others[:4])}"
     if any(_CONVERTED.fullmatch(name) for name in others):
+        settings = (folder.read_json("config.json") or {}).get("quantization_config")
+        if isinstance(settings, dict) and settings.get("quant_method") == "torchao":
+            return f"{found}: {_convert_torchao(folder.path)}"
         return f"{found}: {convert_pickle(folder.path)}"
     if "adapter_model.safetensors" in others:
         return f"{found}: it is an adapter; give the model it was made for, and the adapter with --lora"

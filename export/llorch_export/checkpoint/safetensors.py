@@ -7,36 +7,31 @@ checks each file's header (sizes, overlaps, holes); tensors are then read, not m
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.expert_names import names_in_use
-from llorch_export.checkpoint.folder import ModelFolder, require_content
-from llorch_export.checkpoint.fp8 import FP8_CODECS, scaled_rows
-from llorch_export.checkpoint.norm_offset import with_offset
+from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.checkpoint.lazy_parts import arranged, packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
-from llorch_export.checkpoint.row_order import in_order, row_order
-from llorch_export.checkpoint.stored_names import is_value_head, module_name
+from llorch_export.checkpoint.packed.base import PackedReader
+from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take_packed
+from llorch_export.checkpoint.safetensors_file import CODECS, file_tensors, unsupported_type
+from llorch_export.checkpoint.stored_names import SCALE_PARTS, is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
-from llorch_export.checkpoint.stream import FLOAT_CODECS, TensorRange, read_rows
+from llorch_export.config.fields import listed, quoted
 from llorch_export.config.fp8 import Fp8Format
-from llorch_serve.artifact.links import open_real, real_file
+from llorch_export.config.packed.base import Packing
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-_CODECS: Final = FLOAT_CODECS | FP8_CODECS
+_MAX_SHARDS: Final = 2**12
 _OTHER_HEADS: Final = {"score.weight", "classifier.weight", "reward_head.weight"}
 CONVERT_PICKLE: Final = (
     f"{NEVER_READ}; fetch the repository and give its folder: then the command that converts them is shown"
@@ -74,7 +69,7 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
     missing = [name for name, path in shards.items() if path is None]
     if missing:
         raise ArtifactError(
-            f"{folder.path} lacks {', '.join(missing[:8])}, which {INDEX} names ({len(missing)} of "
+            f"{folder.path} lacks {listed(missing)}, which {INDEX} names ({len(missing)} of "
             f"{len(shards)} shards); "
             "fetch the model again"
         )
@@ -82,45 +77,55 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
 
 
 def folder_tensors(
-    folder: ModelFolder, config: LlamaConfig, packing: Fp8Format | None = None
+    folder: ModelFolder, config: LlamaConfig, packing: Packing | Fp8Format | None = None
 ) -> FolderTensors:
     """Return exactly the tensors that ``config`` calls for.
 
-    packing: how fp8 weights are scaled; None: they stand for themselves.
+    packing: how weights are packed, or fp8 weights are scaled; None: they stand for themselves.
     Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, there
     twice with different content, of a wrong shape or of an unsupported type.
     """
     index = _weight_map(folder)
     files = weight_files(folder)
-    held = [file_tensors(path, folder) for path in files]
+    reader = reader_of(packing) if isinstance(packing, Packing) else None
+    held = [file_tensors(path, folder, packed=reader is not None) for path in files]
     experts = names_in_use(config, (name for tensors in held for name in tensors))
     wanted = names.stored_tensors(config, experts)
-    stored, left_out = _gathered(held, wanted)
-    if packing is not None:
+    stored, left_out = _gathered(held, wanted, reader)
+    if isinstance(packing, Packing):
+        drop_unused(stored, packing)
+    packed = {} if reader is None else take_packed(stored, wanted, reader)
+    _require_values(stored, wanted)
+    if packing is not None and reader is None:
         take_scales(stored)
     renamed = bool(left_out.wrappers)
     if config.tie_word_embeddings:
         renamed |= names.EMBEDDING not in stored  # which transformers knows since 5
-        settle_tied(stored, str(folder.path))
+        settle_tied(stored, str(folder.path), packed)
     found = {name: tensor.source.shape for name, tensor in stored.items()}
+    found |= {name: wanted[name] for name in packed}
     missing = [name for name in wanted if name not in found]
     _explain_missing(missing, found, folder, index)
     names.check_tensors(wanted, found, origin=str(folder.path))
     places, expected = names.stored_places(config, experts), names.expected_tensors(config)
     tensors = {
-        name: LazyTensor(
-            name=name,
-            shape=expected[name],
-            dtype=stored[place.name].dtype,
-            load_rows=with_offset(
-                name,
-                config,
-                in_order(_reader(stored[place.name], place, packing), row_order(name, config)),
-            ),
+        name: arranged(
+            packed_tensor(name, expected[name], packed[place.name], place)
+            if place.name in packed
+            else plain_tensor(name, expected[name], stored[place.name], place, packing),
+            config,
         )
         for name, place in places.items()
     }
-    return FolderTensors(tensors, _notices(folder, files, index, left_out), renamed)
+    notices = packing.notices if isinstance(packing, Packing) else ()
+    return FolderTensors(tensors, (*_notices(folder, files, index, left_out), *notices), renamed)
+
+
+def _require_values(stored: Mapping[str, StoredTensor], wanted: Collection[str]) -> None:
+    """Raise ArtifactError if a tensor that is used as it is has a type that holds no weights."""
+    for name, tensor in stored.items():
+        if name in wanted and tensor.dtype not in CODECS:
+            raise unsupported_type(tensor.source.path, name, tensor.dtype)
 
 
 @dataclass(slots=True)
@@ -132,9 +137,12 @@ class _LeftOut:
 
 
 def _gathered(
-    held: Iterable[Mapping[str, StoredTensor]], wanted: Collection[str]
+    held: Iterable[Mapping[str, StoredTensor]], wanted: Collection[str], reader: PackedReader | None
 ) -> tuple[dict[str, StoredTensor], _LeftOut]:
-    """Return every tensor of the files by the model's own name for it, and what was left out."""
+    """Return every tensor of the files by the model's own name for it, and what was left out.
+
+    reader: of modules that are packed, if there may be any.
+    """
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
     for tensors in held:
@@ -142,7 +150,7 @@ def _gathered(
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue
-            found = module_name(own_name, wanted)
+            found = module_name(own_name, wanted, SCALE_PARTS if reader is None else reader.suffixes)
             if found.wrapper:
                 left_out.wrappers.add(found.wrapper)
             if found.name in stored:
@@ -213,18 +221,6 @@ def _listed(names_of_strangers: Sequence[str]) -> str:
     return ", ".join(repr(name[:80]) for name in names_of_strangers[:4])
 
 
-def _reader(
-    tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None
-) -> Callable[[int, int], npt.NDArray[np.float32]]:
-    """Return what reads rows of one part of a stored tensor, the whole of it unless projections are fused."""
-    if tensor.scale is None or packing is None:
-        source = tensor.source if place.stack is None else tensor.source.as_matrix()
-        return functools.partial(read_rows, source.rows(place.start, place.stop))
-    # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
-    whole = scaled_rows(tensor.source, tensor.scale, packing)
-    return lambda start, stop: whole(place.start + start, place.start + stop)
-
-
 def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
     index = folder.read_json(INDEX)
     if index is None:
@@ -238,42 +234,15 @@ def _weight_map(folder: ModelFolder) -> Mapping[str, str] | None:
         raise ArtifactError(
             f"{folder.path / INDEX} has no weight_map of tensor names to file names; fetch it again"
         )
-    for name in set(weight_map.values()):
+    files = set(weight_map.values())
+    if len(files) > _MAX_SHARDS:
+        raise ArtifactError(
+            f"{folder.path / INDEX} names {len(files)} files, expected at most {_MAX_SHARDS}; fetch it again"
+        )
+    for name in files:
         if not name.endswith(".safetensors"):
             raise ArtifactError(
-                f"{folder.path / INDEX} names the file {name!r}, expected only .safetensors files; "
+                f"{folder.path / INDEX} names the file {quoted(name)}, expected only .safetensors files; "
                 f"{convert_pickle(folder.path)}"
             )
     return weight_map
-
-
-def file_tensors(path: Path, folder: ModelFolder) -> dict[str, StoredTensor]:
-    """Return every tensor of one safetensors file of a folder, by name. Raises ArtifactError if it is
-    damaged.
-    """
-    try:
-        real = real_file(path, folder.path)
-        require_content(path, real)
-        # Opened for its checks only, and closed at once: its mapping would count as this process's memory.
-        with safe_open(real, framework="numpy"):
-            pass
-        with open_real(real) as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except SafetensorError as error:
-        raise ArtifactError(f"{path} is truncated or damaged ({error}); fetch it again") from error
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
-    tensors: dict[str, StoredTensor] = {}
-    for name, entry in header.items():
-        if name == "__metadata__" or names.is_ignorable(name):
-            continue
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        if dtype not in _CODECS:
-            raise ArtifactError(
-                f"{path}: tensor {name} has storage type {dtype}; supported are {', '.join(_CODECS)}. "
-                "Export from the original weights"
-            )
-        offset = 8 + length + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(TensorRange(name, path, offset, shape, _CODECS[dtype], real), dtype)
-    return tensors

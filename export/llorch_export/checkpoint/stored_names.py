@@ -16,6 +16,9 @@ from typing import Final
 from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, SCALES, WEIGHT
 from llorch_export.checkpoint.names import EMBEDDING, HEAD
 
+SCALE_PARTS: Final = (*SCALES, *ACTIVATION_SCALES)
+"""What may stand in place of the ending of an fp8 weight."""
+
 _BASE: Final = "model."
 # torch.compile, FSDP and activation checkpointing wrap any module, so these stand anywhere in a name.
 _INNER: Final = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -42,36 +45,36 @@ def is_value_head(name: str) -> bool:
     return _VALUE_HEAD.fullmatch(name) is not None
 
 
-def module_name(stored: str, expected: Collection[str]) -> StoredName:
+def module_name(stored: str, expected: Collection[str], parts: Collection[str] = SCALE_PARTS) -> StoredName:
     """Return what a tensor of a file is called in the model, or its own name if that is no tensor of it.
 
-    expected: the tensors that the config calls for.
+    expected: the tensors that the config calls for. parts: what may stand in place of a weight's own ending.
     """
-    if _is_known(stored, expected):
+    if _is_known(stored, expected, parts):
         return StoredName(stored)
-    if (found := _by_base(stored, expected)) is not None:  # as transformers does it
+    if (found := _by_base(stored, expected, parts)) is not None:  # as transformers does it
         return StoredName(found)
     inner = _INNER.sub("", stored)
     outer = _OUTER.match(inner)
     bare = inner if outer is None else inner[outer.end() :]
     for name in (inner, bare):
-        known = name if _is_known(name, expected) else _by_base(name, expected)
+        known = name if _is_known(name, expected, parts) else _by_base(name, expected, parts)
         if known is not None:
             left_out = {m.group() for m in _INNER.finditer(stored)} | ({outer.group()} if outer else set())
             return StoredName(known, "".join(sorted(left_out)))
     return StoredName(stored)
 
 
-def _by_base(name: str, expected: Collection[str]) -> str | None:
+def _by_base(name: str, expected: Collection[str], parts: Collection[str]) -> str | None:
     """Return the name with ``model.`` taken away or put in front, whichever the config calls for."""
     for changed in (name.removeprefix(_BASE), f"{_BASE}{name}"):
-        if changed != name and _is_known(changed, expected):
+        if changed != name and _is_known(changed, expected, parts):
             return changed
     return None
 
 
-def _is_known(name: str, expected: Collection[str]) -> bool:
+def _is_known(name: str, expected: Collection[str], parts: Collection[str]) -> bool:
     if name in expected or name in (EMBEDDING, HEAD):
         return True
-    scales = (suffix for suffix in (*SCALES, *ACTIVATION_SCALES) if name.endswith(suffix))
-    return any(f"{name.removesuffix(suffix)}{WEIGHT}" in expected for suffix in scales)
+    endings = (suffix for suffix in parts if name.endswith(suffix))
+    return any(f"{name.removesuffix(suffix)}{WEIGHT}" in expected for suffix in endings)

@@ -7,7 +7,8 @@ dropped unless its content is compared: a copy that differs would be another mod
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,16 +16,21 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.checkpoint.fp8 import ACTIVATION_SCALES, FP8_CODECS, SCALES, WEIGHT
 from llorch_export.checkpoint.names import EMBEDDING, HEAD
 from llorch_export.checkpoint.stream import TensorRange, read_rows, same_bytes
+from llorch_export.config.fields import shown
 from llorch_serve.errors import ArtifactError
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's place, its type's name, and the place of the scale that fp8 weights may have."""
+    """A tensor's place, its type's name, and the place of the scale that fp8 weights may have.
+
+    notes: what its file's header says beside tensors.
+    """
 
     source: TensorRange
     dtype: str
     scale: TensorRange | None = None
+    notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 def require_copy(name: str, first: StoredTensor, second: StoredTensor) -> None:
@@ -63,8 +69,8 @@ def take_scales(stored: dict[str, StoredTensor]) -> None:
         scales = [stored.pop(key) for suffix in SCALES if (key := f"{module}{suffix}") in stored]
         if len(scales) != 1 or len(tensor.source.shape) != 2:
             raise ArtifactError(
-                f"{tensor.source.path}: tensor {name} of type {tensor.dtype} has {len(scales)} scales and "
-                f"{len(tensor.source.shape)} dimensions, expected a matrix with one of "
+                f"{tensor.source.path}: tensor {shown(name)} of type {tensor.dtype} has {len(scales)} scales "
+                f"and {len(tensor.source.shape)} dimensions, expected a matrix with one of "
                 f"{' or '.join(SCALES)}; "
                 "fetch the model again"
             )
@@ -73,13 +79,14 @@ def take_scales(stored: dict[str, StoredTensor]) -> None:
             stored.pop(f"{module}{suffix}", None)
 
 
-def settle_tied(stored: dict[str, StoredTensor], origin: str) -> None:
+def settle_tied(stored: dict[str, StoredTensor], origin: str, packed: Collection[str] = ()) -> None:
     """Leave one table where the config ties head and embedding, called the embedding.
 
-    A file may hold either of them, or both alike. Raises ArtifactError if both differ.
+    A file may hold either of them, or both alike. packed: weights that are there in another form.
+    Raises ArtifactError if both differ.
     """
     head, embedding = stored.get(HEAD), stored.get(EMBEDDING)
-    if head is None:
+    if head is None or EMBEDDING in packed:
         return
     if embedding is not None and (head.scale or embedding.scale or not same_content(head, embedding)):
         raise ArtifactError(

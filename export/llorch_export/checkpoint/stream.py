@@ -131,7 +131,7 @@ def _read_stored(source: TensorRange, first: int, last: int) -> npt.NDArray[np.f
             for start in range(0, end - begin, step):
                 stop = min(start + step, end - begin)
                 size = (stop - start) * columns // source.codec.elements * source.codec.bytes
-                piece = _decode(source, _read_exactly(file.read, size, source))
+                piece = _decode(source, _read(file.read, size, source))
                 result[start:stop] = piece.reshape(stop - start, columns)
     except OSError as error:
         raise ArtifactError(f"{source.path} cannot be read: {error.strerror or error}") from error
@@ -157,7 +157,7 @@ def read_blocks(
     try:
         with open_real(source.real, buffering=0) as file:
             file.seek(source.offset + first * row_bytes)
-            data = _read_exactly(file.read, (last - first) * row_bytes, source)
+            data = _read(file.read, (last - first) * row_bytes, source)
     except OSError as error:
         raise ArtifactError(f"{source.path} cannot be read: {error.strerror or error}") from error
     rows = np.frombuffer(data, np.uint8).reshape(last - first, row_bytes)
@@ -180,7 +180,7 @@ def same_bytes(left: TensorRange, right: TensorRange) -> bool:
             right_file.seek(right.offset)
             while remaining:
                 size = min(remaining, _PIECE_BYTES)
-                if _read_exactly(left_file.read, size, left) != _read_exactly(right_file.read, size, right):
+                if _read(left_file.read, size, left) != _read(right_file.read, size, right):
                     return False
                 remaining -= size
     except OSError as error:
@@ -190,14 +190,17 @@ def same_bytes(left: TensorRange, right: TensorRange) -> bool:
     return True
 
 
-def _read_exactly(read: Callable[[int], bytes | None], size: int, source: TensorRange) -> bytearray:
+def _read(read: Callable[[int], bytes | None], size: int, source: TensorRange) -> bytearray:
+    return read_exactly(read, size, source.path, source.name)
+
+
+def read_exactly(read: Callable[[int], bytes | None], size: int, path: Path, name: str) -> bytearray:
+    """Read ``size`` bytes of the tensor ``name``. Raises ArtifactError if the file ends before."""
     data = bytearray()
     while len(data) < size:
         chunk = read(size - len(data))
         if not chunk:
-            raise ArtifactError(
-                f"{source.path} ends inside tensor {source.name}; it is truncated, fetch it again"
-            )
+            raise ArtifactError(f"{path} ends inside tensor {name}; it is truncated, fetch it again")
         data += chunk
     return data
 

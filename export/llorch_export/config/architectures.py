@@ -12,7 +12,7 @@ from typing import Final
 
 from llorch_export.config.families import FAMILIES, SUPPORTED_HF
 from llorch_export.config.family import Family
-from llorch_export.config.fields import MAX_NAME, Fields, shown
+from llorch_export.config.fields import MAX_NAME, Fields, quoted, shown
 from llorch_export.config.reference_keys import reference_keys
 from llorch_serve.errors import ArtifactError
 
@@ -40,8 +40,12 @@ def family_of(fields: Fields, origin: str) -> Family:
     if family is None:
         known = model_type in reference_keys().causal_lms if isinstance(model_type, str) else True
         files = () if known else code_files(fields)
-        alone = f", which exists only as code of the checkpoint ({', '.join(files)}), and that is never run"
-        raise ArtifactError(f"{origin}: model_type is {model_type!r}{alone if files else ''}; {SUPPORTED_HF}")
+        alone = (
+            f", which exists only as code of the checkpoint ({', '.join(files[:4])}), and that is never run"
+        )
+        raise ArtifactError(
+            f"{origin}: model_type is {quoted(model_type)}{alone if files else ''}; {SUPPORTED_HF}"
+        )
     names = fields.get("architectures")
     if names is None:
         return family

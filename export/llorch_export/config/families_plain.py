@@ -28,6 +28,39 @@ PLAIN: Final = (
         in_gguf=False,
     ),
     Family(
+        "internlm3",
+        "LlamaForCausalLM",
+        defaults={
+            "vocab_size": 128512,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+        },
+        # transformers takes both for one, and refuses two values.
+        fixed={"qkv_bias": False, "bias": False, "attention_bias": False, "mlp_bias": False},
+        module="llama",
+        in_gguf=False,
+    ),
+    Family(
+        "ministral3",
+        "Ministral3ForCausalLM",
+        defaults={
+            "vocab_size": 131072,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 34,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-5,
+        },
+        windows="all layers",
+        scales_queries=True,
+        in_gguf=False,
+    ),
+    Family(
         "ministral",
         "MinistralForCausalLM",
         defaults={

@@ -70,6 +70,8 @@ class Family:
     local_theta: layers with a window rotate by ``rope_local_base_freq``, which is this where absent; 0: as
         the others. local_key: that key; "": the base cannot be set.
     interleaved: rotary pairs are neighbours in a head, not half a head apart.
+    scales_queries: rotary settings must be there, with a ``llama_4_scaling_beta`` of 0: another one scales
+        queries by their position, and so does what absent settings mean.
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
     gguf: ``general.architecture`` where it is another name.
@@ -115,6 +117,7 @@ class Family:
     local_theta: float = 0.0
     local_key: str = "rope_local_base_freq"
     interleaved: bool = False
+    scales_queries: bool = False
     alpha: bool = False
     module: str = ""
     gguf: str = ""

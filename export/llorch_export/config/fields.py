@@ -13,6 +13,8 @@ from llorch_serve.errors import ArtifactError
 
 MAX_NAME: Final = 200
 """Length up to which a name out of a file is repeated whole."""
+_MAX_QUOTED: Final = 80
+_MAX_ITEMS: Final = 64  # a longer list says more by its length
 _Item = TypeVar("_Item", int, float, str)
 
 
@@ -130,9 +132,9 @@ class Fields:
 
     def wrong(self, key: str, expected: str) -> ArtifactError:
         """Return the error for a value that is not usable."""
-        value = repr(self._data.get(key))
-        value = value if len(value) <= 80 else f"{value[:77]}..."
-        return ArtifactError(f"{self._origin}: {key} is {value}, expected {expected}")
+        return ArtifactError(
+            f"{self._origin}: {shown(key)} is {quoted(self._data.get(key))}, expected {expected}"
+        )
 
     def _present(self, key: str, default: object) -> object:
         value = self.get(key)
@@ -151,11 +153,26 @@ def shown(name: str, limit: int = MAX_NAME) -> str:
     return plain if len(plain) <= limit else f"{plain[: limit - 3]}..."
 
 
+def quoted(value: object) -> str:
+    """Return a value out of a file as one short line for an error, whatever it is and however large."""
+    if isinstance(value, (list, tuple, dict)) and len(value) > _MAX_ITEMS:
+        return f"{type(value).__name__} of {len(value)} items"
+    text = repr(value)
+    return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 3]}..."
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return names out of a file for an error: the first of them, each short, and how many more there are."""
+    entries = list(names)
+    first = ", ".join(shown(name, _MAX_QUOTED) for name in entries[:most])
+    return first if len(entries) <= most else f"{first} and {len(entries) - most} more"
+
+
 def refuse_unknown(keys: Sequence[str], origin: str) -> None:
     """Raise ArtifactError if there are ``keys`` that nobody understood; ``origin`` names where they stand."""
     if keys:
         raise ArtifactError(
             f"{origin} has settings that are not understood and might change the model: "
-            f"{', '.join(keys[:8])}; "
+            f"{listed(keys)}; "
             "remove them if they have no influence on inference, or upgrade with: pip install -U llorch"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.config.fields import Fields, shown
+from llorch_export.config.fields import Fields, listed, shown
 from llorch_serve.errors import ArtifactError
 
 _MAX_BLOCK: Final = 2**16
@@ -60,7 +60,7 @@ def fp8_format(config: object, *, origin: str) -> Fp8Format | None:
     if fields.boolean("weight_per_tensor", block is None) and block is not None:
         raise fields.wrong("weight_per_tensor", "false, because weight_block_size is stated")
     if unknown := fields.unasked():
-        raise ArtifactError(f"{where} has keys that are not understood: {', '.join(unknown[:8])}; {_WAY_OUT}")
+        raise ArtifactError(f"{where} has keys that are not understood: {listed(unknown)}; {_WAY_OUT}")
     return Fp8Format(block)
 
 

@@ -12,7 +12,7 @@ from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
 from llorch_export.config.experts_gguf import experts_from_gguf
 from llorch_export.config.families import FAMILIES, FAMILIES_IN_GGUF, SUPPORTED_GGUF
 from llorch_export.config.family import Family
-from llorch_export.config.fields import Fields, refuse_unknown
+from llorch_export.config.fields import Fields, quoted, refuse_unknown
 from llorch_export.config.gguf_form import (
     gguf_form,
     gguf_query_multiplier,
@@ -30,7 +30,7 @@ from llorch_export.config.hf import (
     checked,
     head_size,
 )
-from llorch_export.config.rope import RopeContext
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
 from llorch_export.config.windows import normal_no_rope_layers, spaced_no_rope_layers, spaced_types
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
@@ -91,7 +91,7 @@ def config_from_gguf(
         or gguf_query_multiplier(family, hidden, heads, layers, head_dim),
         residual_multiplier=residual_scale or 1.0,
         logits_scaling=logits_divisor(fields, family) or logit_scale or 1.0,
-        layer_form=gguf_form(fields, family, rope),
+        layer_form=gguf_form(fields, family, rope, shapes),
         experts=experts_from_gguf(fields, family, shapes, layers),
     )
     refuse_unknown(fields.unasked(known={f"{name}.{key}" for key in INERT_GGUF_KEYS}), origin)
@@ -102,13 +102,13 @@ def _family(metadata: Mapping[str, object], origin: str) -> Family:
     architecture = metadata.get("general.architecture")
     family = FAMILIES_IN_GGUF.get(architecture) if isinstance(architecture, str) else None
     if family is None:
-        raise ArtifactError(f"{origin}: general.architecture is {architecture!r}; {SUPPORTED_GGUF}")
+        raise ArtifactError(f"{origin}: general.architecture is {quoted(architecture)}; {SUPPORTED_GGUF}")
     if family.with_experts and metadata.get(f"{architecture}.expert_count"):
         family = FAMILIES[family.with_experts]
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ArtifactError(
-            f"{origin}: general.type is {kind!r}, expected 'model'; adapters must be merged first"
+            f"{origin}: general.type is {quoted(kind)}, expected 'model'; adapters must be merged first"
         )
     return family
 
@@ -155,7 +155,14 @@ def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, f
     name = family.gguf_name
     fields.require(f"{name}.rope.scaling.finetuned", True, "llama.cpp turns rotary embedding off by it")
     embedding, residual, logits, attention = (
-        fields.number(f"{name}.{key}", 0.0, at_least=0, high=MAX_MULTIPLIER)
+        _multiplier(fields, f"{name}.{key}")
         for key in ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
     )
     return embedding, residual, logits, attention
+
+
+def _multiplier(fields: Fields, key: str) -> float:
+    value = fields.number(key, 0.0, at_least=0, high=MAX_MULTIPLIER)
+    if 0 < value <= MIN_FACTOR:
+        raise fields.wrong(key, f"0 or a number above {MIN_FACTOR:g}")
+    return value

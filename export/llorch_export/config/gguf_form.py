@@ -5,6 +5,7 @@ What a header leaves open is what llama.cpp takes it to be, which it knows by th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, cast
 
 import msgspec
@@ -29,20 +30,30 @@ def gguf_windows(
     if family.windows not in ("all layers", "pattern"):
         fields.require(key, 0, "attention windows are not supported in this architecture")
         return None, ()
-    usual = family.defaults.get("sliding_window", 0) if family.windows == "pattern" else 0
-    window = fields.integer(key, int(usual), low=0, high=_MAX_WINDOW)
+    by_pattern = family.windows == "pattern"
+    usual = family.defaults.get("sliding_window", 0) if by_pattern else 0
+    window = fields.integer(key, int(usual), low=int(by_pattern), high=_MAX_WINDOW)
     hides = 0 < window < max_positions
     if family.windows == "all layers":
         return (window if hides else None), ()
     interval = fields.integer(f"{key}_pattern", family.window_pattern, high=_MAX_WINDOW)
     types = spaced_types(interval, layers)
-    if not window or not (hides or family.local_theta) or "sliding_attention" not in types:
+    if not (hides or family.local_theta) or "sliding_attention" not in types:
         return None, ()
     return window, cast("LayerTypes", types if "full_attention" in types else ())
 
 
-def gguf_form(fields: Fields, family: Family, rope: RopeConfig) -> LayerForm | msgspec.UnsetType:
-    """Return how layers are built; UNSET where it is as in Llama. rope: of layers without a window."""
+def gguf_form(
+    fields: Fields, family: Family, rope: RopeConfig, shapes: Mapping[str, tuple[int, ...]]
+) -> LayerForm | msgspec.UnsetType:
+    """Return how layers are built; UNSET where it is as in Llama.
+
+    rope: of layers without a window. shapes: of the file's tensors.
+    """
+    parallel = family.form.parallel
+    if family.parallel_key:
+        fields.get(f"{family.gguf_name}.{family.parallel_key}")  # llama.cpp goes by the tensors
+        parallel = "blk.0.ffn_norm.weight" not in shapes
     sliding = None
     if family.local_theta:
         theta = fields.number(
@@ -56,6 +67,7 @@ def gguf_form(fields: Fields, family: Family, rope: RopeConfig) -> LayerForm | m
             attention_softcap=_softcap(fields, family, SCORES_CAP),
             logits_softcap=_softcap(fields, family, LOGITS_CAP),
             sliding_rope=sliding,
+            parallel=parallel,
         )
     )
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llorch_export.config.fields import Fields
+from llorch_export.config.fields import Fields, quoted
 from llorch_export.config.rope import (
     MAX_FACTOR,
     MAX_POSITIONS,
     MAX_THETA,
+    MIN_FACTOR,
     RopeContext,
     checked_rotary_dim,
     yarn_scale,
@@ -88,19 +89,20 @@ def _scaling(fields: Fields, context: RopeContext) -> _Scaling:
     kind = fields.get(f"{key}.scaling.type") or "linear"
     if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise ArtifactError(
-            f"{context.origin}: {key}.scaling.type is {kind!r}; supported are none, linear, yarn and longrope"
+            f"{context.origin}: {key}.scaling.type is {quoted(kind)}; supported are none, linear, yarn and "
+            "longrope"
         )
-    theta = fields.number(f"{key}.freq_base", 10000.0, above=0, high=MAX_THETA)
+    theta = fields.number(f"{key}.freq_base", 10000.0, above=MIN_FACTOR, high=MAX_THETA)
     # llama.cpp takes a factor without a type to be linear, and knows it under an older key as well.
     factors = [
-        fields.number(name, above=0, high=MAX_FACTOR)
+        fields.number(name, above=MIN_FACTOR, high=MAX_FACTOR)
         for name in (f"{key}.scaling.factor", f"{key}.scale_linear")
         if name in fields
     ]
     original = fields.integer(
         f"{key}.scaling.original_context_length", context.max_positions, high=MAX_POSITIONS
     )
-    attention_factor = fields.number(f"{key}.scaling.attn_factor", 1.0, above=0, high=MAX_FACTOR)
+    attention_factor = fields.number(f"{key}.scaling.attn_factor", 1.0, above=MIN_FACTOR, high=MAX_FACTOR)
     rotary_dim = checked_rotary_dim(
         fields.integer(f"{key}.dimension_count", context.head_dim, high=context.head_dim), context
     )
@@ -146,8 +148,8 @@ def _yarn(fields: Fields, scaling: _Scaling, tensors: GgufRopeTensors, context: 
         factor=scaling.factor,
         original_max_position_embeddings=scaling.original,
         attention_factor=scaling.attention_factor * yarn_scale(scaling.factor, 1),
-        beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=0, high=MAX_FACTOR),
-        beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=0, high=MAX_FACTOR),
+        beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=MIN_FACTOR, high=MAX_FACTOR),
+        beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=MIN_FACTOR, high=MAX_FACTOR),
         rotary_dim=scaling.rotary_dim,
     )
 
@@ -157,7 +159,7 @@ def _divisors(
 ) -> tuple[float, ...]:
     """Return the divisors of a tensor, one a rotary pair. Raises ArtifactError if they are not that."""
     pairs = (scaling.rotary_dim or context.head_dim) // 2
-    if values is None or len(values) != pairs or not all(0 < f <= MAX_FACTOR for f in values):
+    if values is None or len(values) != pairs or not all(MIN_FACTOR < f <= MAX_FACTOR for f in values):
         raise ArtifactError(
             f"{context.origin}: {name} must hold {pairs} positive numbers, one a rotary pair; convert the "
             f"model again"

@@ -15,12 +15,14 @@ from llorch_export.config.architectures import code_files, family_of, has_unknow
 from llorch_export.config.experts import experts_from_hf
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
-from llorch_export.config.fp8 import fp8_format, packed_weights
+from llorch_export.config.fp8 import Fp8Format, packed_weights
 from llorch_export.config.layer_form import layer_form, query_multiplier
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.reading import read_packing
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.rope import RopeContext
+from llorch_export.config.rope import MIN_FACTOR, RopeContext
 from llorch_export.config.rope_by_layer import ropes_from_hf
-from llorch_export.config.unread import ignored_settings
+from llorch_export.config.unread import check_count, ignored_settings
 from llorch_export.config.windows import no_rope_layers, rotating_in_windows, windows
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
@@ -52,11 +54,13 @@ class ReadConfig:
 
     ignored_settings: names of what transformers does not read for the family, but for what every file says.
     code_not_run: files of Python that the checkpoint brings.
+    packing: how weights are packed; None: they stand for themselves.
     """
 
     config: LlamaConfig
     ignored_settings: tuple[str, ...] = ()
     code_not_run: tuple[str, ...] = ()
+    packing: Packing | Fp8Format | None = None
 
 
 def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -> LlamaConfig:
@@ -71,16 +75,18 @@ def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> R
     Raises ArtifactError for anything that transformers reads and this exporter does not understand, and for
     what is contradictory or out of range.
     """
+    check_count(data, origin)
     fields = Fields(data, origin=origin)
     family = family_of(fields, origin)
     packing = data.get("quantization")  # MLX's; other tools write notes under that key
     if isinstance(packing, Mapping) and "bits" in packing:
         raise packed_weights(packing, f"{origin}: quantization")
     code = code_files(fields)
+    packed = read_packing(data.get("quantization_config"), origin=origin)
     config, of_rope = _model_config(fields, family, origin)
     own_class = ("architectures",) if has_unknown_class(fields, family) else ()
     ignored = ignored_settings(fields, reference_keys().keys[family.architecture])
-    return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code)
+    return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code, packed)
 
 
 def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaConfig, tuple[str, ...]]:
@@ -105,7 +111,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         rotating = rotating_in_windows(fields, family, layers)
     rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
     multiplier = {
-        key: fields.number(key, 1.0, above=0, high=MAX_MULTIPLIER) if family.multipliers else 1.0
+        key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
     }
     config = LlamaConfig(
@@ -142,7 +148,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
 
 def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     """Refuse what no family here has."""
-    fp8_format(fields.get("quantization_config"), origin=origin)  # refuses every other packing
+    fields.get("quantization_config")  # which read_config has read
     fields.require("is_encoder_decoder", False, "the model must be a decoder only")
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")

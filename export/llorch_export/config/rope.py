@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from llorch_export.config.family import Family
-from llorch_export.config.fields import Fields
+from llorch_export.config.fields import Fields, quoted
 from llorch_export.config.reference_keys import reference_keys
-from llorch_export.config.unread import ignored_settings
+from llorch_export.config.unread import check_count, ignored_settings
 from llorch_serve.artifact.manifest import RopeConfig
 from llorch_serve.errors import ArtifactError
 
 MAX_POSITIONS: Final = 2**26
 MAX_THETA: Final = 1e12
 MAX_FACTOR: Final = 1e6
+MIN_FACTOR: Final = 1e-6
+"""What bases and factors lie above: frequencies that they divide stay finite in float32."""
+
 _ORIGINAL: Final = "original_max_position_embeddings"
 _KINDS: Final = "default, linear, llama3, dynamic, yarn and longrope"
 
@@ -57,11 +60,21 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
     """Return the rotary settings of type ``kind``, which :func:`_kind` has found."""
     _refuse_differences(fields, rope, place, context.origin)
     outer = fields.number(
-        "rope_theta", float(context.family.defaults.get("rope_theta", 10000.0)), above=0, high=MAX_THETA
+        "rope_theta",
+        float(context.family.defaults.get("rope_theta", 10000.0)),
+        above=MIN_FACTOR,
+        high=MAX_THETA,
     )
-    theta = rope.number("rope_theta", outer, above=0, high=MAX_THETA)
+    theta = rope.number("rope_theta", outer, above=MIN_FACTOR, high=MAX_THETA)
     rotary_dim = _rotary_dim(rope if "partial_rotary_factor" in rope else fields, context)
     original = _original_context(fields, rope, context)
+    if context.family.scales_queries:
+        if not (fields.mapping("rope_parameters") or fields.mapping("rope_scaling")):
+            raise ArtifactError(
+                f"{context.origin} lacks rope_parameters, and what {context.family.architecture} takes that "
+                "to mean scales queries by their position, which is not supported"
+            )
+        rope.require("llama_4_scaling_beta", 0, "another scales queries by their position")
     match kind:
         case "default":
             # Some files say "default" with a factor of 1; any other factor would be a contradiction.
@@ -87,7 +100,7 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
             return _longrope_from_hf(rope, theta, original or context.max_positions, rotary_dim, context)
         case _:
             raise ArtifactError(
-                f"{context.origin}: rope type {kind!r} is not supported; supported are {_KINDS}"
+                f"{context.origin}: rope type {quoted(kind)} is not supported; supported are {_KINDS}"
             )
 
 
@@ -103,6 +116,7 @@ def _rope_fields(fields: Fields, context: RopeContext) -> tuple[Fields, str]:
             f"{context.origin}: rope_scaling and rope_parameters contradict each other; remove the wrong one"
         )
     place = "rope_parameters" if parameters else "rope_scaling"
+    check_count(parameters or scaling, f"{context.origin}: {place}")
     return Fields(parameters or scaling, origin=f"{context.origin}: {place}"), place
 
 
@@ -118,8 +132,8 @@ def _kind(rope: Fields, context: RopeContext) -> str:
     old_name, new_name = rope.get("type"), rope.get("rope_type")
     if old_name is not None and new_name is not None and old_name != new_name:
         raise ArtifactError(
-            f"{context.origin}: rope type is {old_name!r} by type and {new_name!r} by rope_type; remove the "
-            f"wrong one"
+            f"{context.origin}: rope type is {quoted(old_name)} by type and {quoted(new_name)} by "
+            f"rope_type; remove the wrong one"
         )
     kind = new_name or old_name or "default"
     if not isinstance(kind, str):
@@ -168,7 +182,7 @@ def checked_rotary_dim(rotary_dim: int, context: RopeContext) -> int | None:
 
 
 def _factor(rope: Fields) -> float:
-    return rope.number("factor", above=0, high=MAX_FACTOR)
+    return rope.number("factor", above=MIN_FACTOR, high=MAX_FACTOR)
 
 
 def _dynamic_from_hf(rope: Fields, theta: float, rotary_dim: int | None, context: RopeContext) -> RopeConfig:
@@ -183,7 +197,7 @@ def _dynamic_from_hf(rope: Fields, theta: float, rotary_dim: int | None, context
 
 
 def _llama3_from_hf(rope: Fields, theta: float, original: int, rotary_dim: int | None) -> RopeConfig:
-    low = rope.number("low_freq_factor", above=0, high=MAX_FACTOR)
+    low = rope.number("low_freq_factor", above=MIN_FACTOR, high=MAX_FACTOR)
     return RopeConfig(
         theta=theta,
         kind="llama3",
@@ -200,7 +214,7 @@ def _yarn_from_hf(
 ) -> RopeConfig:
     # A null factor, unlike an absent one, means by how much the context has grown.
     usual = max_positions / original if rope.states("factor") else None
-    factor = rope.number("factor", usual, above=0, high=MAX_FACTOR)
+    factor = rope.number("factor", usual, above=MIN_FACTOR, high=MAX_FACTOR)
     attention_factor, mscale, all_dim = (
         rope.number(key, at_least=0, high=MAX_FACTOR) if key in rope else None
         for key in ("attention_factor", "mscale", "mscale_all_dim")
@@ -213,9 +227,9 @@ def _yarn_from_hf(
         factor=factor,
         original_max_position_embeddings=original,
         attention_factor=yarn_scale(factor, 1) if attention_factor is None else attention_factor,
-        beta_fast=rope.number("beta_fast", 32.0, above=0, high=MAX_FACTOR),
-        beta_slow=rope.number("beta_slow", 1.0, above=0, high=MAX_FACTOR),
-        truncate=rope.boolean("truncate", True),
+        beta_fast=rope.number("beta_fast", 32.0, above=MIN_FACTOR, high=MAX_FACTOR),
+        beta_slow=rope.number("beta_slow", 1.0, above=MIN_FACTOR, high=MAX_FACTOR),
+        truncate=rope.boolean("truncate", not rope.states("truncate")),  # null switches it off
         rotary_dim=rotary_dim,
     )
 
@@ -235,11 +249,12 @@ def yarn_theta(theta: float, fields: Fields) -> float:
 def _longrope_from_hf(
     rope: Fields, theta: float, original: int, rotary_dim: int | None, context: RopeContext
 ) -> RopeConfig:
-    stretch = rope.number("factor", context.max_positions / original, above=0, high=MAX_FACTOR)
+    stretch = rope.number("factor", context.max_positions / original, above=MIN_FACTOR, high=MAX_FACTOR)
     usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 and original > 1 else 1.0
     pairs = (rotary_dim or context.head_dim) // 2
     short, long = (
-        rope.numbers(key, length=pairs, above=0, high=MAX_FACTOR) for key in ("short_factor", "long_factor")
+        rope.numbers(key, length=pairs, above=MIN_FACTOR, high=MAX_FACTOR)
+        for key in ("short_factor", "long_factor")
     )
     return RopeConfig(
         theta=theta,
@@ -247,6 +262,6 @@ def _longrope_from_hf(
         short_factor=short,
         long_factor=long,
         original_max_position_embeddings=original,
-        attention_factor=rope.number("attention_factor", usual, above=0, high=MAX_FACTOR),
+        attention_factor=rope.number("attention_factor", usual, above=MIN_FACTOR, high=MAX_FACTOR),
         rotary_dim=rotary_dim,
     )

@@ -15,6 +15,7 @@ from llorch_export.config.fields import Fields, shown
 from llorch_serve.errors import ArtifactError
 
 MAX_IGNORED: Final = 256
+_MAX_SETTINGS: Final = 2**10
 
 # What transformers reads for every family, beside what the exporter understands: the value that changes
 # nothing, and what another one would do.
@@ -73,6 +74,15 @@ _BIASES: Final = frozenset(
         "bias",
     }
 )
+
+
+def check_count(data: Mapping[str, object], origin: str) -> None:
+    """Raise ArtifactError for more settings than any config has, before each of them is looked at."""
+    if len(data) > _MAX_SETTINGS:
+        raise ArtifactError(
+            f"{origin} has {len(data)} settings, expected at most {_MAX_SETTINGS}; is it the config of a "
+            "model?"
+        )
 
 
 def ignored_settings(fields: Fields, read: frozenset[str], *, prefix: str = "") -> tuple[str, ...]:

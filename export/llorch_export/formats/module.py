@@ -18,7 +18,8 @@ WITH_ZERO_POINTS: Final[tuple[Quantizer, ...]] = ("affine", "gptq", "hqq")
 NORM_READERS: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linear layers whose input is an RMS norm's output, so that its size is known beforehand."""
 
-_FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
+FINE_MODULES: Final = ("q_proj", "k_proj", "v_proj", "down_proj")
+"""Linear layers whose errors weigh most."""
 
 QUARTERS: Final = 4
 """Parts of a row that activations ``quarters`` round by scales of their own."""
@@ -71,7 +72,7 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
         precision, fine = recipe.head_precision, None
     else:
         precision = recipe.precision
-        fine = recipe.fine_block_size if module.endswith(_FINE_MODULES) else None
+        fine = recipe.fine_block_size if module.endswith(FINE_MODULES) else None
     if precision not in ("int8", "int4"):
         return ModuleFormat(precision, None, None, "float32")
     if is_expert(module):

@@ -66,7 +66,8 @@ class Capabilities:
     linear_bits, table_bits: code widths of linear layers, and of the embedding with the output head.
     per_channel_int8: whether linear layers may multiply int8 with int8: weights with a scale for each output
         channel, inputs rounded per token.
-    carries_blocks: whether a GGUF file's own blocks can be kept.
+    carries_blocks: whether the blocks of a GGUF file, or the codes of packed weights, can be kept;
+        carried_bits: code widths of linear layers where they are.
     compute_types: of activations and KV cache; the first is the default. precision: the default one of the
         weights.
     fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise
@@ -95,6 +96,7 @@ class Capabilities:
     table_bits: tuple[int, ...] = ()
     per_channel_int8: bool = False
     carries_blocks: bool = False
+    carried_bits: tuple[int, ...] = (4, 8)
     compute_types: tuple[ComputeType, ...]
     precision: Precision
     fixed_shapes: bool = False
@@ -177,6 +179,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         per_channel_int8=True,
         experts=True,
         int8_cache=True,
+        carried_bits=(2, 4, 8),
     ),
     "cuda": _group_query(
         provider="CUDAExecutionProvider",

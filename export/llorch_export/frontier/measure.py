@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import onnx
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.ggml_types import block_size
 from llorch_export.checkpoint.gguf_header import GgufTensor
 from llorch_export.checkpoint.gguf_parts import read_parts
 from llorch_export.checkpoint.names import parameters
@@ -177,8 +177,8 @@ def gguf_bits_per_weight(path: Path, checkpoint: Checkpoint) -> float:
 
 
 def _stored_bits(tensor: GgufTensor) -> float:
-    elements, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
-    return float(8 * nbytes / elements * math.prod(tensor.shape))
+    elements, size = block_size(tensor.type_id)
+    return 8 * size / elements * math.prod(tensor.shape)
 
 
 def weight_bytes(artifact: Artifact) -> int:

@@ -7,16 +7,20 @@ in MatMulNBits' layout, which GatherBlockQuantized shares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
+from llorch_export.graph.source_forms import REQUANTISED
 from llorch_export.graph.weights import Arrays
+from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.half_quadratic import half_quadratic
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
@@ -31,11 +35,15 @@ SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "bfloat16": ir.DataType.BFLOAT16,
 }
 
+_CODES_AT_A_TIME: Final = 2**23  # packed files are read in strips, which want to be wide
+
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
     """A planned matrix [rows, columns]: packed codes [rows, blocks, bytes], scales [rows, blocks] in the
     compute type, zero points if any.
+
+    input_order: column ``j`` of it is for input ``input_order[j]``; None: for input ``j``.
     """
 
     packed: ir.Value
@@ -44,6 +52,7 @@ class BlockWeight:
     bits: int
     block_size: int
     columns: int
+    input_order: npt.NDArray[np.intp] | None = None
 
 
 def block_weight(
@@ -55,13 +64,7 @@ def block_weight(
         return None
     rows, columns = b.rows(weights), b.tensors[weights[0]].shape[1]
     if precision == "source":
-        tensors = [b.tensors[weight] for weight in weights]
-        if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
-            return None
-        carried = common_form(tensor.dtype for tensor in tensors)
-        return _plan(
-            b, name, carried, rows, columns, lambda: carried_chunks(b, weights, carried), scale_type="float32"
-        )
+        return _as_the_source(b, name, weights)
     assert form.block_size is not None, "a quantised format has a block size"
     return _plan(
         b,
@@ -71,6 +74,38 @@ def block_weight(
         columns,
         lambda: quantised_chunks(b, name, weights, form),
         scale_type=form.scale_type,
+    )
+
+
+def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockWeight | None:
+    """Plan ``weights`` in the blocks or codes that the checkpoint has them in."""
+    tensors = [b.tensors[weight] for weight in weights]
+    rows, columns = b.rows(weights), tensors[0].shape[1]
+    if tensors[0].packed is not None:
+        found = b.source_forms.carried(tensors[0])
+        if found is None:
+            form = REQUANTISED
+            assert form.block_size is not None
+            blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=False)
+            return _plan(
+                b,
+                name,
+                blocks,
+                rows,
+                columns,
+                lambda: quantised_chunks(b, name, weights, form),
+                scale_type=form.scale_type,
+            )
+        codes, blocks = found
+        planned = _plan(
+            b, name, blocks, rows, columns, lambda: _codes(b, weights, blocks), scale_type=codes.scale_type
+        )
+        return replace(planned, input_order=codes.input_order)
+    if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
+        return None
+    carried = common_form(tensor.dtype for tensor in tensors)
+    return _plan(
+        b, name, carried, rows, columns, lambda: carried_chunks(b, weights, carried), scale_type="float32"
     )
 
 
@@ -150,6 +185,19 @@ def _plan(
     return BlockWeight(
         packed, scales, zero_points[0] if zero_points else None, form.bits, form.block_size, columns
     )
+
+
+def _codes(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+    """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
+    ``weights`` at a time.
+    """
+    for weight in weights:
+        codes = b.tensors[weight].codes
+        assert codes is not None, weight
+        rows = b.tensors[weight].shape[0]
+        step = max(1, _CODES_AT_A_TIME // codes.columns)
+        for start in range(0, rows, step):
+            yield carried(codes, form, start, min(start + step, rows))
 
 
 def carried_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:

@@ -4,6 +4,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.module import Formats, PerChannelActivations
 from llorch_export.formats.targets import CONTRIB as CONTRIB  # the graph modules' one import
 from llorch_export.formats.targets import TARGETS, Capabilities
-from llorch_export.graph.half_precision import WeightCast
+from llorch_export.graph.half_precision import COMPUTE_TYPES, WeightCast
+from llorch_export.graph.source_forms import SourceForms
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
@@ -104,6 +106,12 @@ class GraphBuilder:
         self.notices: dict[str, None] = {}
         self.activation_codes: dict[tuple[ir.Value, PerChannelActivations], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
+        self._reordered: dict[tuple[ir.Value, bytes], ir.Value] = {}
+
+    @functools.cached_property
+    def source_forms(self) -> SourceForms:
+        """What becomes of each matrix at precision ``source``."""
+        return SourceForms(self.tensors, self.target)
 
     def op(
         self,
@@ -169,6 +177,36 @@ class GraphBuilder:
             [(name, self.compute, tensor.shape)],
             lambda: ((self.weight_cast.cast(name, chunk),) for chunk in tensor.row_chunks()),
         )[0]
+
+    def narrow_matrix(self, name: str) -> ir.Value:
+        """Plan a matrix of the checkpoint in the narrower type that its file has."""
+        tensor = self.tensors[name]
+        assert tensor.narrow_type is not None
+        dtype = COMPUTE_TYPES[tensor.narrow_type]
+        return self.weights.stream(
+            [(name, dtype, tensor.shape)],
+            lambda: ((chunk.astype(dtype.numpy()),) for chunk in tensor.row_chunks()),
+        )[0]
+
+    def widened(self, value: ir.Value, *, name: str, shape: Sequence[int | str]) -> ir.Value:
+        """Append a cast to the compute type; of a constant the runtime does it once, when it loads the
+        graph.
+        """
+        return self.op("Cast", [value], name=name, shape=shape, attributes={"to": self.compute.value})
+
+    def reordered(self, x: ir.Value, order: npt.NDArray[np.intp], *, name: str) -> ir.Value:
+        """Append what brings the last dimension of ``x`` into ``order``: once for all that read it so."""
+        key = (x, order.tobytes())
+        if key not in self._reordered:
+            indices = self.weights.add(
+                [(f"{name}.input_order", ir.DataType.INT32, order.shape)], lambda: (order.astype(np.int32),)
+            )[0]
+            assert x.shape is not None
+            shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
+            self._reordered[key] = self.op(
+                "Gather", [x, indices], name=f"{name}/reordered", shape=shape, attributes={"axis": -1}
+            )
+        return self._reordered[key]
 
     def factor(self, name: str, value: float) -> ir.Value:
         """Add a scalar constant of the compute type."""

@@ -36,9 +36,7 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]
     shape = (*b.dims.lead, c.hidden_size)
     table = _table(b, EMBEDDING)
     if isinstance(table, ir.Value):
-        return b.op(
-            "Gather", [table, input_ids], name="embedding", shape=shape, attributes={"axis": 0}
-        ), table
+        return _lookup(b, table, input_ids, shape), table
     padded = block_count(c.hidden_size, table.block_size) * table.block_size
     rows = b.weights.alias(table.packed, f"{EMBEDDING}.rows", (c.vocab_size, padded * table.bits // 8))
     zero_points = [] if table.zero_points is None else [table.zero_points]
@@ -62,6 +60,21 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]
         ]
         hidden = b.op("Slice", [hidden, *bounds], name="embedding", shape=shape)
     return hidden, table
+
+
+def _lookup(b: GraphBuilder, table: ir.Value, input_ids: ir.Value, shape: tuple[int | str, ...]) -> ir.Value:
+    """Append the lookup in a table of the compute type, or of a narrower one."""
+    if table.dtype == b.compute:
+        return b.op("Gather", [table, input_ids], name="embedding", shape=shape, attributes={"axis": 0})
+    rows = b.op(
+        "Gather",
+        [table, input_ids],
+        name="embedding/narrow",
+        shape=shape,
+        attributes={"axis": 0},
+        dtype=table.dtype,
+    )
+    return b.widened(rows, name="embedding", shape=shape)
 
 
 def head(b: GraphBuilder, x: ir.Value, embedding: Table | None) -> ir.Value:
@@ -93,6 +106,8 @@ def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str
         return integer_linear(b, x, [HEAD], form.activations, name=name, lead=(b.dims.rows,), bias=None)
     table = embedding if c.tie_word_embeddings and embedding is not None else _table(b, HEAD)
     if isinstance(table, ir.Value):
+        if table.dtype != b.compute:
+            table = b.widened(table, name=f"{source}.weight/widened", shape=(c.vocab_size, c.hidden_size))
         # Gemm reads the table as it lies, so a tied one serves lookup and head alike.
         return b.op("Gemm", [x, table], name=name, shape=shape, attributes={"transB": 1})
     return matmul_nbits(b, x, table, name=name, shape=shape)
@@ -102,4 +117,8 @@ def _table(b: GraphBuilder, module: str) -> Table:
     weight, form = f"{module}.weight", b.formats.of(module)
     if form.quantizer == "gptq" and module == EMBEDDING and not b.config.tie_word_embeddings:
         form = replace(form, quantizer="affine")  # rows are looked up, so no input's columns move together
-    return block_weight(b, module, [weight], form) or b.vector(weight)
+    found = block_weight(b, module, [weight], form)
+    if found is not None:
+        return found
+    narrow = form.precision == "source" and b.tensors[weight].narrow_type is not None
+    return b.narrow_matrix(weight) if narrow else b.vector(weight)

@@ -13,8 +13,11 @@ import onnx_ir as ir
 from llorch_export.graph.blocks import BlockWeight, block_weight
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantizes
+from llorch_export.graph.half_precision import COMPUTE_TYPES
 from llorch_export.graph.integer import integer_linear
+from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.layout import Matrix
+from llorch_serve.artifact.manifest import ScaleType
 
 # Of a transposed matrix held at a time: 128 MiB, more than those of an 8B model take.
 _BAND_ELEMENTS: Final = 2**25
@@ -47,9 +50,10 @@ def linear(
         matrix = dequantized_matrix(b, name, weights, form)
         return matmul(b, x, matrix, name=name, shape=shape, bias=bias_value)
     weight = block_weight(b, name, weights, form)
-    if weight is None:
-        return matmul(b, x, _whole(b, name, weights), name=name, shape=shape, bias=bias_value)
-    return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+    if weight is not None:
+        return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+    narrow = b.tensors[weights[0]].narrow_type if form.precision == "source" else None
+    return matmul(b, x, _whole(b, name, weights, narrow), name=name, shape=shape, bias=bias_value)
 
 
 def whole_linear(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[int | str]) -> ir.Value:
@@ -58,17 +62,23 @@ def whole_linear(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[in
     return matmul(b, x, _whole(b, module, weights), name=module, shape=(*lead, b.rows(weights)))
 
 
-def _whole(b: GraphBuilder, name: str, weights: Sequence[str]) -> ir.Value:
-    """Plan the stacked ``weights`` in the compute type, [inputs, outputs]."""
-    out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
+def _whole(b: GraphBuilder, name: str, weights: Sequence[str], narrow: ScaleType | None = None) -> ir.Value:
+    """Plan the stacked ``weights`` in the compute type, [inputs, outputs], stored in the type ``narrow`` if
+    that is given.
+    """
+    shape = (b.tensors[weights[0]].shape[1], b.rows(weights))
     chunks = b.row_chunks(weights)
-    return b.weights.stream(
-        [(f"{name}.weight", b.compute, (in_features, out_features))],
-        lambda: (
-            (b.weight_cast.cast(f"{name}.weight", band),)
-            for band in _transposed(chunks, in_features, out_features)
-        ),
-    )[0]
+    dtype = b.compute if narrow is None else COMPUTE_TYPES[narrow]
+
+    def produce() -> Iterator[Arrays]:
+        for band in _transposed(chunks, *shape):
+            whole = b.weight_cast.cast(f"{name}.weight", band) if dtype == b.compute else band
+            yield (whole.astype(dtype.numpy(), copy=False),)
+
+    if dtype == b.compute:
+        return b.weights.stream([(f"{name}.weight", dtype, shape)], produce)[0]
+    stored = b.weights.stream([(f"{name}.weight.stored", dtype, shape)], produce)[0]
+    return b.widened(stored, name=f"{name}.weight", shape=shape)
 
 
 def matmul(
@@ -116,6 +126,8 @@ def matmul_nbits(
     out_features = shape[-1]
     assert isinstance(out_features, int)
     assert b.recipe.accuracy_level is not None
+    if weight.input_order is not None:
+        x = b.reordered(x, weight.input_order, name=name)
     attributes = {
         "K": weight.columns,
         "N": out_features,

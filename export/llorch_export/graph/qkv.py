@@ -105,14 +105,22 @@ Projected = tuple[ir.Value, ir.Value | None, ir.Value | None]
 
 
 def projected(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> Projected:
-    """Append the projections: one packed product, or three where their formats differ."""
+    """Append the projections: one packed product, or three where they are stored differently."""
     c, prefix = b.config, attention_prefix(layer)
     bias = c.attention_bias or c.qkv_bias
     modules = [f"{prefix}.{part}_proj" for part in "qkv"]
-    if len({b.formats.of(module) for module in modules}) == 1:
+    if _stored_alike(b, modules):
         return linear(b, x, modules, name=f"{prefix}.qkv_proj", lead=lead, bias=bias), None, None
     query, key, value = (linear(b, x, [module], name=module, lead=lead, bias=bias) for module in modules)
     return query, key, value
+
+
+def _stored_alike(b: GraphBuilder, modules: Sequence[str]) -> bool:
+    formats = {b.formats.of(module) for module in modules}
+    if len(formats) > 1:
+        return False
+    tensors = [b.tensors[f"{module}.weight"] for module in modules]
+    return formats.pop().precision != "source" or b.source_forms.alike(tensors)
 
 
 def attention_prefix(layer: int) -> str:

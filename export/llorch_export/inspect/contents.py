@@ -24,6 +24,7 @@ from llorch_serve.artifact.manifest import (
     LlamaConfig,
     PromptGraph,
     Recipe,
+    SourceForm,
     SourceInfo,
     Target,
 )
@@ -95,7 +96,7 @@ class Contents:
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is
         used.
     kv_dtypes: what the KV cache may hold, the default first, which the bytes are of.
-    layout, interop, int8_cache, prompts, ignored_settings, code_not_run: as in
+    layout, interop, int8_cache, prompts, ignored_settings, code_not_run, source_forms: as in
         :class:`llorch_serve.artifact.manifest.Manifest`.
     checked_on: providers on which graphs of this target have been compared with the reference;
         not_checked_on: its own provider, if it is not among them.
@@ -130,6 +131,7 @@ class Contents:
     prompts: PromptGraph | None
     ignored_settings: tuple[str, ...]
     code_not_run: tuple[str, ...]
+    source_forms: tuple[SourceForm, ...]
 
 
 def contents(artifact: Artifact) -> Contents:
@@ -175,6 +177,7 @@ def contents(artifact: Artifact) -> Contents:
         prompts=manifest.prompts,
         ignored_settings=manifest.ignored_settings or (),
         code_not_run=manifest.code_not_run or (),
+        source_forms=manifest.source_forms or (),
     )
 
 
@@ -223,6 +226,8 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
         return "rotary tables"
     if name.endswith("norm.weight"):
         return "norms"
+    if name.endswith(".input_order"):
+        return "constants"
     if index in (special := _QUANTISED_INPUTS.get(kind, {})):
         return special[index]
     if kind == "DequantizeLinear":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -165,8 +165,21 @@ def described(modules: tuple[StoredModule, ...]) -> Iterator[tuple[str, StoredMo
         key = (part, module.precision, module.block_size, module.zero_points, module.bits_per_weight)
         groups.setdefault(key, []).append((layered[1] if layered else "", module))
     for (part, *_), members in groups.items():
-        layers = [int(layer) for layer, _ in members if layer]
-        yield (f"model.layers.{{{_runs(layers)}}}.{part}" if layers else str(part)), members[0][1]
+        yield _pattern(str(part), [int(layer) for layer, _ in members if layer]), members[0][1]
+
+
+def patterns(names: Iterable[str]) -> Iterator[str]:
+    """Give a pattern for each part of layers, over the layers of all ``names``; other names as they are."""
+    parts: dict[str, list[int]] = {}
+    for name in names:
+        layered = _LAYER.fullmatch(name)
+        layers = parts.setdefault(layered[2] if layered else name, [])
+        layers += [int(layered[1])] if layered else []
+    return (_pattern(part, layers) for part, layers in parts.items())
+
+
+def _pattern(part: str, layers: list[int]) -> str:
+    return f"model.layers.{{{_runs(layers)}}}.{part}" if layers else part
 
 
 def _runs(numbers: list[int]) -> str:

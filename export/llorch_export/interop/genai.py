@@ -3,7 +3,7 @@
 Input is the checkpoint; its second graph (:mod:`llorch_export.graph.front`) reads the same data file as
 llorch's own.
 Output are the files that the pipeline adds to the artifact. Written for onnxruntime-genai 0.18, which
-knows every family that llorch exports by the same name and leaves windows and rotation to the graph.
+leaves windows and rotation to the graph.
 """
 
 from __future__ import annotations
@@ -25,6 +25,25 @@ from llorch_serve.text.tokenizer_library import read_tokenizer
 
 GENAI_GRAPH: Final = "genai.onnx"
 GENAI_CONFIG: Final = "genai_config.json"
+# Families that onnxruntime-genai has a name for, and its name for all others; it treats them alike.
+_KNOWN_TYPES: Final = frozenset(
+    {
+        "ernie4_5",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "granite",
+        "llama",
+        "mistral",
+        "nemotron",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+    }
+)
+_ANY_DECODER: Final = "decoder"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 
 
@@ -93,7 +112,7 @@ def _settings(
     }
     return {
         "model": {
-            "type": config.architecture,
+            "type": config.architecture if config.architecture in _KNOWN_TYPES else _ANY_DECODER,
             "context_length": context_length,
             **tokens,
             "decoder": decoder,

@@ -2,7 +2,7 @@
 
 Input is stored bytes of one ggml type; output are signed codes and float32 scales. Each of these types looks
 its values up in a table of integers (or of eighths, whose eighth goes into the scale) and multiplies them by
-the scale of 16, 32 or 256 neighbours, which lies in the block in a way of its own. The tables are gguf's: a
+the scale of 16 to 256 neighbours, which lies in the block in a way of its own. The tables are gguf's: a
 code is the value that gguf reads, divided by the scale. Both are exact in float32. Layouts: ggml's
 ``ggml-common.h``.
 """
@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
+
+from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, halves
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -43,7 +44,7 @@ def integer_blocks(kind: str, data: Bytes) -> tuple[Codes, Floats]:
     """
     row = INTEGER_TYPES[kind]
     with np.errstate(all="ignore"):  # of values that are not finite, which the scales tell
-        values = gguf.quants.dequantize(data.reshape(1, -1), gguf.GGMLQuantizationType[kind])
+        values = BLOCK_TYPES[kind].decode(data)
         scales = np.ascontiguousarray(row.scales(data), np.float32)
     weights: Floats = values.reshape(*scales.shape, row.group)
     known = np.isfinite(scales) & np.isfinite(weights).all(axis=-1)
@@ -59,21 +60,21 @@ def _q3_k(data: Bytes) -> Floats:
     """float16 factor at the end; before it 16 six-bit integers around 32, their upper pairs in 4 bytes."""
     low = _shifted(data[:, 96:104], (0, 4)) & 15
     high = _shifted(data[:, 104:108], (0, 2, 4, 6)) & 3
-    return _half(data[:, 108:]) * ((low | high << 4).astype(np.float32) - 32)
+    return halves(data[:, 108:]) * ((low | high << 4).astype(np.float32) - 32)
 
 
 def _iq4_xs(data: Bytes) -> Floats:
     """float16 factor; 8 six-bit integers around 32: upper pairs in 2 bytes, lower halves in 4."""
     high = data[:, 2:4].copy().view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    return _half(data[:, :2]) * ((_nibble_pairs(data[:, 4:8]) | high << 4).astype(np.float32) - 32)
+    return halves(data[:, :2]) * ((_nibble_pairs(data[:, 4:8]) | high << 4).astype(np.float32) - 32)
 
 
 def _first_half(data: Bytes) -> Floats:
-    return _half(data[:, :2])
+    return halves(data[:, :2])
 
 
 def _last_half(data: Bytes) -> Floats:
-    return _half(data[:, -2:])
+    return halves(data[:, -2:])
 
 
 def _mxfp4(data: Bytes) -> Floats:
@@ -94,30 +95,30 @@ def _nvfp4(data: Bytes) -> Floats:
 def _iq2_xxs(data: Bytes) -> Floats:
     """float16 factor; the upper four bits of every second 32-bit word."""
     words = data[:, 2:].copy().view("<u4")[:, 1::2]
-    return _half(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
+    return halves(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
 
 
 def _iq2_xs(data: Bytes) -> Floats:
     """float16 factor; 16 four-bit integers at the end. IQ2_S has them there too."""
     fine = _nibble_pairs(data[:, -8:]).astype(np.float32)
-    return _half(data[:, :2]) * (fine + np.float32(0.5)) * np.float32(0.25)
+    return halves(data[:, :2]) * (fine + np.float32(0.5)) * np.float32(0.25)
 
 
 def _iq3_xxs(data: Bytes) -> Floats:
     """float16 factor; the upper four bits of 8 32-bit words at the end."""
     words = data[:, -32:].copy().view("<u4")
-    return _half(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.5)
+    return halves(data[:, :2]) * ((words >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.5)
 
 
 def _iq3_s(data: Bytes) -> Floats:
     """float16 factor; 8 four-bit integers at the end, doubled plus one."""
-    return _half(data[:, :2]) * (1 + 2 * _nibble_pairs(data[:, -4:]).astype(np.float32))
+    return halves(data[:, :2]) * (1 + 2 * _nibble_pairs(data[:, -4:]).astype(np.float32))
 
 
 def _iq1_s(data: Bytes) -> Floats:
     """float16 factor; three bits of each of 8 16-bit words at the end. Codes are eighths."""
     words = data[:, -16:].copy().view("<u2")
-    return _half(data[:, :2]) * (2 * (words >> 12 & 7).astype(np.float32) + 1) * np.float32(0.125)
+    return halves(data[:, :2]) * (2 * (words >> 12 & 7).astype(np.float32) + 1) * np.float32(0.125)
 
 
 def _iq1_m(data: Bytes) -> Floats:
@@ -127,11 +128,6 @@ def _iq1_m(data: Bytes) -> Floats:
     half: Floats = np.bitwise_or.reduce(factor, axis=1).astype("<u2").view("<f2").astype(np.float32)
     fine = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(data), 16)
     return half[:, None] * (2 * fine.astype(np.float32) + 1) * np.float32(0.125)
-
-
-def _half(data: Bytes) -> Floats:
-    """float16 values of bytes [n, 2]: [n, 1]."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def _shifted(data: Bytes, shifts: tuple[int, ...]) -> Bytes:
@@ -147,6 +143,8 @@ def _nibble_pairs(data: Bytes) -> Bytes:
 
 
 _KNOWN: Final = {
+    "Q1_0": IntegerType(4, 128, _first_half),
+    "Q2_0": IntegerType(4, 64, _first_half),
     "Q3_K": IntegerType(4, 16, _q3_k),
     "IQ1_S": IntegerType(8, 32, _iq1_s),
     "IQ1_M": IntegerType(8, 16, _iq1_m),
@@ -163,4 +161,4 @@ _KNOWN: Final = {
     "NVFP4": IntegerType(8, 16, _nvfp4),
 }
 # Older versions of gguf lack the newest types.
-INTEGER_TYPES: Final = {k: row for k, row in _KNOWN.items() if k in gguf.GGMLQuantizationType.__members__}
+INTEGER_TYPES: Final = {kind: row for kind, row in _KNOWN.items() if kind in BLOCK_TYPES}

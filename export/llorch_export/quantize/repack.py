@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, halves
 from llorch_export.quantize.affine import MOST_SUB_STEPS, widen
 from llorch_export.quantize.integer_types import INTEGER_TYPES, integer_blocks
 
@@ -52,37 +52,37 @@ class Blocks:
 
 def _q4_0(data: Bytes) -> Blocks:
     """float16 scale, 16 bytes of nibbles: codes 0 to 15 around 8."""
-    return _symmetric(_nibbles(data[:, 2:]), _halves(data[:, :2]), 8)
+    return _symmetric(_nibbles(data[:, 2:]), halves(data[:, :2]), 8)
 
 
 def _q4_1(data: Bytes) -> Blocks:
     """float16 step and offset, 16 bytes of nibbles."""
-    steps, offsets = _halves(data[:, :2]), _halves(data[:, 2:4])
+    steps, offsets = halves(data[:, :2]), halves(data[:, 2:4])
     return _affine(_nibbles(data[:, 4:])[:, None], steps, offsets)
 
 
 def _q5_0(data: Bytes) -> Blocks:
     """float16 scale, 32 fifth bits, 16 bytes of nibbles: codes 0 to 31 around 16, moved to be around 128."""
-    return _symmetric(_nibbles(data[:, 6:]) + _fifth_bits(data[:, 2:6]) + 112, _halves(data[:, :2]), 128)
+    return _symmetric(_nibbles(data[:, 6:]) + _fifth_bits(data[:, 2:6]) + 112, halves(data[:, :2]), 128)
 
 
 def _q5_1(data: Bytes) -> Blocks:
     """float16 step and offset, 32 fifth bits, 16 bytes of nibbles."""
-    steps, offsets = _halves(data[:, :2]), _halves(data[:, 2:4])
+    steps, offsets = halves(data[:, :2]), halves(data[:, 2:4])
     return _affine((_nibbles(data[:, 8:]) + _fifth_bits(data[:, 4:8]))[:, None], steps, offsets)
 
 
 def _q8_0(data: Bytes) -> Blocks:
     """float16 scale, 32 signed bytes."""
-    return _symmetric(data[:, 2:] ^ np.uint8(128), _halves(data[:, :2]), 128)
+    return _symmetric(data[:, 2:] ^ np.uint8(128), halves(data[:, :2]), 128)
 
 
 def _q2_k(data: Bytes) -> Blocks:
     """16 bytes of a four-bit step and offset each, 64 bytes of bit pairs, float16 factors of both."""
     pairs = data[:, 16:80].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
     codes: Bytes = (pairs & np.uint8(3)).reshape(-1, 16, 16)
-    steps = _halves(data[:, 80:82]) * (data[:, :16] & 15)
-    offsets = -(_halves(data[:, 82:84]) * (data[:, :16] >> 4))
+    steps = halves(data[:, 80:82]) * (data[:, :16] & 15)
+    offsets = -(halves(data[:, 82:84]) * (data[:, :16] >> 4))
     return _affine(codes, steps, offsets, most=_SUB_STEPS_OF_2_BITS)
 
 
@@ -105,7 +105,7 @@ def _q6_k(data: Bytes) -> Blocks:
     nibbles = data[:, :128].reshape(n, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None] & 15
     pairs = data[:, 128:192].reshape(n, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     codes = nibbles.reshape(n, 16, 16) + (pairs.reshape(n, 16, 16) << 4) + 96
-    scales = _halves(data[:, 208:]) * data[:, 192:208].view(np.int8).astype(np.float32)
+    scales = halves(data[:, 208:]) * data[:, 192:208].view(np.int8).astype(np.float32)
     return Blocks(codes, scales, np.full(scales.shape, 128, np.uint8))
 
 
@@ -189,9 +189,8 @@ def repack(kind: str, data: Bytes, form: BlockForm) -> tuple[Bytes, Floats, Byte
     A scale that is not finite in the file stays so.
     """
     rows, source = len(data), _TYPES[kind]
-    _, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     with np.errstate(all="ignore"):  # of scales that are not finite, which whoever writes the weights reports
-        found = source.read(data.reshape(-1, nbytes))
+        found = source.read(data.reshape(-1, BLOCK_TYPES[kind].size))
     repeats = source.form.block_size // form.block_size
     shift = np.uint8(2 ** (form.bits - 1) - 2 ** (source.form.bits - 1))
     codes: Bytes = found.codes.reshape(rows, -1, form.block_size) + shift
@@ -213,11 +212,6 @@ def _affine(codes: Bytes, steps: Floats, offsets: Floats, most: int = MOST_SUB_S
         codes.reshape(-1, codes.shape[-1]), steps.reshape(-1), offsets.reshape(-1), most
     )
     return Blocks(wide.reshape(codes.shape), scales.reshape(steps.shape), zero_points.reshape(steps.shape))
-
-
-def _halves(data: Bytes) -> Floats:
-    """float16 values of bytes [n, 2]: [n, 1]."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def _nibbles(data: Bytes) -> Bytes:
@@ -248,4 +242,4 @@ def _super_scales(data: Bytes) -> tuple[Floats, Floats]:
     first, second, nibbles = data[:, 4:8], data[:, 8:12], data[:, 12:16]
     steps = np.concatenate([first & 63, nibbles & 15 | (first >> 6) << 4], axis=1)
     offsets = np.concatenate([second & 63, nibbles >> 4 | (second >> 6) << 4], axis=1)
-    return _halves(data[:, :2]) * steps, -(_halves(data[:, 2:4]) * offsets)
+    return halves(data[:, :2]) * steps, -(halves(data[:, 2:4]) * offsets)

@@ -28,7 +28,7 @@ def refuse_conflicts(settled: SettledOptions) -> None:
 
 
 def _source_blocks(_settled: SettledOptions) -> str:
-    return "at precision source, where blocks are the GGUF file's; leave it out"
+    return "at precision source, where blocks are the checkpoint's own; leave it out"
 
 
 def _other_types(s: SettledOptions) -> str:
@@ -114,7 +114,7 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         lambda s: s.storage is Storage.SOURCE and s.precision != s.head,
         lambda s: (
             f"--precision {s.precision} with --head-precision {s.head}; source is for both or neither, "
-            f"since a GGUF file settles the type of every tensor"
+            f"since the checkpoint settles the type of every tensor"
         ),
     ),
     Conflict(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from llorch_export.checkpoint.folder import LICENCE_FILE
 from llorch_export.checkpoint.safetensors import CONVERT_PICKLE, INDEX, SINGLE
@@ -19,7 +20,9 @@ from llorch_export.tokenizer.chat_templates import TEMPLATE_FOLDER
 from llorch_export.tokenizer.reading import FOLDER_FILES
 from llorch_export.tokenizer.vocabulary_files import vocabulary_files
 from llorch_serve.errors import ArtifactError, HubError
-from llorch_serve.hub.files import Listing, cached_snapshot, fetch, list_repository
+from llorch_serve.hub import modelscope
+from llorch_serve.hub.files import cached_snapshot, fetch, list_repository
+from llorch_serve.hub.listing import Listing
 from llorch_serve.hub.reference import Reference
 from llorch_serve.terminal.console import say
 
@@ -67,11 +70,22 @@ def snapshot_of(path: Path) -> Path | None:
 
 
 def origin_of(path: Path) -> tuple[str, str] | None:
-    """Return repository and commit of a file or folder in the hub's cache; None for any other."""
+    """Return repository and commit of a file or folder in the hub's cache; None for any other.
+
+    ModelScope tells no commit: there it is the revision.
+    """
     snapshot = snapshot_of(path.absolute())
     if snapshot is None:
         return None
+    if (origin := modelscope.origin_of(snapshot)) is not None:
+        return origin
     return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/"), snapshot.name
+
+
+def hub_of(path: Path) -> Literal["modelscope"] | None:
+    """Return which hub a file or folder in a cache is from, if not the Hugging Face hub."""
+    snapshot = snapshot_of(path.absolute())
+    return None if snapshot is None or modelscope.origin_of(snapshot) is None else "modelscope"
 
 
 def _chosen_in(snapshot: Path, choice: str | None) -> Path | None:
@@ -89,7 +103,7 @@ def _wanted(listing: Listing, *, config_only: bool) -> tuple[list[str], str | No
     """Return which files to fetch: weights of one kind, and the small files with them; and the GGUF file that
     is the model, if it is one.
     """
-    paths = [file.path for file in listing.files]
+    paths = list(listing.files)
     top = [path for path in paths if "/" not in path]
     named = {_CONFIG, *PACKING_FILES, *FOLDER_FILES, *vocabulary_files(top)}
     small = [path for path in top if path in named or LICENCE_FILE.match(path)]
@@ -99,8 +113,8 @@ def _wanted(listing: Listing, *, config_only: bool) -> tuple[list[str], str | No
             return [_CONFIG], None
         shards = [path for path in top if _SHARD.fullmatch(path)]
         return [*small, *([SINGLE] if SINGLE in top else [INDEX, *shards])], None
-    sizes = {file.path: file.bytes for file in listing.files if file.path.endswith(".gguf")}
-    repository = str(Reference(listing.reference.repository, listing.reference.revision))
+    sizes = {path: file.bytes for path, file in listing.files.items() if path.endswith(".gguf")}
+    repository = str(replace(listing.reference, choice=None))
     if not sizes:
         pickled = any(path.endswith((".bin", ".pt", ".pth")) for path in top)
         kinds = "safetensors or GGUF files" if listing.reference.choice is None else "GGUF files"

@@ -5,25 +5,32 @@ Input is the command line's SOURCE; output is a :class:`Checkpoint`, or only its
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from llorch_export.checkpoint.base import Checkpoint, TokenizerAssets
 from llorch_export.checkpoint.folder import LICENCE_FILE, ModelFolder
+from llorch_export.checkpoint.ggml_types import NOT_IN_GGUF
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
 from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_parts
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
-from llorch_export.config.fp8 import PACKING_FILES, fp8_format, packed_weights
+from llorch_export.config.fp8 import PACKING_FILES
 from llorch_export.config.hf import ReadConfig, read_config
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.reading import read_packing_file
 from llorch_export.source import hub
 from llorch_export.tokenizer.chat_templates import template_files
 from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder
 from llorch_export.tokenizer.vocabulary_files import files_of_vocabulary
+from llorch_serve.artifact.links import open_real
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.text import writable
 from llorch_serve.hub.reference import parse_reference
 
 _CONFIG: Final = "config.json"
@@ -105,9 +112,9 @@ def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | N
     digest = hashlib.sha256()
     for path in files:
         try:
-            with path.open("rb") as file:
+            with open_real(Path(os.path.realpath(path))) as file:
                 name = path.name if len(files) > 1 else ""
-                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+                digest.update(os.fsencode(name) + f"\0{os.fstat(file.fileno()).st_size}\0".encode())
                 while chunk := file.read(2**22):
                     digest.update(chunk)
                     if progress is not None:
@@ -174,15 +181,16 @@ def _is_complete(path: Path, *, config_only: bool) -> bool:
             weight_files(folder)
             if not (folder.find("tokenizer.json") or folder.find("tokenizer.model")):
                 return False
+        return folder.find(_CONFIG) is not None
     except ArtifactError:
         return False
-    return folder.find(_CONFIG) is not None
 
 
 def _open_gguf(path: Path) -> Checkpoint:
     header = read_parts(path)
     path, parts = header.path, part_paths(path)
     config = gguf_config(header)
+    tensors = gguf_tensors(header, config)
     # Licence files next to a GGUF file are its own only where it is the only model in its folder.
     folder = ModelFolder(path.parent, whole=hub.snapshot_of(path.absolute()))
     alone = one_model(folder.entries(_is_gguf)) is not None
@@ -191,21 +199,20 @@ def _open_gguf(path: Path) -> Checkpoint:
         path=path,
         name=gguf_model_name(path),
         config=config,
-        tensors=gguf_tensors(header, config),
+        tensors=tensors,
         tokenizer=tokenizer_from_gguf(header.metadata, vocab_size=config.vocab_size, origin=str(path)),
         content_files=parts,
         licence_files=_licence_files(folder) if alone else (),
-        only_read_here=len(parts) > 1,
+        only_read_here=len(parts) > 1 or any(tensor.dtype in NOT_IN_GGUF for tensor in tensors.values()),
         origin=hub.origin_of(path),
+        hub=hub.hub_of(path),
     )
 
 
 def _open_folder(folder: ModelFolder) -> Checkpoint:
     read, data = _folder_config(folder)
     config = read.config
-    found = folder_tensors(
-        folder, config, fp8_format(data.get("quantization_config"), origin=str(folder.path / _CONFIG))
-    )
+    found = folder_tensors(folder, config, read.packing)
     return Checkpoint(
         kind="safetensors",
         path=folder.path,
@@ -216,10 +223,11 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         content_files=_content_files(folder),
         licence_files=_licence_files(folder),
         notices=found.notices,
-        only_read_here=found.renamed,
+        only_read_here=found.renamed or isinstance(read.packing, Packing),
         ignored_settings=read.ignored_settings,
         code_not_run=read.code_not_run,
         origin=hub.origin_of(folder.path),
+        hub=hub.hub_of(folder.path),
     )
 
 
@@ -231,7 +239,8 @@ def _folder_config(folder: ModelFolder) -> tuple[ReadConfig, dict[str, object]]:
     for name in PACKING_FILES if data.get("quantization_config") is None else ():
         packing = folder.read_json(name)
         if packing is not None:
-            raise packed_weights(packing, str(folder.path / name))
+            found = read_packing_file(packing, name=name, origin=str(folder.path / name))
+            return dataclasses.replace(read, packing=found), data
     return read, data
 
 
@@ -255,4 +264,4 @@ def _folder_name(path: Path) -> str:
     """
     resolved = path.resolve()
     origin = hub.origin_of(resolved)
-    return resolved.name if origin is None else origin[0].rsplit("/", 1)[-1]
+    return writable(resolved.name) if origin is None else origin[0].rsplit("/", 1)[-1]

@@ -22,7 +22,6 @@ from llorch_export.terminal.export_flags import (
     leaves_storage_open,
 )
 from llorch_serve.errors import UsageError
-from llorch_serve.hub.reference import with_revision
 from llorch_serve.terminal.console import byte_progress, say
 from llorch_serve.terminal.groups import composed
 from llorch_serve.terminal.requirements import required
@@ -93,7 +92,7 @@ def command(
         from llorch_export.source.open import open_config
     from llorch_export.terminal.export_output import show_preview, show_result
 
-    source = with_revision(source, hub.revision)
+    source = hub.of(source)
     options = ExportOptions(
         source=source,
         output=artifact.output or Path(),

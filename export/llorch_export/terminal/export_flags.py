@@ -20,6 +20,7 @@ from llorch_serve.artifact.manifest import (
     TransformName,
 )
 from llorch_serve.errors import UsageError
+from llorch_serve.hub.reference import Hub, with_hub, with_revision
 from llorch_serve.terminal.groups import FlagGroup
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ Exporter = Literal["optimum"]
 
 
 class RevisionFlags(FlagGroup, frozen=True):
-    """Which state of a hub repository is meant."""
+    """Which hub's repository is meant, and which state of it."""
 
     revision: Annotated[
         str | None,
@@ -41,6 +42,17 @@ class RevisionFlags(FlagGroup, frozen=True):
             show_default=False,
         ),
     ] = None
+    hub: Annotated[
+        Hub | None,
+        typer.Option(
+            help="With a hub id: where it is, as in modelscope://org/name. Default: huggingface.",
+            show_default=False,
+        ),
+    ] = None
+
+    def of(self, source: str) -> str:
+        """Return the source at the revision and the hub that are meant. Raises UsageError."""
+        return with_hub(with_revision(source, self.revision), self.hub)
 
 
 class ArtifactFlags(FlagGroup, frozen=True):

@@ -11,7 +11,6 @@ import typer
 
 from llorch_export.terminal.export_flags import RevisionFlags
 from llorch_serve.errors import UsageError
-from llorch_serve.hub.reference import with_revision
 from llorch_serve.terminal.console import say, step_progress, write, write_json
 from llorch_serve.terminal.groups import composed
 from llorch_serve.terminal.requirements import required
@@ -88,7 +87,7 @@ def command(
     _require_libraries(draws=png is not None)
     from llorch_export.frontier.measure import candidates, frontier, recipe_candidates
 
-    source = with_revision(source, hub.revision)
+    source = hub.of(source)
     peers = compare or []
     if calibration is not None and not recipe:
         raise UsageError(f"--calibration {calibration} is for recipes given with --recipe; leave it out")

@@ -83,7 +83,8 @@ def describe(found: Contents) -> str:
 def _source(source: SourceInfo) -> str:
     adapter = "" if source.adapter is None else f", with adapter {source.adapter}"
     at = f"@{source.revision}" if isinstance(source.revision, str) else ""
-    hub = f", from {source.repository}{at}" if isinstance(source.repository, str) else ""
+    prefix = f"{source.hub}://" if isinstance(source.hub, str) else ""
+    hub = f", from {prefix}{source.repository}{at}" if isinstance(source.repository, str) else ""
     return f"{source.name} ({source.kind}), {source.fingerprint[:16]}{adapter}{hub}"
 
 
@@ -108,7 +109,7 @@ def _graph(found: Contents) -> Iterator[str]:
         f"{'operators':<14}{sum(found.graph.ops.values())}: {_pairs(found.graph.ops)}; opset "
         f"{_pairs(found.graph.opset)}"
     )
-    from llorch_export.inspect.modules import described
+    from llorch_export.inspect.modules import described, patterns
 
     for pattern, module in described(found.graph.modules):
         blocks = "" if module.block_size is None else f"block {module.block_size}"
@@ -117,6 +118,9 @@ def _graph(found: Contents) -> Iterator[str]:
             f"{'stored':<14}{pattern:<44} {module.precision:<5} {blocks:<10}{zeros:<12} "
             f"{module.bits_per_weight:.3f} bits"
         )
+    for form in found.source_forms:
+        for pattern in patterns(form.modules):
+            yield f"{'carried':<14}{pattern:<44} {form.stored}: {form.becomes}"
     for purpose, count in found.graph.weight_bytes.items():
         yield f"{'weights':<14}{purpose:<20} {_size(count):>12}"
 

@@ -21,6 +21,7 @@ from tokenizers import (
     processors,
 )
 
+from llorch_export.config.fields import quoted
 from llorch_export.tokenizer.splitting import SplittingRules
 from llorch_export.tokenizer.vocabulary import SPECIAL_KINDS, TokenKind, Vocabulary
 from llorch_serve.errors import ArtifactError
@@ -46,7 +47,7 @@ def byte_level_bpe(vocabulary: Vocabulary) -> Tokenizer:
         left, space, right = merge.partition(" ")
         if not (left and space and right):
             raise ArtifactError(
-                f"{vocabulary.origin}: merge {index} is {merge!r}, expected two tokens and a space"
+                f"{vocabulary.origin}: merge {index} is {quoted(merge)}, expected two tokens and a space"
             )
         merges.append((left, right))
     rules = vocabulary.rules
@@ -132,7 +133,7 @@ def _tokenizer(
     )
     if known is not None:
         raise ArtifactError(
-            f"{vocabulary.origin}: merge {known!r} uses a token that the vocabulary lacks; convert the "
+            f"{vocabulary.origin}: merge {quoted(known)} uses a token that the vocabulary lacks; convert the "
             f"model again"
         )
     unknown = None if vocabulary.unknown is None else vocabulary.tokens[vocabulary.unknown] or None

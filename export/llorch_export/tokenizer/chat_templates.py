@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from llorch_export.checkpoint.folder import MAX_TEXT_BYTES, ModelFolder
+from llorch_export.config.fields import quoted
 from llorch_serve.artifact.folder import DEFAULT_TEMPLATE
+from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.errors import ArtifactError
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -45,9 +47,7 @@ def templates_from_folder(folder: ModelFolder, settings: Mapping[str, object]) -
     value = settings.get("chat_template")
     found: dict[str, object]
     if isinstance(value, list):
-        found = {
-            str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, Mapping)
-        }
+        found = dict(_named(entry, origin) for entry in value)
     else:
         found = {DEFAULT_TEMPLATE: value}
     if (template := folder.read_text(TEMPLATE_FILE)) is not None:
@@ -93,7 +93,22 @@ def _checked(found: Mapping[str, object], origin: str) -> dict[str, str]:
             raise ArtifactError(
                 f"{origin} has a template named {name[:100]!r}, expected letters, digits, - and _; rename it"
             )
+    for name, text in texts.items():
+        try:
+            ChatTemplate(text, None, None)
+        except ArtifactError as error:  # no worker would load the artifact
+            raise ArtifactError(f"{origin}: {name}: {error}") from error
     return texts
+
+
+def _named(entry: object, origin: str) -> tuple[str, object]:
+    """Return name and source of one of several templates. Raises ArtifactError if it is no such thing."""
+    name = entry.get("name") if isinstance(entry, Mapping) else None
+    if not isinstance(entry, Mapping) or not isinstance(name, str):
+        raise ArtifactError(
+            f"{origin} holds {quoted(entry)}, expected objects with name and template; correct it"
+        )
+    return name, entry.get("template")
 
 
 def _text(value: object, origin: str) -> str | None:

@@ -15,9 +15,10 @@ from tokenizers import Tokenizer
 
 from llorch_export.tokenizer.bpe import SPACE
 from llorch_export.tokenizer.llama_rules import LLAMA
+from llorch_export.tokenizer.notices import ids_of
 from llorch_export.tokenizer.splitting import splitting_rules
 from llorch_serve.errors import ArtifactError
-from llorch_serve.text.tokenizer_library import read_tokenizer, rust_call
+from llorch_serve.text.tokenizer_library import read_tokenizer
 
 # These take a file as it is.
 _NO_RULES: Final = frozenset({"", LLAMA, "PreTrainedTokenizer", "TokenizersBackend"})
@@ -61,12 +62,11 @@ def class_notices(
         other = read_tokenizer(json.dumps(changed).encode(), origin="tokenizer.json")
     except ArtifactError:
         return (_notice(name, "cannot read this tokenizer.json"),)
-    with rust_call:
-        for text in _TEXTS:
-            here, there = tokenizer.encode(text).ids, other.encode(text).ids
-            if here != there:
-                does = f"makes the ids {there} of {text!r}, and tokenizer.json {here}"
-                return (_notice(name, does),)
+    for text in _TEXTS:
+        here, there = ids_of(tokenizer, text), ids_of(other, text)
+        if here != there:
+            does = f"makes the ids {there or 'none'} of {text!r}, and tokenizer.json {here or 'none'}"
+            return (_notice(name, does),)
     return ()
 
 

@@ -11,9 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from llorch_export.config.fields import Fields
 from llorch_export.tokenizer.bpe import SPACE
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.json_errors import NOT_JSON
 
 LLAMA: Final = "LlamaTokenizer"
 # Families whose files transformers takes as they are, whatever class they name.
@@ -73,7 +76,9 @@ def with_llama_rules(data: bytes, settings: Mapping[str, object], *, origin: str
 
 def _decoded(data: bytes) -> dict[str, Any] | None:
     try:
-        inner = json.loads(data)
-    except (ValueError, RecursionError):
+        inner = msgspec.json.decode(
+            data
+        )  # as the content is decoded once more later: half a character is none
+    except NOT_JSON:
         return None
     return inner if isinstance(inner, dict) else None

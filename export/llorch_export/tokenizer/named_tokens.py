@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.tokenizer.added_tokens import DECODER, ROLES
 from llorch_serve.errors import ArtifactError
 
 SPECIAL_TOKENS_MAP: Final = "special_tokens_map.json"
-_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What transformers' tokenizer classes give roles that a folder does not mention.
 _ENDOFTEXT: Final = "<|endoftext|>"
 _OF_CLASSES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -48,7 +48,7 @@ def named_tokens(folder: ModelFolder, settings: Mapping[str, object], name: str)
     extra = settings.get("extra_special_tokens")
     if isinstance(extra, Mapping):
         _take(found, extra, f"{origin}: extra_special_tokens", every=True)
-    if "added_tokens_decoder" not in settings:
+    if DECODER not in settings:
         _take(found, folder.read_json(SPECIAL_TOKENS_MAP) or {}, str(folder.path / SPECIAL_TOKENS_MAP))
     return found
 
@@ -75,7 +75,7 @@ def seen_by_templates(
 def _take(found: dict[str, str], data: Mapping[str, object], origin: str, *, every: bool = False) -> None:
     for role, value in data.items():
         text = value.get("content") if isinstance(value, Mapping) else value
-        own = role in _ROLES or every
+        own = role in ROLES or every
         if not (own or (role.endswith("_token") and isinstance(text, str))):
             continue
         if text is None and not isinstance(value, Mapping):

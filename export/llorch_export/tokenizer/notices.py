@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
+from llorch_serve.errors import LibraryPanicError
 from llorch_serve.text.tokenizer_library import rust_call
 
 
@@ -29,8 +30,12 @@ def tokenizer_notices(
             "the tokenizer's own code, which auto_map of tokenizer_config.json names, is not run; compare "
             "ids with llorch verify"
         )
-    with rust_call:
-        ids = tokenizer.encode("a").ids
+    if settings.get("split_special_tokens"):
+        notices.append(
+            "split_special_tokens of tokenizer_config.json has no effect: special tokens in the text of a "
+            "prompt are read as such, as chat templates need it"
+        )
+    ids = _ids_of_some_text(tokenizer)
     for name, added, token in (("add_bos_token", ids[:1], bos), ("add_eos_token", ids[-1:], eos)):
         wanted = settings.get(name)
         adds = bool(token) and added == list(token)
@@ -42,6 +47,23 @@ def tokenizer_notices(
             )
     beyond = sum(token_id >= vocab_size for token_id in tokenizer.get_vocab().values())
     return (*notices, *beyond_notices(beyond, vocab_size))
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Return the ids of a text; None where a vocabulary has no token for a part of it."""
+    try:
+        with rust_call:
+            return tokenizer.encode(text).ids
+    except LibraryPanicError:
+        raise
+    except Exception:  # noqa: BLE001 - the library raises nothing more precise
+        return None
+
+
+def _ids_of_some_text(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a text that is one token, with what is added around it."""
+    tokens = tokenizer.get_vocab(with_added_tokens=False)
+    return ids_of(tokenizer, "a") or ids_of(tokenizer, min(tokens, default="")) or []
 
 
 def beyond_notices(beyond: int, vocab_size: int) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from typing import Final
 from tokenizers import AddedToken, Tokenizer
 
 from llorch_export.checkpoint.base import TokenizerAssets
-from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
-from llorch_export.config.fields import Fields
-from llorch_export.tokenizer.added_tokens import decoder_tokens, with_added_tokens
+from llorch_export.checkpoint.folder import MAX_VOCABULARY_BYTES, ModelFolder
+from llorch_export.config.fields import Fields, quoted
+from llorch_export.tokenizer.added_tokens import DECODER, OlderFiles, decoder_tokens, with_added_tokens
 from llorch_export.tokenizer.bpe import byte_level_bpe, sentencepiece_bpe
 from llorch_export.tokenizer.chat_templates import PROCESSOR_FILES, TEMPLATE_FILE, templates_from_folder
 from llorch_export.tokenizer.class_rules import class_notices
@@ -55,13 +55,12 @@ def tokenizer_from_folder(
     """Read the tokenizer of a Hugging Face folder.
 
     config: content of its ``config.json``. An end-of-sequence token that no file names does not exist:
-        transformers'
-    default of 2 for ``config.json`` is not taken over.
+        transformers' default of 2 for ``config.json`` is not taken over.
     Raises ArtifactError if there is none, or if it cannot be used.
     """
     settings = folder.read_json("tokenizer_config.json") or {}
     generation = folder.read_json("generation_config.json") or {}
-    whole = data = folder.read_bytes("tokenizer.json", limit=MAX_JSON_BYTES)
+    whole = data = folder.read_bytes("tokenizer.json", limit=MAX_VOCABULARY_BYTES)
     if data is None:
         data = _converted(folder, settings, config, vocab_size).to_str().encode()
     name = effective_class(tokenizer_class(settings, config), str(config.get("model_type")), data)
@@ -72,7 +71,12 @@ def tokenizer_from_folder(
     own_rules = class_notices(whole, tokenizer, name, settings) if whole else ()
     named = named_tokens(folder, settings, name)
     data = with_added_tokens(
-        data, tokenizer, settings, named, origin=str(folder.path / "tokenizer_config.json")
+        data,
+        tokenizer,
+        settings,
+        named,
+        older=_older_files(folder, settings, whole=whole is not None),
+        origin=str(folder.path / "tokenizer_config.json"),
     )
     templates = templates_from_folder(folder, settings)
     turn_ends = ends_in_templates(_special_ids(tokenizer), templates.values())
@@ -95,6 +99,16 @@ def tokenizer_from_folder(
         template_tokens=seen_by_templates(templates.values(), named, starts=bool(bos), ends=bool(eos)),
         named_tokens=named,
         notices=(*tokenizer_notices(tokenizer, settings, bos, eos, vocab_size), *own_rules),
+    )
+
+
+def _older_files(folder: ModelFolder, settings: Mapping[str, object], *, whole: bool) -> OlderFiles:
+    """Return what older files say of tokens. whole: there is a tokenizer.json; else all is added."""
+    if DECODER in settings:
+        return OlderFiles()
+    return OlderFiles(
+        special=folder.read_json(SPECIAL_TOKENS_MAP) or {},
+        added=(folder.read_json("added_tokens.json") or {}) if whole else {},
     )
 
 
@@ -126,8 +140,7 @@ def _converted(
         if token_id != tokenizer.get_vocab_size():
             raise ArtifactError(
                 f"{folder.path}: added token {token.content!r} has id {token_id}, expected "
-                f"{tokenizer.get_vocab_size()}, "
-                f"the next free one; {_MAKE_TOKENIZER}"
+                f"{tokenizer.get_vocab_size()}, the next free one; {_MAKE_TOKENIZER}"
             )
         tokenizer.add_tokens([token])
     return tokenizer
@@ -141,7 +154,8 @@ def _added_tokens(folder: ModelFolder, settings: Mapping[str, object]) -> dict[i
     for text, token_id in known.items():
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise ArtifactError(
-                f"{folder.path / 'added_tokens.json'}: id of {text!r} is {token_id!r}, expected an integer"
+                f"{folder.path / 'added_tokens.json'}: id of {text[:80]!r} is {quoted(token_id)}, "
+                "expected an integer"
             )
         added[token_id] = AddedToken(text, special=True, normalized=False)
     return added | decoder_tokens(settings, origin=str(folder.path / "tokenizer_config.json"))
@@ -154,7 +168,7 @@ def _config_ids(data: Mapping[str, object], key: str, vocab_size: int, origin: s
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
             raise ArtifactError(
-                f"{origin}: {key} is {value!r}, expected ids from 0 to {vocab_size - 1}; correct it"
+                f"{origin}: {key} is {quoted(value)}, expected ids from 0 to {vocab_size - 1}; correct it"
             )
     return tuple(ids)
 

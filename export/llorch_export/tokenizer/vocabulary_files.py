@@ -8,7 +8,7 @@ from typing import Final
 
 from tokenizers import AddedToken
 
-from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
+from llorch_export.checkpoint.folder import MAX_VOCABULARY_BYTES, ModelFolder
 from llorch_export.config.fields import Fields
 from llorch_export.tokenizer.sentencepiece_model import read_sentencepiece
 from llorch_export.tokenizer.tekken import read_tekken
@@ -57,7 +57,7 @@ def read_vocabulary(
         raise ArtifactError(
             f"{folder.path} has the vocabularies {', '.join(names)}, expected one; remove the others"
         )
-    data = folder.read_bytes(names[0], limit=MAX_JSON_BYTES) if names else None
+    data = folder.read_bytes(names[0], limit=MAX_VOCABULARY_BYTES) if names else None
     if data is None:
         return None
     origin = str(folder.path / names[0])

@@ -85,12 +85,11 @@ def plain_basis(size: int) -> Basis:
 
 
 def _hadamard(size: int) -> Float64:
-    """Return Sylvester's matrix over sqrt(size): minus where the common bits of row and column are odd in
-    number.
-    """
-    index = np.arange(size)
-    odd = np.bitwise_count(index[:, None] & index) & 1
-    return np.where(odd, -1.0, 1.0) / math.sqrt(size)
+    """Return Sylvester's matrix over sqrt(size), made by doubling."""
+    signs = np.ones((1, 1))
+    while len(signs) < size:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    return signs / math.sqrt(size)
 
 
 def _hartley(size: int) -> Float64:

@@ -26,7 +26,8 @@ class Reference:
     Independent of the exporter: transformers reads the weights, the names and the config by itself. Of a GGUF
     file it leaves out most of the metadata, which is handed over as this project reads it, and
     ``rope_freqs.weight``. The tensors too are handed over for the architectures that its GGUF loader does not
-    know, and where it would not find them: in a split GGUF file, and under names that training changed.
+    know, and where it would not find them: in a split GGUF file, and under names that training changed; and
+    packed weights, as values.
     ``description`` says where that is so.
     """
 

@@ -12,6 +12,7 @@ import msgspec
 
 from llorch_serve.errors import ArtifactError, NewerSchemaError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.files.text import encode_json
 
 SCHEMA_VERSION: Final = 1
 
@@ -31,6 +32,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 RuntimeVersion = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}\.[0-9]{1,4}$")]
 ModelType = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}$")]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1000)], ...], msgspec.Meta(max_length=1000)]
+ShortText = Annotated[str, msgspec.Meta(max_length=1000)]
+ModuleNames = Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=100_000)]
 # No other name of a template's variables can be taken by a token.
 TemplateTokens = Annotated[
     dict[
@@ -380,7 +383,8 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
         ``style=0.5 + facts``; None: there was none.
     repository: the hub repository that it was fetched from, as ``org/name``; absent: it lay on a
         disk.
-    revision: that repository's commit, in hex.
+    revision: that repository's commit, in hex; of ModelScope, which tells none, the branch or tag.
+    hub: whose repository it is; absent: the Hugging Face hub's.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -389,6 +393,18 @@ class SourceInfo(_Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     repository: str | msgspec.UnsetType = msgspec.UNSET
     revision: str | msgspec.UnsetType = msgspec.UNSET
+    hub: Literal["modelscope"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SourceForm(_Struct, frozen=True, kw_only=True):
+    """What became of matrices of a checkpoint whose weights a tool had packed.
+
+    modules: their names. stored: how the checkpoint has them. becomes: how the graph has them.
+    """
+
+    modules: ModuleNames
+    stored: ShortText
+    becomes: ShortText
 
 
 class FileEntry(_Struct, frozen=True, kw_only=True):
@@ -397,6 +413,9 @@ class FileEntry(_Struct, frozen=True, kw_only=True):
     path: str
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Sha256
+
+
+SourceForms = Annotated[tuple[SourceForm, ...], msgspec.Meta(max_length=100_000)]
 
 
 class FixedShapes(_Struct, frozen=True, kw_only=True):
@@ -463,6 +482,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     prompts: what takes prompts; None: the first graph does.
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
+    source_forms: at precision ``source``, what became of packed weights; absent: there were none.
     """
 
     schema_version: Literal[1]
@@ -497,6 +517,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: Names | msgspec.UnsetType = msgspec.UNSET
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
+    source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:
@@ -506,7 +527,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as indented JSON with a final newline; the same manifest gives the same bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(encode_json(manifest), indent=2) + b"\n"
 
 
 def decode_manifest(data: bytes, *, origin: str) -> Manifest:

@@ -23,7 +23,6 @@ from llorch_serve.artifact.signed_files import (
     SIGNATURE_NAME,
     SignedFolder,
     files_to_cover,
-    identities,
 )
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.files.durable import write_whole
@@ -118,7 +117,7 @@ def check_signature(folder: Path, public_key: Path) -> SignedFolder:
     with _reading_key("--verify-signature", public_key, "a public key"):
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
     signature, statement = _read_signature(folder)
-    signed = SignedFolder(folder, identities(folder))
+    signed = SignedFolder.of(folder)
     resources = {one.name: one.digest for one in statement.predicate.resources}
     # Called when the key has been found to have signed this, and before files of any size are read.
     hashing = _hashing(folder, lambda: _check_listed(folder, resources))

@@ -7,88 +7,103 @@ card of a hub's repository, which is written later and read by people alone, and
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from llorch_serve.artifact.identities import Identities, identities
 from llorch_serve.artifact.links import real_file
 from llorch_serve.errors import ArtifactError
 
 SIGNATURE_NAME: Final = "model.sig"
 CARD_NAME: Final = "README.md"
 GIT_NAMES: Final = frozenset({".git", ".github", ".gitattributes", ".gitignore"})  # as model-signing has it
-_MOST_FILES: Final = 10_000
-
-_Identity = tuple[int, int, int, int, int]
+_MOST_ENTRIES: Final = 10_000
+_COARSEST_CLOCK_NS: Final = 20_000_000  # by which local file systems tell times
 
 
 @dataclass(frozen=True, slots=True)
 class SignedFolder:
-    """A folder whose signature was good. files: what the system said of each before it was read."""
+    """A folder whose signature was good. found: what the system said before any of it was read."""
 
     folder: Path
-    files: Mapping[Path, _Identity]
+    found: Identities
+
+    @classmethod
+    def of(cls, folder: Path) -> SignedFolder:
+        """Look at a folder whose signature is then checked. Raises ArtifactError as :func:`files_to_cover`
+        does.
+        """
+        found = _identities(folder)
+        newest = max(one.status_changed for one in found.own.values())
+        if time.time_ns() - newest < _COARSEST_CLOCK_NS:
+            # Two changes within one tick of a file system's clock would leave the same time.
+            time.sleep(_COARSEST_CLOCK_NS / 1e9)
+            found = _identities(folder)
+        return cls(folder, found)
 
     def check_unchanged(self) -> None:
-        """Raise ArtifactError if a file was replaced, written to, added or removed since."""
-        if identities(self.folder) != self.files:
+        """Raise ArtifactError if a file, a link or a folder was replaced, written to, added or removed since,
+        even if all is again as it was.
+        """
+        if (path := self.found.changed(_identities(self.folder))) is not None:
             raise ArtifactError(
-                f"files of {self.folder} changed between the check of its signature and the end of its load; "
-                "let nobody write there, and start again"
+                f"{path} changed between the check of the signature of {self.folder} and the end of its "
+                "load; let nobody write there, and start again"
             )
 
 
 def files_to_cover(folder: Path) -> list[Path]:
     """Return the files of a folder, those that Git keeps left out.
 
-    Raises ArtifactError for what no signature can cover: links out of the folder or to folders, pipes.
+    Raises ArtifactError for what no signature can cover: links out of the folder or to folders, pipes; and
+    for more files and folders than a model has.
     """
-    found: list[Path] = []
-    volume = (folder / "..data").is_symlink()  # a Kubernetes volume, which keeps versions of its files in ..*
+    return _walk(folder)[1]
+
+
+def _identities(folder: Path) -> Identities:
+    folders, files = _walk(folder)
     try:
-        for at, folders, names in os.walk(folder, onerror=_raise):
-            place = Path(at)
-            if place == folder:
-                folders[:] = [name for name in folders if not (volume and name.startswith(".."))]
-                folders[:] = [name for name in folders if name not in GIT_NAMES]
-                names = [name for name in names if name not in GIT_NAMES]
-            for name in folders:
-                if (place / name).is_symlink():
+        return identities(folders, files)
+    except OSError as error:
+        raise ArtifactError(f"{folder} cannot be read: {error.strerror or error}") from error
+
+
+def _walk(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the folders, the given one first, and the files that are covered."""
+    folders, files = [folder], list[Path]()
+    volume = (folder / "..data").is_symlink()  # a Kubernetes volume, which keeps versions of its files in ..*
+    entries = 0
+    try:
+        for place in folders:  # which grows meanwhile
+            for entry in _few(place, _MOST_ENTRIES - entries, folder):
+                entries += 1
+                path, is_folder = place / entry.name, entry.is_dir()
+                kept_apart = volume and is_folder and entry.name.startswith("..")
+                if place == folder and (kept_apart or entry.name in GIT_NAMES):
+                    continue
+                if is_folder and entry.is_symlink():
                     raise ArtifactError(
-                        f"{place / name} is a link to a folder, which no signature covers; put a folder there"
+                        f"{path} is a link to a folder, which no signature covers; put a folder there"
                     )
-            found += [place / name for name in names]
-            if len(found) > _MOST_FILES:
-                raise ArtifactError(f"{folder} has more than {_MOST_FILES} files, which no model has")
-        for path in found:
+                (folders if is_folder else files).append(path)
+        for path in files:
             if not real_file(path, folder).is_file():
                 raise ArtifactError(f"{path} is no regular file, which no signature covers; remove it")
     except OSError as error:
         raise ArtifactError(f"{folder} cannot be read: {error.strerror or error}") from error
-    return found
+    return folders, files
 
 
-def identities(folder: Path) -> dict[Path, _Identity]:
-    """Return what tells a file from another one, or from itself before it was written to. Raises
-    ArtifactError.
-    """
-    found = {}
-    for path in files_to_cover(folder):
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from error
-        # The time of the last change of state cannot be set back, other than that of the content.
-        found[path] = (
-            status.st_dev,
-            status.st_ino,
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-        )
-    return found
-
-
-def _raise(error: OSError) -> None:
-    raise error
+def _few(place: Path, most: int, folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in ``place``. Raises ArtifactError, without a look at the rest, beyond ``most``."""
+    with os.scandir(place) as found:
+        for number, entry in enumerate(found):
+            if number == most:
+                raise ArtifactError(
+                    f"{folder} has more than {_MOST_ENTRIES} files and folders, which no model has"
+                )
+            yield entry

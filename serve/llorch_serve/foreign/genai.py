@@ -10,6 +10,7 @@ import msgspec
 from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.artifact.manifest import Count, GenerationDefaults
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.text import writable
 from llorch_serve.foreign.detect import GENAI_CONFIG
 from llorch_serve.foreign.files import ForeignFolder
 from llorch_serve.foreign.model import ForeignArchitecture, ForeignManifest, ForeignModel, GraphNames
@@ -102,7 +103,7 @@ def describe_genai(path: Path) -> ForeignModel:
         folder=path,
         kind=ModelKind.GENAI,
         manifest=ForeignManifest(
-            model_id=path.resolve().name,
+            model_id=writable(path.resolve().name),
             fingerprint=folder.fingerprint(),
             model=ForeignArchitecture(
                 vocab_size=model.vocab_size,

@@ -10,6 +10,7 @@ import msgspec
 from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.artifact.manifest import Count, GenerationDefaults
 from llorch_serve.errors import ArtifactError
+from llorch_serve.files.text import writable
 from llorch_serve.foreign.detect import OLD_OPTIMUM_GRAPHS, OPTIMUM_GRAPH
 from llorch_serve.foreign.files import ForeignFolder
 from llorch_serve.foreign.model import ForeignArchitecture, ForeignManifest, ForeignModel, GraphNames
@@ -71,7 +72,7 @@ def describe_optimum(path: Path) -> ForeignModel:
         folder=path,
         kind=ModelKind.OPTIMUM,
         manifest=ForeignManifest(
-            model_id=path.resolve().name,
+            model_id=writable(path.resolve().name),
             fingerprint=folder.fingerprint(),
             model=ForeignArchitecture(
                 vocab_size=config.vocab_size,

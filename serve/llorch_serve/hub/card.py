@@ -71,7 +71,7 @@ def _front_matter(manifest: Manifest, licence: str | None) -> str:
         "pipeline_tag": "text-generation",
         "tags": ["onnx", "llorch"],
     }
-    if isinstance(manifest.source.repository, str):
+    if isinstance(manifest.source.repository, str) and not isinstance(manifest.source.hub, str):
         fields["base_model"] = manifest.source.repository
     named = [entry.path for entry in manifest.files if _LICENCE_FILE.fullmatch(entry.path)]
     if licence is not None:

@@ -13,22 +13,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from llorch_serve.errors import ArtifactError, HubError, LlorchError, ResourceError
-from llorch_serve.hub.patience import bounded_waiting, requested_pause
+from llorch_serve.hub.credentials import hide_credentials, hub_address
+from llorch_serve.hub.limits import AnswerLimit, UnusableAnswerError
+from llorch_serve.hub.patience import requested_pause
 from llorch_serve.hub.reference import Reference
+from llorch_serve.hub.watching import watched_client
 
 _LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
 
 
 @contextlib.contextmanager
-def hub_failures(reference: Reference, note: str = "") -> Iterator[None]:
+def hub_failures(reference: Reference, note: str = "", limit: AnswerLimit | None = None) -> Iterator[None]:
+    """Ask the hub inside: its client is watched, and what fails is raised as :func:`told_failures` does.
+
+    limit: of what comes; None: of an answer that is no file.
+    """
+    with told_failures(reference, note), watched_client(limit or AnswerLimit()):
+        yield
+
+
+@contextlib.contextmanager
+def told_failures(reference: Reference, note: str = "") -> Iterator[None]:
     """Raise what fails inside as an error of ours; ``note`` is added to what was found, in parentheses."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     # The root of the HTTP library's errors, whichever library the installed client is built on.
     transport: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
-        with bounded_waiting():
-            yield
+        yield
     except LlorchError:
         raise
     except HFValidationError as error:
@@ -41,10 +53,10 @@ def hub_failures(reference: Reference, note: str = "") -> Iterator[None]:
 
 def explain(error: Exception, reference: Reference, note: str = "") -> LlorchError:
     """Return the error of ours that says what ``error`` means for ``reference``."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
     cause = _cause(error)
-    hub, repository = constants.ENDPOINT, reference.repository
+    hub, repository = hub_address(), reference.repository
     what = f"{reference} ({note})" if note else str(reference)
     if isinstance(cause, errors.OfflineModeIsEnabled):
         return HubError(
@@ -67,6 +79,8 @@ def explain(error: Exception, reference: Reference, note: str = "") -> LlorchErr
         )
     if isinstance(cause, errors.EntryNotFoundError) and not isinstance(cause, errors.LocalEntryNotFoundError):
         return ArtifactError(f"{what} has lost a file while it was fetched; try again")
+    if isinstance(cause, UnusableAnswerError):
+        return HubError(f"{what}: {hub} {cause}; nothing of it is kept; check HF_ENDPOINT, and try again")
     response = getattr(cause, "response", None)
     if response is not None:
         return _of_status(response, what, hub)
@@ -108,19 +122,34 @@ def _after(response: Any) -> str:
     return f"in {seconds} s, or {_LOG_IN} for a higher limit"
 
 
-def _of_transport(cause: BaseException, what: str, hub: str) -> LlorchError:
-    line = str(cause).strip().split("\n", 1)[0].rstrip(".")[:300]
-    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+def of_disk(error: OSError, what: str, variable: str) -> LlorchError | None:
+    """Return the error of ours for what a disk refuses; None if it was none.
+
+    variable: which of the environment says where the cache is.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(
-            f"the disk is full, so {what} cannot be kept; free some, or set HF_HOME to another"
+            f"the disk is full, so {what} cannot be kept; free some, or set {variable} to another"
         )
-    if isinstance(cause, OSError) and cause.errno is not None and cause.filename is not None:
+    if error.errno is not None and error.filename is not None:
         return ArtifactError(
-            f"{cause.filename} cannot be written or read: {cause.strerror}; check its rights"
+            f"{error.filename} cannot be written or read: {error.strerror}; check its rights"
         )
+    return None
+
+
+def is_wrong_size(error: BaseException | None) -> bool:
+    """Tell whether the client gave up because a file came with another size than it expected."""
+    return isinstance(error, OSError) and str(error).startswith("Consistency check failed")
+
+
+def _of_transport(cause: BaseException, what: str, hub: str) -> LlorchError:
+    line = hide_credentials(str(cause).strip().split("\n", 1)[0].rstrip("."))[:300]
+    if isinstance(cause, OSError) and (found := of_disk(cause, what, "HF_HOME")) is not None:
+        return found
     if "Timeout" in type(cause).__name__:
         return HubError(f"{hub} does not answer in time for {what}; check the network, and try again")
-    if line.startswith("Consistency check failed"):
+    if is_wrong_size(cause):
         return HubError(
             f"a file of {what} came with another size than the hub says; nothing of it is kept; try again"
         )

@@ -1,142 +1,71 @@
-"""A repository's files: listed at one commit, and fetched into the hub's cache.
+"""A repository's files, from whichever hub its reference names.
 
-Input is a :class:`Reference`; output is a :class:`Listing`, and the folder of a snapshot in the cache that
-holds the files that were asked for, each with the size and the hash that the hub lists.
+Input is a :class:`Reference`; output is a :class:`Listing`, and the folder of a snapshot in the hub's cache
+that holds the files that were asked for, each with the size and the hash that the hub lists.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Final
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
 
-from llorch_serve.errors import HubError
-from llorch_serve.hub.failures import hub_failures
-from llorch_serve.hub.reference import Reference
-
-_TIMEOUT_S: Final = 10.0
+from llorch_serve.hub import hugging_face, modelscope
+from llorch_serve.hub.listing import Listing
+from llorch_serve.hub.reference import Hub, Reference
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of a repository. sha256: in hex, of a large file; blob: Git's own hash of any other."""
+class _Hub(Protocol):
+    """A module of this room that speaks with one hub."""
 
-    path: str
-    bytes: int | None
-    sha256: str | None
-    blob: str | None
+    def list_repository(self, reference: Reference, note: str = "") -> Listing: ...
+
+    def fetch(self, listing: Listing, paths: Sequence[str], note: str = "") -> Path: ...
+
+    def download(self, listing: Listing, path: str, part: Path, size: int) -> None: ...
+
+    def cached_snapshot(self, reference: Reference) -> Path | None: ...
+
+    def told_failures(self, reference: Reference, note: str = "") -> AbstractContextManager[None]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What a repository holds at ``commit``, a hash in hex. Files whose paths lead elsewhere are left out."""
-
-    reference: Reference
-    commit: str
-    files: tuple[HubFile, ...]
-
-    def find(self, path: str) -> HubFile | None:
-        """Return the file at ``path``."""
-        return next((file for file in self.files if file.path == path), None)
+def _hub(reference: Reference) -> _Hub:
+    if reference.hub is Hub.MODELSCOPE:  # each on a line of its own, for then its functions are type-checked
+        return modelscope
+    return hugging_face
 
 
 def list_repository(reference: Reference, note: str = "") -> Listing:
-    """Ask the hub what it holds. Raises ArtifactError or HubError; see :func:`hub_failures`."""
-    from huggingface_hub import HfApi
+    """Ask the hub what it holds; ``note`` is added to what failures name.
 
-    with hub_failures(reference, note):
-        try:
-            info = HfApi().model_info(
-                reference.repository, revision=reference.revision, timeout=_TIMEOUT_S, files_metadata=True
-            )
-            files = tuple(
-                HubFile(
-                    path=one.rfilename,
-                    bytes=one.size,
-                    sha256=one.lfs.sha256 if one.lfs else None,
-                    blob=None if one.lfs else one.blob_id,
-                )
-                for one in info.siblings or ()
-                if _is_inside(one.rfilename)
-            )
-        except (TypeError, KeyError, AttributeError) as error:  # what answered is no hub
-            raise ValueError("not the description of a model") from error
-        if info.sha is None or not _is_hash(info.sha):
-            raise ValueError("no commit is named")
-    return Listing(reference, info.sha, files)
+    Raises ArtifactError or HubError, as :func:`told_failures` does.
+    """
+    return _hub(reference).list_repository(reference, note)
 
 
 def fetch(listing: Listing, paths: Sequence[str], note: str = "") -> Path:
     """Return the snapshot's folder in the cache, with ``paths`` in it; what is there is not fetched again.
 
-    Raises HubError if a file comes with another content than is listed; nothing of it is kept then.
+    Raises HubError if a file comes with another size or content than is listed; nothing of it is kept then.
+    Raises ResourceError if the disk cannot hold what is missing.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    return _hub(listing.reference).fetch(listing, paths, note)
 
-    repository, commit = listing.reference.repository, listing.commit
-    folder = Path()
-    for number, path in enumerate(paths):
-        had = try_to_load_from_cache(repository, path, revision=commit)
-        with hub_failures(listing.reference, note):
-            # The first is asked for by the name of its revision, by which the cache knows the commit then.
-            revision = listing.reference.revision if number == 0 else commit
-            found = Path(hf_hub_download(repository, path, revision=revision, etag_timeout=_TIMEOUT_S))
-        folder = found.parents[len(PurePosixPath(path).parts) - 1]
-        if folder.name != commit:
-            raise HubError(f"{listing.reference} has changed while it was fetched; try again")
-        if not isinstance(had, str):
-            _check(found, listing.find(path), listing.reference)
-    return folder
+
+def download(listing: Listing, path: str, part: Path, size: int) -> None:
+    """Fetch a file of known size, or what is missing of it, to ``part``, outside of the cache.
+
+    Raises HubError if it comes with another size; nothing of it is kept then.
+    """
+    _hub(listing.reference).download(listing, path, part, size)
 
 
 def cached_snapshot(reference: Reference) -> Path | None:
     """Return the folder of a snapshot that is in the cache, whole or in part, without asking the hub."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        # The pattern matters: without one, a snapshot that lacks any file of the repository is incomplete.
-        return Path(
-            snapshot_download(
-                reference.repository,
-                revision=reference.revision,
-                local_files_only=True,
-                allow_patterns=["config.json"],
-            )
-        )
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
+    return _hub(reference).cached_snapshot(reference)
 
 
-def content_hash(path: Path, file: HubFile) -> str:
-    """Return the hash of a file on disk, of the kind that the hub lists for it."""
-    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(usedforsecurity=False)
-    with path.open("rb") as stream:
-        if not file.sha256:
-            digest.update(f"blob {path.stat().st_size}\0".encode())
-        while chunk := stream.read(2**22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _check(path: Path, file: HubFile | None, reference: Reference) -> None:
-    expected = None if file is None else file.sha256 or file.blob
-    if file is None or expected is None or content_hash(path, file) == expected:
-        return
-    path.resolve().unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-    raise HubError(
-        f"{file.path} of {reference} came with another content than the hub lists (hash {expected}); nothing "
-        "of it is kept; try again"
-    )
-
-
-def _is_hash(text: str) -> bool:
-    return len(text) == 40 and all(character in "0123456789abcdef" for character in text)
-
-
-def _is_inside(path: str) -> bool:
-    parts = path.replace("\\", "/").split("/")
-    return bool(path) and not {"\0", ":"} & set(path) and not {"", ".", ".."} & set(parts)
+def told_failures(reference: Reference, note: str = "") -> AbstractContextManager[None]:
+    """Raise what fails inside, of the hub's client or of a disk, as an error of ours: one sentence."""
+    return _hub(reference).told_failures(reference, note)

@@ -6,9 +6,7 @@ once a hub asks for a longer pause than a person would wait, or has been silent 
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 LONGEST_PAUSE_S: Final = 60
@@ -67,24 +65,3 @@ class Patience:
             pause = requested_pause(response.headers)
             if pause is not None and pause > LONGEST_PAUSE_S:
                 raise LongPauseError(response)
-
-
-@contextlib.contextmanager
-def bounded_waiting(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Watch what huggingface_hub asks inside. Clients before its version 1 do not wait as hubs say."""
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # reexported without __all__
-
-    session: Any = get_session()
-    hooks = getattr(session, "event_hooks", None)
-    if hooks is None:
-        yield
-        return
-    patience = Patience(clock)
-    session.event_hooks = {
-        "request": [*hooks["request"], patience.asking],
-        "response": [*hooks["response"], patience.answered],
-    }
-    try:
-        yield
-    finally:
-        session.event_hooks = hooks

@@ -20,8 +20,10 @@ from llorch_serve.artifact.signature import MAX_SIGNATURE_BYTES, check_signature
 from llorch_serve.artifact.signed_files import SIGNATURE_NAME
 from llorch_serve.errors import ArtifactError, HubError, UsageError
 from llorch_serve.files.durable import flush_folder, flush_tree, write_whole
-from llorch_serve.hub.failures import hub_failures
-from llorch_serve.hub.files import Listing, list_repository
+from llorch_serve.hub.files import download, list_repository, told_failures
+from llorch_serve.hub.gathered import drop_others, open_gathered
+from llorch_serve.hub.limits import require_room
+from llorch_serve.hub.listing import Listing
 from llorch_serve.hub.reference import Reference
 
 _PART: Final = ".part"
@@ -39,7 +41,7 @@ def pull(reference: Reference, folder: Path, *, public_key: Path | None = None) 
         raise UsageError(f"{reference} chooses a file, and an artifact is fetched whole; leave that out")
     place = Path(os.path.realpath(folder))
     listing = list_repository(reference)
-    with hub_failures(reference):
+    with told_failures(reference):
         place.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(place):
             _pull(listing, place, folder, public_key)
@@ -49,9 +51,8 @@ def pull(reference: Reference, folder: Path, *, public_key: Path | None = None) 
 def _pull(listing: Listing, place: Path, folder: Path, public_key: Path | None) -> None:
     """Make ``place``, whose name for the user is ``folder``, the artifact."""
     reference = listing.reference
-    gathered = place.with_name(f".{place.name}.pull")
+    gathered = open_gathered(place)
     try:
-        gathered.mkdir(exist_ok=True)
         manifest_bytes = _fetch_manifest(listing, gathered)
         signature = _fetch_signature(listing, gathered)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -76,13 +77,15 @@ def _gather(listing: Listing, manifest_bytes: bytes, signature: bytes | None, ga
     """
     manifest = decode_manifest(manifest_bytes, origin=f"{MANIFEST_NAME} of {listing.reference}")
     _check_listed(listing, manifest.files)
+    needed = sum(entry.bytes - _there(entry, gathered) for entry in manifest.files)
+    require_room(gathered.parent, needed, str(listing.reference))
     for entry in manifest.files:
         _fetch_file(listing, entry, gathered)
     (gathered / MANIFEST_NAME).write_bytes(manifest_bytes)
     signed = set() if signature is None else {SIGNATURE_NAME}
     if signature is not None:
         (gathered / SIGNATURE_NAME).write_bytes(signature)
-    _drop_others(gathered, {MANIFEST_NAME, *signed, *(entry.path for entry in manifest.files)})
+    drop_others(gathered, {MANIFEST_NAME, *signed, *(entry.path for entry in manifest.files)})
     load_artifact(gathered)
     flush_tree(gathered)
 
@@ -145,7 +148,7 @@ def _fetch_signature(listing: Listing, gathered: Path) -> bytes | None:
 def _fetch_small(listing: Listing, name: str, size: int, gathered: Path) -> bytes:
     part = gathered / f"{name}{_PART}"
     part.unlink(missing_ok=True)
-    _download(listing, name, part, size)
+    download(listing, name, part, size)
     content = part.read_bytes()
     part.unlink()
     return content
@@ -172,9 +175,8 @@ def _fetch_file(listing: Listing, entry: FileEntry, gathered: Path) -> None:
             return
         path.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Named by content: bytes of another commit's file are never gone on with.
-    part = path.with_name(f"{path.name}.{entry.sha256[:16]}{_PART}")
-    _download(listing, entry.path, part, entry.bytes)
+    part = _part_of(entry, gathered)
+    download(listing, entry.path, part, entry.bytes)
     if (found := _sha256(part)) != entry.sha256:
         part.unlink()
         raise HubError(
@@ -184,36 +186,18 @@ def _fetch_file(listing: Listing, entry: FileEntry, gathered: Path) -> None:
     part.rename(path)
 
 
-def _download(listing: Listing, path: str, part: Path, size: int) -> None:
-    """Fetch a file of known size, or what is missing of it, to ``part``."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # reexported without __all__
+def _part_of(entry: FileEntry, gathered: Path) -> Path:
+    """Return where half a file lies; named by content: another commit's bytes are never gone on with."""
+    path = gathered / entry.path
+    return path.with_name(f"{path.name}.{entry.sha256[:16]}{_PART}")
 
-    if part.is_symlink() or (part.exists() and part.stat().st_size > size):
-        part.unlink()
-    url = hf_hub_url(listing.reference.repository, path, revision=listing.commit)
-    with part.open("ab") as file:
-        http_get(
-            url,
-            file,
-            resume_size=file.tell(),
-            headers=build_hf_headers(),
-            expected_size=size,
-            displayed_filename=path,
-        )
+
+def _there(entry: FileEntry, gathered: Path) -> int:
+    """Return how many bytes of a file an earlier call has left, as far as its size tells."""
+    found = [path for path in (gathered / entry.path, _part_of(entry, gathered)) if path.is_file()]
+    return min(entry.bytes, sum(path.stat().st_size for path in found))
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _drop_others(folder: Path, wanted: set[str]) -> None:
-    """Remove what an earlier call left of another revision."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not path.is_symlink():
-            if not any(path.iterdir()):
-                path.rmdir()
-        elif path.relative_to(folder).as_posix() not in wanted:
-            path.unlink()

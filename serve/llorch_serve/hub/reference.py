@@ -1,10 +1,12 @@
-"""What a user writes for a repository of a hub: ``org/name``, ``org/name@revision``, ``org/name:Q4_K_M``.
+"""What a user writes for a repository of a hub: ``org/name``, ``org/name@revision``, ``org/name:Q4_K_M``, and
+``modelscope://`` before any of them.
 
 Input is a word of the command line; output is a :class:`Reference`. Nothing is asked of the hub here.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,9 +14,16 @@ from typing import Final
 from llorch_serve.errors import UsageError
 
 _REFERENCE: Final = re.compile(
-    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w][\w./-]*))?(:(?P<choice>[\w][\w./-]*))?"
+    r"(?P<hub>modelscope://)?(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w][\w./-]*))?(:(?P<choice>[\w][\w./-]*))?"
 )
 _MAX_LENGTH: Final = 500
+
+
+class Hub(enum.StrEnum):
+    """Where a repository is looked for."""
+
+    HUGGING_FACE = "huggingface"
+    MODELSCOPE = "modelscope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +37,12 @@ class Reference:
     repository: str
     revision: str | None = None
     choice: str | None = None
+    hub: Hub = Hub.HUGGING_FACE
 
     def __str__(self) -> str:
+        hub = f"{self.hub}://" if self.hub is Hub.MODELSCOPE else ""
         at = "" if self.revision is None else f"@{self.revision}"
-        return f"{self.repository}{at}{'' if self.choice is None else f':{self.choice}'}"
+        return f"{hub}{self.repository}{at}{'' if self.choice is None else f':{self.choice}'}"
 
 
 def parse_reference(text: str) -> Reference | None:
@@ -41,7 +52,25 @@ def parse_reference(text: str) -> Reference | None:
     match = _REFERENCE.fullmatch(text)
     if match is None or match["repository"].endswith((".gguf", ".safetensors")):
         return None
-    return Reference(match["repository"], match["revision"], match["choice"])
+    hub = Hub.HUGGING_FACE if match["hub"] is None else Hub.MODELSCOPE
+    return Reference(match["repository"], match["revision"], match["choice"], hub)
+
+
+def with_hub(source: str, hub: Hub | None) -> str:
+    """Return the source at the hub that ``--hub`` names.
+
+    Raises UsageError if the source is no repository, or names another hub itself.
+    """
+    if hub is None:
+        return source
+    reference = parse_reference(source)
+    if reference is None:
+        raise UsageError(
+            f"--hub {hub} is for a hub id such as org/name, and {source[:200]!r} is none; leave it out"
+        )
+    if reference.hub not in (Hub.HUGGING_FACE, hub):  # without a prefix none is named yet
+        raise UsageError(f"{source} and --hub {hub} name two hubs; give one of them")
+    return str(replace(reference, hub=hub))
 
 
 def with_revision(source: str, revision: str | None) -> str:

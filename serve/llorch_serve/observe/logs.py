@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
+from llorch_serve.files.text import encode_json
 
 FIELDS: Final = "llorch_fields"  # the record's attribute that narration leaves its fields in
 HANDLER: Final = "llorch-json"  # the name of the handler that writes JSON
@@ -87,7 +87,7 @@ class JsonFormatter(logging.Formatter):
         super().__init__()
         # As they stand inside a JSON string, where a quotation mark or a backslash is written as two
         # characters.
-        self._secrets = tuple(msgspec.json.encode(secret).decode()[1:-1] for secret in secrets)
+        self._secrets = tuple(encode_json(secret).decode()[1:-1] for secret in secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -100,7 +100,7 @@ class JsonFormatter(logging.Formatter):
         body |= getattr(record, FIELDS, {})
         if record.exc_info:
             body["traceback"] = self.formatException(record.exc_info)
-        return _redact(msgspec.json.encode(body).decode(), self._secrets)
+        return _redact(encode_json(body).decode(), self._secrets)
 
 
 def _redact(text: str, secrets: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from llorch_serve.providers.runtime import (
     EXACT_BYTES,
     byte_settings,
     import_runtime,
+    require_exact_bytes,
     takes_no_rows,
     usable_cpus,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "import_runtime",
     "placement",
     "require_arithmetic",
+    "require_exact_bytes",
     "takes_no_rows",
     "usable_cpus",
 ]

@@ -94,6 +94,18 @@ def byte_settings(cpu_info: Path = _CPU_INFO) -> dict[str, str]:
     return {} if exact else dict([EXACT_BYTES])
 
 
+def require_exact_bytes(runtime: Any) -> None:
+    """Raise ProviderError for a runtime that aborts with :data:`EXACT_BYTES`: 1.25 to 1.29 read beyond the
+    end of a list when they make the weights unsigned.
+    """
+    if (1, 25) <= _numbers(runtime.__version__) < (1, 30):
+        raise ProviderError(
+            f"onnxruntime {runtime.__version__} ends the process where it multiplies bytes exactly, as this "
+            f"CPU without VNNI needs it; upgrade with: pip install -U 'onnxruntime>=1.30', or export with "
+            f"--activations block"
+        )
+
+
 def installed_runtimes() -> list[str]:
     """Return the distributions that are installed of those that bring the module; more than one is a
     fault.

@@ -1,5 +1,8 @@
 """grpc.health.v1 for anybody: what a worker says about itself, without ever waiting for whom it says it to.
 
+A call whose message is not received in time is answered all the same, as one that names no service: others'
+large messages must not cost it the answer.
+
 Setting a status marks it and wakes the watchers; each of them writes in its own call. A client that takes
 nothing is cut, and the number of calls is bounded: see ``rpc/call_limit.py`` for which one is evicted. A
 client whose watch is evicted asks again and is told the status at once.
@@ -26,6 +29,7 @@ NAME: Final = "grpc.health.v1.Health"
 MAX_WATCHERS: Final = 128
 MAX_CHECKS: Final = 64  # at once; one takes milliseconds
 MESSAGE_S: Final = 0.005  # for a message that was sent with its call to arrive, while others wait
+DISTRUST_S: Final = 10.0  # after a large message, in which none is received
 
 
 class Health:
@@ -37,7 +41,7 @@ class Health:
         self._status = HealthCheckResponse.NOT_SERVING
         self._ended = False
         self._watches, self._checks = CallLimit(MAX_WATCHERS), CallLimit(MAX_CHECKS)
-        self._messages = SmallReceiving(MESSAGE_S)
+        self._messages = SmallReceiving(MESSAGE_S, DISTRUST_S)
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def serve(self) -> None:
@@ -66,14 +70,14 @@ class Health:
 
     async def _check(self, context: Context) -> None:
         with self._checks.hold(context) as held:
-            if await self._service(context) in self._services:
+            if await self._is_known(context):
                 await self._tell(context, self._status, held.evicted)
             else:
                 await self._sending.send(context, context.abort(grpc.StatusCode.NOT_FOUND))
 
     async def _watch(self, context: Context) -> None:
         with self._watches.hold(context) as held:
-            known = await self._service(context) in self._services
+            known = await self._is_known(context)
             told = None
             while not held.evicted.done():
                 changed = self._changed
@@ -86,13 +90,16 @@ class Health:
             f"others watch too, and this worker takes {MAX_WATCHERS} at once; watch again", retry_after_s=1.0
         )
 
-    async def _service(self, context: Context) -> str:
+    async def _is_known(self, context: Context) -> bool:
+        """Tell whether a call names a service of the worker, or its message is not received."""
         try:
             request = HealthCheckRequest.FromString(await self._messages.message(context))
+        except QueueFullError:
+            return True
         except DecodeError as error:
             found = f"not a valid HealthCheckRequest ({error}); expected one of {NAME}"
             raise InvalidRequestError([FieldViolation("request", found)]) from error
-        return str(request.service)
+        return request.service in self._services
 
     async def _tell(
         self,

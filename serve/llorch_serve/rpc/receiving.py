@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -136,11 +137,15 @@ class SmallReceiving:
     waits behind those that dribble; where too many wait, the earliest of the connection that has most gives
     way.
 
-    guaranteed_s: while any wait, a message that takes longer is given up.
+    guaranteed_s: while any wait, a message that takes longer is given up. distrust_s: after a message of more
+        than SMALL_BYTES none is received for so long, since a loop that has copied megabytes waits for a core
+        as long as others run.
     """
 
-    def __init__(self, guaranteed_s: float) -> None:
+    def __init__(self, guaranteed_s: float, distrust_s: float = 0.0) -> None:
         self._guaranteed_s = guaranteed_s
+        self._distrust_s = distrust_s
+        self._distrusting_until = -math.inf
         self._taken = False
         # Of calls that wait, with their connection, the latest last.
         self._turns: dict[asyncio.Future[None], str] = {}
@@ -149,6 +154,8 @@ class SmallReceiving:
     async def message(self, context: Context) -> bytes:
         """Return a call's message. Raises QueueFullError, and InvalidRequestError where none comes."""
         async with self._place(context.peer()):
+            if asyncio.get_running_loop().time() < self._distrusting_until:
+                raise _unreceived()
             message = await self._receive(context)
         if len(message) > SMALL_BYTES:
             found = f"found a message of {len(message)} bytes, expected at most {SMALL_BYTES}"
@@ -157,6 +164,7 @@ class SmallReceiving:
 
     async def _receive(self, context: Context) -> bytes:
         read = await until(context.read(), limit_s=self._guaranteed_s / 2)
+        read.add_done_callback(self._weigh)  # also of a message that comes after it has been given up
         if not read.done():  # a second look, as the loop itself may have been held up
             await until(read, limit_s=self._guaranteed_s / 2)
         if not read.done() and not self._turns:
@@ -170,6 +178,12 @@ class SmallReceiving:
         if not read.done():
             raise _unreceived()
         return _found(read)
+
+    def _weigh(self, read: asyncio.Future[Any]) -> None:
+        if read.cancelled() or read.exception() is not None or read.result() is grpc.aio.EOF:
+            return
+        if len(read.result()) > SMALL_BYTES:
+            self._distrusting_until = asyncio.get_running_loop().time() + self._distrust_s
 
     @contextlib.asynccontextmanager
     async def _place(self, connection: str) -> AsyncIterator[None]:

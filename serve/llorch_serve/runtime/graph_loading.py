@@ -15,7 +15,7 @@ from typing import Any, Final
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KvDtype, Recipe, cache_names
 from llorch_serve.errors import ArtifactError
-from llorch_serve.providers import ActiveProvider, byte_settings
+from llorch_serve.providers import ActiveProvider, byte_settings, require_exact_bytes
 from llorch_serve.providers.graph_versions import newer_than_runtime
 
 
@@ -62,11 +62,12 @@ def load_graph(
     """Load one graph on a provider. plain: take the CPU's plain attention kernel, see
     :func:`_attention_kernel`.
 
-    Raises ArtifactError if the runtime does not take the graph.
+    Raises ArtifactError if the runtime does not take the graph, and ProviderError for one that would abort.
     """
     options = runtime_options(runtime, threads)
-    if recipe.multiplies_bytes:
-        for setting in byte_settings().items():
+    if recipe.multiplies_bytes and (settings := byte_settings()):
+        require_exact_bytes(runtime)
+        for setting in settings.items():
             options.add_session_config_entry(*setting)
     try:
         with _attention_kernel(plain=plain):

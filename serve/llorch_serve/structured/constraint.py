@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BoolArray = npt.NDArray[np.bool_]
 P = ParamSpec("P")
+# What Python says where the system has no thread to give, or the process is about to end.
+_NO_THREAD: Final = ("can't start new thread", "interpreter shutdown")
 R = TypeVar("R")
 
 
@@ -198,12 +200,17 @@ class MaskThread:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="llorch-mask")
+        self._closed = False
 
     def start(self, constraints: Sequence[Constraint]) -> None:
         """Compute the next mask of each. Whoever asks for one does it where no thread can be had."""
+        if self._closed:
+            return
         try:
             job = self._pool.submit(_compute_all, constraints)
-        except RuntimeError:
+        except RuntimeError as error:
+            if not any(cause in str(error) for cause in _NO_THREAD):
+                raise
             # The job stays in the pool's queue, and must not run beside whoever asks.
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="llorch-mask")
             return
@@ -211,7 +218,8 @@ class MaskThread:
             constraint.expect(job)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; there is none from now on."""
+        self._closed = True
         self._pool.shutdown()
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.files.text import encode_json, writable
 from llorch_serve.observe.logs import writes_json
 
 DIM: Final = "2"
@@ -54,7 +55,7 @@ def fail(message: str, code: int) -> int:
 def write(text: str) -> None:
     """Print text on stdout, at once. Ends the process with 0 if the reader has gone, as in ``| head``."""
     try:
-        sys.stdout.write(_harmless(text) if sys.stdout.isatty() else text)
+        sys.stdout.write(writable(_harmless(text) if sys.stdout.isatty() else text))
         sys.stdout.flush()
     except BrokenPipeError:
         # What is still buffered would fail once more when the interpreter closes the stream.
@@ -79,7 +80,7 @@ def _harmless(text: str) -> str:
 
 def write_json(document: object) -> None:
     """Print one JSON document on stdout."""
-    write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    write(msgspec.json.format(encode_json(document), indent=2).decode() + "\n")
 
 
 @contextlib.contextmanager

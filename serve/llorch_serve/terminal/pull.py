@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from llorch_serve.errors import UsageError
-from llorch_serve.hub.reference import parse_reference, with_revision
+from llorch_serve.hub.reference import Hub, parse_reference, with_hub, with_revision
 from llorch_serve.terminal.console import write, write_json
 from llorch_serve.terminal.requirements import require_hub_client, require_signing
 from llorch_serve.terminal.target import VerifySignature
@@ -28,6 +28,12 @@ def command(
             show_default=False,
         ),
     ] = None,
+    hub: Annotated[
+        Hub | None,
+        typer.Option(
+            help="Where it is, as in modelscope://org/name. Default: huggingface.", show_default=False
+        ),
+    ] = None,
     verify_signature: VerifySignature = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
@@ -45,14 +51,15 @@ def command(
         llorch pull my-org/smollm2-onnx artifacts/smollm2 --verify-signature my-org.pub
 
     """
-    require_hub_client()
+    reference = parse_reference(with_hub(with_revision(repository, revision), hub))
+    if reference is None:
+        raise UsageError(f"{repository[:200]!r} is no hub repository; expected org/name or org/name@REV")
+    if reference.hub is Hub.HUGGING_FACE:
+        require_hub_client()
     if verify_signature is not None:
         require_signing()
     from llorch_serve.hub.pull import pull
 
-    reference = parse_reference(with_revision(repository, revision))
-    if reference is None:
-        raise UsageError(f"{repository[:200]!r} is no hub repository; expected org/name or org/name@REV")
     artifact = pull(reference, folder, public_key=verify_signature)
     size = sum(entry.bytes for entry in artifact.manifest.files)
     if as_json:

@@ -163,6 +163,7 @@ GGUF = [
     "cohere2",
     "starcoder2",
     "stablelm",
+    "stablelm, parallel, biases",
     "phi",
     "nemotron",
     "mixtral",

@@ -67,6 +67,24 @@ NORMS: dict[str, dict[str, Any]] = {
     ),
     "seed_oss": of_family("seed_oss"),
     "seed_oss, other biases": of_family("seed_oss", attention_bias=False, mlp_bias=True),
+    "internlm3": of_family("internlm3"),
+    "internlm3, dynamic": of_family("internlm3", rope_scaling={"rope_type": "dynamic", "factor": 6.0}),
+    "ministral3": of_family(
+        "ministral3",
+        rope_theta=None,
+        rope_parameters={
+            "rope_type": "yarn",
+            "type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 4.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.0,
+            "llama_4_scaling_beta": 0.0,
+        },
+    ),
     "ministral": of_family("ministral", sliding_window=9),
     "ministral, layer types": of_family(
         "ministral", sliding_window=9, layer_types=["full_attention", "sliding_attention"]

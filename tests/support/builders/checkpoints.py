@@ -26,6 +26,7 @@ from llorch_export.config.families import FAMILIES
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
+from support.oracles.gguf_blocks import storage_type
 
 VOCAB_SIZE = 512
 BOS, EOS, TURN, TURN_END = "<|bos|>", "<|eos|>", "<|turn|>", "<|turn_end|>"
@@ -36,6 +37,16 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_SETTINGS_OF_ROPE = {
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.0,
+    },
+}
 _DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency and throughput.",
@@ -90,6 +101,7 @@ def of_family(model_type: str, **overrides: object) -> dict[str, object]:
         FAMILIES[model_type].activation_key: next(iter(FAMILIES[model_type].activations)),
         FAMILIES[model_type].norm_key: 2.0**-17,
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
+        **(_SETTINGS_OF_ROPE if FAMILIES[model_type].scales_queries else {}),
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
     }
@@ -327,7 +339,7 @@ def write_gguf(
         if value.ndim == 1:
             writer.add_tensor(name, value)
         elif blocks is not None and value.ndim == 2 and (given := blocks(name, *value.shape)) is not None:
-            writer.add_tensor(name, given[1], raw_dtype=gguf.GGMLQuantizationType[given[0]])
+            writer.add_tensor(name, given[1], raw_dtype=storage_type(given[0]))
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -377,6 +389,8 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         values["attention.sliding_window"] = config.sliding_window or 0
     family, form = FAMILIES[config.architecture], config.form
     values[f"attention.layer_norm{'_rms' if form.norm == 'rms' else ''}_epsilon"] = config.rms_norm_eps
+    if family.parallel_key:
+        values[family.parallel_key] = form.parallel
     if family.logit_scale:
         values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":

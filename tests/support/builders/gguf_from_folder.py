@@ -15,15 +15,16 @@ from support.builders.checkpoints import add_metadata, gguf_metadata, gguf_tenso
 from support.oracles.gguf_blocks import encoded
 
 
-def convert(folder: Path, path: Path, kind: str | None = None) -> Path:
-    """Write ``folder``'s weights and tokenizer to ``path`` and return that; a head tied to the table is left
-    out.
+def convert(folder: Path, path: Path, kind: str | None = None, *, tensors_a_part: int = 0) -> Path:
+    """Write ``folder``'s weights and tokenizer to ``path`` and return that, or the first of several parts; a
+    head tied to the table is left out.
 
     kind: a K type for all matrices; None leaves them F32.
+    tensors_a_part: where files are to be split; 0: one file.
     """
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config_from_hf(settings)
-    writer = gguf.GGUFWriter(path, config.architecture)
+    writer = gguf.GGUFWriter(path, config.architecture, split_max_tensors=tensors_a_part)
     for key, value in (gguf_metadata(config) | _tokenizer(folder, settings["eos_token_id"])).items():
         add_metadata(writer, key, value)
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -36,7 +37,7 @@ def convert(folder: Path, path: Path, kind: str | None = None) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if tensors_a_part else path
 
 
 def _tokenizer(folder: Path, eos: int) -> dict[str, object]:

@@ -44,6 +44,7 @@ class Request:
     range: str | None
     token: str | None
     host: str
+    cookie: str | None = None
 
 
 @dataclass
@@ -51,7 +52,8 @@ class Fault:
     """What goes wrong with requests whose path contains ``part``, ``times`` times.
 
     status and headers: answered instead. cut: bytes of a body after which the connection ends. lie: replaces
-    the body. hang: no answer comes before the hub closes.
+    the body. hang: no answer comes before the hub closes. flood: as many bytes come instead of the body, with
+    no word of how many. anew: a range is not heeded.
     """
 
     part: str
@@ -63,6 +65,8 @@ class Fault:
     cut: int | None = None
     lie: bytes | None = None
     hang: bool = False
+    flood: int = 0
+    anew: bool = False
 
 
 class Hub:
@@ -73,6 +77,7 @@ class Hub:
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
         self.objects: dict[str, bytes] = {}
+        self.flooded = 0
         self.closing = threading.Event()
         self.endpoint = self.store = ""
 
@@ -88,10 +93,11 @@ class Hub:
 
 
 @contextlib.contextmanager
-def running_hub() -> Iterator[Hub]:
+def running_hub(routes: type[HubHandler] | None = None) -> Iterator[Hub]:
+    """Serve a hub. routes: of another hub than Hugging Face's."""
     hub = Hub()
 
-    class Handler(_Handler):
+    class Handler(routes or HubHandler):  # type: ignore[misc]
         state = hub
 
     class Server(ThreadingHTTPServer):
@@ -116,7 +122,7 @@ def running_hub() -> Iterator[Hub]:
             server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
     state: Hub
     protocol_version = "HTTP/1.1"
 
@@ -125,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request of any method."""
-        path = unquote(urlsplit(self.path).path)
+        path = self._asked()
         body = self._body()
         self.state.requests.append(
             Request(
@@ -134,15 +140,26 @@ class _Handler(BaseHTTPRequestHandler):
                 self.headers.get("Range"),
                 self.headers.get("Authorization"),
                 self.headers.get("Host", ""),
+                self.headers.get("Cookie"),
             )
         )
         fault = self.state.fault(self.command, path)
         if fault is not None and fault.hang:
             self.state.closing.wait(30)
             self.close_connection = True
+        elif fault is not None and fault.flood and self.command == "GET":
+            self._flood(fault)
         elif fault is not None and fault.status:
             self._send(fault.status, fault.body, fault.headers)
-        elif path.startswith("/api/models/"):
+        else:
+            self._route(path, body, fault)
+
+    def _asked(self) -> str:
+        """Return the path that is asked for, as faults and requests name it."""
+        return unquote(urlsplit(self.path).path)
+
+    def _route(self, path: str, body: bytes, fault: Fault | None) -> None:
+        if path.startswith("/api/models/"):
             self._api(path.removeprefix("/api/models/"), body)
         elif path.startswith("/api/"):
             self._other_api(path, body)
@@ -187,6 +204,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body if cut is None else body[:cut])
         if cut is not None:
             self.close_connection = True
+
+    def _flood(self, fault: Fault) -> None:
+        self.send_response(fault.status or 200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        block = bytes(2**16)
+        for _ in range(fault.flood // len(block)):
+            self.wfile.write(block)
+            self.state.flooded += len(block)
 
     def _error(self, status: int, code: str, message: str) -> None:
         headers = {"X-Error-Code": code, "X-Error-Message": message}
@@ -310,7 +336,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _ranged(self, content: bytes, headers: dict[str, str], fault: Fault | None) -> None:
         if fault is not None and fault.lie is not None:
             content = fault.lie
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        asked = None if fault is not None and fault.anew else self.headers.get("Range")
+        start = int((asked or "bytes=0-").removeprefix("bytes=").split("-")[0])
         if start:
             headers = {**headers, "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
         self._send(206 if start else 200, content[start:], headers, None if fault is None else fault.cut)

@@ -28,7 +28,7 @@ _FACTORS: Final[dict[str, tuple[tuple[int, float], ...]]] = {
     "Q2_K": ((80, 1.0), (82, 1.5)),
     "Q3_K": ((108, 1.0),),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), ((0, 1.0),)),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), ((0, 1.0),)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "Q1_0", "Q2_0"), ((0, 1.0),)),
     "TQ1_0": ((52, 1.0),),
     "TQ2_0": ((64, 1.0),),
     # The factor is spread over other fields: see _spread_factors.
@@ -38,8 +38,10 @@ SYMMETRIC: Final = ("Q4_0", "Q5_0", "Q8_0", "Q6_K")
 AFFINE: Final = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 INTEGER: Final = (
     "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
 )  # fmt: skip
+# gguf cannot read these yet: ggml's number, weights of a block, its bytes.
+NEWEST: Final = {"Q1_0": (41, 128, 18), "Q2_0": (42, 64, 18)}
 K_TYPES: Final = ("Q4_K", "Q5_K", "Q6_K")
 
 
@@ -50,7 +52,7 @@ def random_blocks(kind: str, rows: int, columns: int, *, seed: int, spread: floa
     spread: by how much factors vary from block to block, relative to their size.
     """
     rng = np.random.default_rng(seed)
-    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    elements, size = block_size(kind)
     blocks = rng.integers(0, 256, (rows * columns // elements, size), dtype=np.uint8)
 
     def with_factors(unit: float) -> Bytes:
@@ -79,9 +81,41 @@ def _spread_factors(kind: str, blocks: Bytes, factors: npt.NDArray[np.float64]) 
 
 
 def dequantised(kind: str, data: Bytes) -> npt.NDArray[np.float32]:
-    """Return the weights of rows of blocks, by the gguf package."""
+    """Return the weights of rows of blocks, by the gguf package, or as ggml defines what that cannot read."""
+    if kind in NEWEST:
+        return np.array([_newest(kind, row) for row in data], np.float32)
     values: npt.NDArray[np.float32] = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
     return values
+
+
+def storage_type(kind: str) -> int:
+    """Return ggml's number of a type, of which gguf's writer then knows the size."""
+    if kind not in NEWEST:
+        return int(gguf.GGMLQuantizationType[kind])
+    number, *size = NEWEST[kind]
+    gguf.GGML_QUANT_SIZES.setdefault(number, tuple(size))
+    return number
+
+
+def block_size(kind: str) -> tuple[int, int]:
+    """Return the weights of a block and its bytes."""
+    if kind in NEWEST:
+        return NEWEST[kind][1:]
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return elements, size
+
+
+def _newest(kind: str, row: Bytes) -> list[float]:
+    """One weight after the other: bits from the lowest, around zero (Q1_0) or from -1 to 2 (Q2_0)."""
+    weights = []
+    bits = 1 if kind == "Q1_0" else 2
+    for block in row.reshape(-1, 18):
+        scale = float(block[:2].view("<f2")[0])
+        for byte in block[2:].tolist():
+            for place in range(0, 8, bits):
+                code = byte >> place & (2**bits - 1)
+                weights.append((2 * code - 1 if bits == 1 else code - 1) * scale)
+    return weights
 
 
 def encoded(kind: str, weights: npt.NDArray[np.float32]) -> Bytes:

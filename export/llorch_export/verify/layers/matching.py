@@ -144,6 +144,8 @@ def _kind(name: str) -> Kind:
         return Kind.RESIDUAL if name.endswith(f".mlp{_INPUT}") else Kind.BLOCK
     if name == FINAL_NORM:
         return Kind.FINAL_NORM
+    if name.endswith(".output_norm"):
+        return Kind.PROJECTION  # as far off as the projection that it normalises
     last = name.rpartition(".")[2]
     return _KINDS.get(last, Kind.NORM if last.endswith("norm") else Kind.PROJECTION)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from llorch_export.adapter.notation import (
+from llorch_export.config.notation import (
     Assertion,
     Choice,
     Node,

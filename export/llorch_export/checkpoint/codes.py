@@ -1,0 +1,101 @@
+"""Matrices that a tool has packed, as codes, scales and zero points: what precision ``source`` carries over.
+
+Readers of packed formats make :class:`Codes`; :mod:`llorch_export.quantize.carried` puts them into the
+runtime's own layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_serve.artifact.manifest import ScaleType
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRows:
+    """Some rows of a packed matrix: weights are ``scales * (codes - zero_points)``.
+
+    codes: uint8 [rows, columns]. scales: float32 [rows, groups]. zero_points: uint8 [rows, groups]; None: all
+    are ``2 ** (bits - 1)``.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32]
+    zero_points: npt.NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A packed matrix [out, in] as whole numbers of ``bits`` bits with a scale for every ``group`` columns.
+
+    group: columns that share a scale, ``columns`` at most; the last group may be shorter.
+    symmetric: rows come without zero points.
+    scale_type: the narrowest type that holds every scale as it is.
+    rounding: the most by which a value differs from the matrix's, as a share of the largest that its scale
+        allows: more than 0 where the matrix holds values that are no whole numbers.
+    input_order: column ``j`` of the codes is column ``input_order[j]`` of the matrix, intp [columns]; None:
+        they are in order.
+    read: reads rows ``start`` to ``stop`` (excluded). Raises ArtifactError if they cannot be read, or hold a
+        scale that is not finite, a code or a zero point out of range.
+    """
+
+    bits: int
+    columns: int
+    group: int
+    symmetric: bool
+    scale_type: ScaleType
+    read: Callable[[int, int], CodeRows]
+    input_order: npt.NDArray[np.intp] | None = None
+    rounding: float = 0.0
+
+    @property
+    def groups(self) -> int:
+        """How many scales a row has."""
+        return -(-self.columns // self.group)
+
+    def values(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Return rows ``start`` to ``stop`` (excluded) of the matrix: float32 [stop - start, columns], each
+        product rounded once.
+        """
+        rows = self.read(start, stop)
+        middle = 2 ** (self.bits - 1)
+        values = rows.codes.astype(np.float32)
+        if rows.zero_points is None:
+            values -= np.float32(middle)
+        else:
+            values -= self._spread(rows.zero_points.astype(np.float32))
+        with np.errstate(over="ignore"):  # found and reported where the weights are written
+            values *= self._spread(rows.scales)
+        if self.input_order is None:
+            return values
+        found = np.empty_like(values)
+        found[:, self.input_order] = values
+        return found
+
+    def _spread(self, of_groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return [rows, columns] of [rows, groups]."""
+        return np.repeat(of_groups, self.group, axis=1)[:, : self.columns]
+
+    def part(self, start: int) -> Codes:
+        """Return the matrix from row ``start`` on."""
+        if start == 0:
+            return self
+        read = self.read
+        return replace(self, read=lambda first, last: read(start + first, start + last))
+
+    def in_order(self, places: npt.NDArray[np.intp]) -> Codes:
+        """Return the matrix whose row ``i`` is this one's row ``places[i]``."""
+        read = self.read
+
+        def moved(start: int, stop: int) -> CodeRows:
+            # Rows move only within their head, so those that are wanted lie close together.
+            first = int(places[start:stop].min())
+            rows, wanted = read(first, int(places[start:stop].max()) + 1), places[start:stop] - first
+            zero_points = None if rows.zero_points is None else rows.zero_points[wanted]
+            return CodeRows(rows.codes[wanted], rows.scales[wanted], zero_points)
+
+        return replace(self, read=moved)

@@ -1,0 +1,185 @@
+"""ModelOpt's packing: ``weight`` with ``weight_scale`` and, for NVFP4, ``weight_scale_2``.
+
+The type and shape of ``weight`` say how it is packed: E4M3 [out, in], signed bytes [out, in], two of E2M1 in
+a byte [out, in / 2], or two whole numbers of 4 bits in a byte [out / 2, in]. ``pre_quant_scale`` multiplies
+the inputs; here it multiplies the columns of the weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_export.checkpoint.codes import CodeRows, Codes
+from llorch_export.checkpoint.packed.base import (
+    PackedMatrix,
+    PackedModule,
+    from_codes,
+    in_words,
+    require_finite_scales,
+    scale_type,
+)
+from llorch_export.checkpoint.packed.floats import float4, float8, powers, stored_scales
+from llorch_export.checkpoint.packed.scales import Grid
+from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.config.packed.base import ONE_GROUP
+from llorch_export.config.packed.modelopt import ModelOptPacking
+from llorch_serve.errors import ArtifactError
+
+Floats = npt.NDArray[np.float32]
+
+_FLOATS: Final = ("F32", "F16", "BF16")
+_POWERS: Final = ("U8", "F8_E8M0")
+_BLOCK: Final = 128
+_BLOCKS: Final = ((ONE_GROUP, ONE_GROUP), (1, ONE_GROUP), (_BLOCK, _BLOCK))
+"""Outputs and inputs that share a scale of E4M3; no setting says which."""
+_UNUSED: Final = (".input_scale", ".output_scale")
+"""Scales of activations, which are not rounded by them here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptReader:
+    """Reads modules of one checkpoint."""
+
+    packing: ModelOptPacking
+    suffixes: tuple[str, ...] = (
+        ".weight",
+        ".weight_scale",
+        ".weight_scale_2",
+        ".pre_quant_scale",
+        *_UNUSED,
+    )
+
+    def read(self, module: PackedModule) -> PackedMatrix | None:
+        """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
+        weight = module.part("weight")
+        if set(module.parts) == {"weight"} and weight.kind in _FLOATS:
+            return None
+        matrix = _matrix(module, weight)
+        before = module.parts.get("pre_quant_scale")
+        return matrix if before is None else _scaled_inputs(module, matrix, before)
+
+
+def _matrix(module: PackedModule, weight: StoredArray) -> PackedMatrix:
+    (rows, columns), scales = module.shape, module.part("weight_scale")
+    if weight.kind == "F8_E4M3":
+        weight.require(module.shape, ("F8_E4M3",))
+        return _float8(module, weight, scales)
+    if weight.kind == "I8":
+        weight.require(module.shape, ("I8",))
+        return _bytes(module, weight, scales)
+    if weight.shape == (rows // 2, columns) and rows % 2 == 0:
+        weight.require(weight.shape, ("U8",))
+        return _whole_nibbles(module, weight, scales)
+    weight.require((rows, -(-columns // 2)), ("U8",))
+    return _float4(module, weight, scales)
+
+
+def _float8(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
+    if scales.kind in _POWERS:
+        grid = _groups(module, scales)
+        return float8(weight, grid, powers(grid, scales))
+    # Sizes of one stand for dimensions that are not shared by blocks.
+    stored = tuple(size for size in scales.shape if size != 1)
+    grids = [Grid.of(module.shape, block) for block in _BLOCKS]
+    grid = next((one for one in grids if tuple(size for size in one.size if size != 1) == stored), None)
+    if grid is None:
+        raise ArtifactError(
+            f"{scales.path}: tensor {scales.name} is {list(scales.shape)}, expected "
+            f"{', '.join(str(list(one.size)) for one in grids)} (one scale, one an output, or one a block of "
+            f"{_BLOCK} by {_BLOCK}) for {module.name} of {list(module.shape)}; export from the original "
+            "weights"
+        )
+    return float8(weight, grid, stored_scales(grid, dataclasses.replace(scales, shape=grid.size)))
+
+
+def _bytes(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
+    grid = Grid.of(module.shape, (1, ONE_GROUP))
+    grid.require(module, scales)
+
+    def read(start: int, stop: int) -> CodeRows:
+        codes = weight.rows(start, stop).view(np.uint8) ^ np.uint8(128)
+        return CodeRows(codes, grid.scales(scales, start, stop), None)
+
+    return _codes(module, grid, scales, 8, read)
+
+
+def _whole_nibbles(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
+    grid = _groups(module, scales)
+
+    def read(start: int, stop: int) -> CodeRows:
+        data = weight.rows(start // 2, -(-stop // 2)).view(np.uint8)
+        outputs = np.stack([data & 15, data >> 4], axis=1).reshape(-1, module.shape[1])
+        codes = outputs[start % 2 : start % 2 + stop - start] ^ np.uint8(8)
+        return CodeRows(codes, grid.scales(scales, start, stop), None)
+
+    return _codes(module, grid, scales, 4, read)
+
+
+def _codes(
+    module: PackedModule, grid: Grid, scales: StoredArray, bits: int, read: Callable[[int, int], CodeRows]
+) -> PackedMatrix:
+    columns = module.shape[1]
+    codes = Codes(
+        bits=bits,
+        columns=columns,
+        group=grid.columns,
+        symmetric=True,
+        scale_type=scale_type(scales),
+        read=read,
+    )
+    return from_codes(in_words("ModelOpt", bits, grid.columns, columns), codes)
+
+
+def _float4(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
+    grid = _groups(module, scales)
+    if "weight_scale_2" not in module.parts:
+        scales.require(scales.shape, _POWERS)
+        return float4(weight, grid, powers(grid, scales), "MXFP4", "bfloat16")
+    scales.require(scales.shape, ("F8_E4M3",))
+    whole = module.part("weight_scale_2")
+    whole.require((1,) if whole.shape else (), ("F32",))
+
+    def read(start: int, stop: int) -> Floats:
+        factor = whole.read().astype(np.float32).reshape(())
+        with np.errstate(over="ignore"):
+            found: Floats = grid.scales(scales, start, stop) * factor
+        require_finite_scales(found, whole)
+        return found
+
+    return float4(weight, grid, read, "NVFP4", "float32")
+
+
+def _groups(module: PackedModule, scales: StoredArray) -> Grid:
+    """Return groups of inputs as many as there are scales. Raises ArtifactError if they do not come out
+    even.
+    """
+    rows, columns = module.shape
+    groups = scales.shape[1] if len(scales.shape) == 2 else 0
+    if scales.shape[:1] != (rows,) or not groups or columns % groups:
+        raise ArtifactError(
+            f"{scales.path}: tensor {scales.name} is {list(scales.shape)}, expected [{rows}, groups] with "
+            f"equal groups of the {columns} inputs of {module.name}; the file is damaged or its config "
+            "belongs to another model, fetch both again"
+        )
+    return Grid.of(module.shape, (1, columns // groups))
+
+
+def _scaled_inputs(module: PackedModule, matrix: PackedMatrix, place: StoredArray) -> PackedMatrix:
+    """Return the matrix whose columns are multiplied by what its inputs are to be multiplied by."""
+    place.require((module.shape[1],), _FLOATS)
+
+    def load_rows(start: int, stop: int) -> Floats:
+        factors = place.read().astype(np.float32)
+        require_finite_scales(factors, place)
+        with np.errstate(over="ignore"):
+            found: Floats = matrix.load_rows(start, stop) * factors
+        require_finite_scales(found, place)
+        return found
+
+    return PackedMatrix(f"{matrix.form}, inputs scaled", load_rows)

@@ -1,0 +1,85 @@
+"""The packed modules of a folder: parts gathered by module, and read by the format's own reader.
+
+Input are the stored tensors by the model's own names; those that belong to packed modules are taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from llorch_export.checkpoint.packed.awq import AwqReader
+from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, PackedReader
+from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
+from llorch_export.checkpoint.packed.compressed import CompressedReader
+from llorch_export.checkpoint.packed.gptq import GptqReader
+from llorch_export.checkpoint.packed.modelopt import ModelOptReader
+from llorch_export.checkpoint.packed.quark import QuarkReader
+from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.packed.torchao import TorchAoReader
+from llorch_export.checkpoint.stored_tensors import StoredTensor
+from llorch_export.config.packed.awq import AwqPacking
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.bitsandbytes import BitsAndBytesPacking
+from llorch_export.config.packed.compressed import CompressedPacking
+from llorch_export.config.packed.gptq import GptqPacking
+from llorch_export.config.packed.modelopt import ModelOptPacking
+from llorch_export.config.packed.quark import QuarkPacking
+from llorch_export.config.packed.torchao import TorchAoPacking
+from llorch_serve.errors import ArtifactError
+
+_WEIGHT: Final = ".weight"
+_READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
+    GptqPacking: GptqReader,
+    AwqPacking: AwqReader,
+    CompressedPacking: CompressedReader,
+    BitsAndBytesPacking: BitsAndBytesReader,
+    TorchAoPacking: TorchAoReader,
+    ModelOptPacking: ModelOptReader,
+    QuarkPacking: QuarkReader,
+}
+
+
+def reader_of(packing: Packing) -> PackedReader:
+    """Return what reads modules that are packed so."""
+    return _READERS[type(packing)](packing)
+
+
+def drop_unused(stored: dict[str, StoredTensor], packing: Packing) -> None:
+    """Take out what no weight needs."""
+    for name in [name for name in stored if name.endswith(packing.unused)]:
+        del stored[name]
+
+
+def take_packed(
+    stored: dict[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], reader: PackedReader
+) -> dict[str, PackedMatrix]:
+    """Take the parts of packed modules out of ``stored``; return the weights by name.
+
+    wanted: the tensors that the config calls for, with their shapes; matrices alone are packed.
+    Raises ArtifactError if parts are missing or do not fit, or if a module is there packed and plain.
+    """
+    found: dict[str, PackedMatrix] = {}
+    for name, shape in wanted.items():
+        if len(shape) != 2:
+            continue
+        module = name.removesuffix(_WEIGHT)
+        parts = {
+            suffix.removeprefix("."): StoredArray.at(tensor.source, tensor.dtype, tensor.notes)
+            for suffix in reader.suffixes
+            if (tensor := stored.get(f"{module}{suffix}")) is not None
+        }
+        if not parts:
+            continue
+        matrix = reader.read(PackedModule(module, (shape[0], shape[1]), parts))
+        if matrix is None:
+            continue
+        for suffix in parts:
+            del stored[f"{module}.{suffix}"]
+        if name in stored:
+            raise ArtifactError(
+                f"{stored[name].source.path}: module {module} is there packed ({', '.join(sorted(parts))}) "
+                "and plain (weight), and it is not known which is meant; remove one of them"
+            )
+        found[name] = matrix
+    return found

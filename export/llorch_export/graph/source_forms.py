@@ -1,0 +1,148 @@
+"""What becomes of a checkpoint's matrices at precision ``source``, one by one, and in words.
+
+Takes tensors as they are read; :mod:`llorch_export.graph.blocks` stores what is decided here. The runtime
+rounds inputs by the blocks of weights, so small blocks give better answers; but each has a scale, and an
+artifact is to be about as large as its source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.codes import Codes
+from llorch_export.formats.module import EMBEDDING, FINE_MODULES, ModuleFormat
+from llorch_export.formats.precisions import BITS
+from llorch_export.formats.targets import Capabilities
+from llorch_export.quantize.carried import carried_bits, carried_form, stored_bits
+from llorch_export.quantize.layout import SCALE_DTYPES
+from llorch_export.quantize.repack import BlockForm, carried_notice
+from llorch_serve.artifact.manifest import SourceForm
+
+REQUANTISED: Final = ModuleFormat("int8", 64, None, "bfloat16")
+"""What becomes of packed matrices that no form of the runtime holds as they are."""
+
+_TABLE: Final = f"{EMBEDDING}.weight"
+_FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
+_MOST_MORE: Final = 1.045
+"""How much larger than their source matrices may be, for the sake of finer blocks."""
+_FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
+"""The smallest blocks of layers whose errors weigh most, and of the others: the best first."""
+
+
+class SourceForms:
+    """Decides in which form each matrix of a checkpoint is carried over.
+
+    tensors: the checkpoint's, by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, LazyTensor], target: Capabilities) -> None:
+        self._target = target
+        self._finest = _FINEST[0]
+        packed = [tensor for tensor in tensors.values() if tensor.codes is not None]
+        if packed:
+            plain = sum(_nbytes(tensor) for tensor in tensors.values() if tensor.codes is None)
+            sizes = [(self._added(packed, finest, plain), finest) for finest in _FINEST]
+            affordable = (finest for more, finest in sizes if more <= _MOST_MORE)
+            self._finest = next(affordable, min(sizes)[1])
+
+    def carried(self, tensor: LazyTensor) -> tuple[Codes, BlockForm] | None:
+        """Return the codes of a packed matrix and the form that holds them; None if none does, or if it is
+        not packed.
+        """
+        return self._carried(tensor, self._finest)
+
+    def alike(self, tensors: Sequence[LazyTensor]) -> bool:
+        """Tell whether matrices can be stacked into one without changing how any of them is stored."""
+        if all(tensor.packed is None and tensor.narrow_type is None for tensor in tensors):
+            return True
+        keys: set[tuple[object, ...]] = set()
+        for tensor in tensors:
+            found = self.carried(tensor)
+            if found is None:
+                keys.add((tensor.packed is None, tensor.narrow_type))
+                continue
+            codes, form = found
+            order = b"" if codes.input_order is None else codes.input_order.tobytes()
+            keys.add((codes.scale_type, form, order))
+        return len(keys) == 1
+
+    def becomes(self, tensor: LazyTensor) -> str:
+        """Say in words what a matrix of packed weights becomes."""
+        if tensor.packed is None:
+            return f"whole, stored in {tensor.narrow_type or 'float32'}"
+        found = self.carried(tensor)
+        if found is not None:
+            codes, form = found
+            near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
+            return f"{form.bits} bits, block {form.block_size}, {near}"
+        anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
+        return f"quantised anew to {anew}: the runtime has no form that holds it"
+
+    def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, BlockForm] | None:
+        codes = tensor.codes
+        looked_up = tensor.name == _TABLE
+        # Rows of a table are looked up, so its columns stay in their order.
+        if codes is None or (looked_up and codes.input_order is not None):
+            return None
+        widths = self._target.table_bits if looked_up else self._target.carried_bits
+        form = carried_form(codes, widths, finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1])
+        return None if form is None else (codes, form)
+
+    def _added(self, packed: Sequence[LazyTensor], finest: tuple[int, int], plain: float) -> float:
+        """Return how large all matrices are over what they take in the file."""
+        stored = carried = plain
+        for tensor in packed:
+            found = self._carried(tensor, finest)
+            if found is not None:
+                codes, form = found
+                stored += tensor.shape[0] * stored_bits(codes) / 8
+                carried += tensor.shape[0] * carried_bits(codes, form) / 8
+        return carried / stored if stored else 1.0
+
+
+def _nbytes(tensor: LazyTensor) -> float:
+    """Return about how many bytes a tensor takes, in the file and in an artifact alike."""
+    return math.prod(tensor.shape) * np.dtype(SCALE_DTYPES[tensor.narrow_type or "float32"]).itemsize
+
+
+def source_forms(tensors: Mapping[str, LazyTensor], target: Capabilities) -> tuple[SourceForm, ...]:
+    """Return how the matrices of a checkpoint of packed weights are stored there, and what they become."""
+    forms = SourceForms(tensors, target)
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, tensor in tensors.items():
+        if len(tensor.shape) == 2:
+            form = (tensor.packed or tensor.dtype, forms.becomes(tensor))
+            found.setdefault(form, []).append(name.removesuffix(".weight"))
+    return tuple(
+        SourceForm(modules=tuple(modules), stored=stored, becomes=becomes)
+        for (stored, becomes), modules in found.items()
+    )
+
+
+def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> str:
+    """Say what becomes of a checkpoint's matrices at precision ``source``."""
+    matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
+    if all(tensor.packed is None for tensor in matrices):
+        return carried_notice(tensor.dtype for tensor in matrices)
+    forms = (
+        f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, target)
+    )
+    return f"matrices as the graph has them: {'; '.join(forms)}"
+
+
+def packed_notice(tensors: Mapping[str, LazyTensor]) -> str | None:
+    """Say that packed weights are not kept as they are, at another precision; None if there are none."""
+    packed = Counter(tensor.packed for tensor in tensors.values() if tensor.packed is not None)
+    if not packed:
+        return None
+    forms = "; ".join(f"{count} of {form}" for form, count in packed.items())
+    return (
+        f"the checkpoint's weights are packed ({forms}), and are stored anew from their values; --precision "
+        "source keeps their codes"
+    )

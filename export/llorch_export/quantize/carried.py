@@ -1,0 +1,81 @@
+"""Codes that a tool has found, in the layout of ONNX Runtime's MatMulNBits, as they are.
+
+Input is a packed matrix as :class:`Codes`; output are packed codes, scales and zero points. Codes are widened
+to a width that the operator has, and a scale is repeated where its group is wider than a block: neither
+changes a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from llorch_export.checkpoint.codes import Codes
+from llorch_export.quantize.layout import SCALE_DTYPES, block_count
+from llorch_export.quantize.repack import BlockForm
+
+BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
+"""For which the runtime's kernels are right."""
+
+Arrays = tuple[npt.NDArray[np.generic], ...]
+
+
+def carried_form(codes: Codes, widths: Sequence[int], finest: int) -> BlockForm | None:
+    """Return the form that holds a matrix as it is, or None if there is none.
+
+    widths: of codes that the operator has. finest: the smallest block wanted; groups are cut into blocks that
+        are not smaller, where they can be.
+    """
+    wide_enough = [width for width in sorted(widths) if width >= codes.bits]
+    fitting = [size for size in BLOCK_SIZES if codes.groups == 1 or codes.group % size == 0]
+    if not wide_enough or not fitting:
+        return None
+    size = next((size for size in fitting if size >= finest), fitting[-1])
+    return BlockForm(wide_enough[0], size, zero_points=not codes.symmetric)
+
+
+def carried_bits(codes: Codes, form: BlockForm) -> int:
+    """Return the bits that a row takes in a form, scales and zero points included."""
+    blocks = block_count(codes.columns, form.block_size)
+    return blocks * (form.block_size * form.bits + _scale_bits(codes, form.bits))
+
+
+def stored_bits(codes: Codes) -> int:
+    """Return the bits that a row takes in a file."""
+    return codes.columns * codes.bits + codes.groups * _scale_bits(codes, codes.bits)
+
+
+def _scale_bits(codes: Codes, bits: int) -> int:
+    return 8 * np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize + (0 if codes.symmetric else bits)
+
+
+def carried(codes: Codes, form: BlockForm, start: int, stop: int) -> Arrays:
+    """Return rows ``start`` to ``stop`` (excluded): packed codes [rows, blocks, block_size * bits / 8],
+    scales [rows, blocks] in ``codes.scale_type``, and, if the form has them, packed zero points.
+
+    form: from :func:`carried_form`. Raises ArtifactError if the rows cannot be read.
+    """
+    rows = codes.read(start, stop)
+    blocks = block_count(codes.columns, form.block_size)
+    group_of = np.arange(blocks) * form.block_size // codes.group
+    shift = 2 ** (form.bits - 1) - 2 ** (codes.bits - 1) if codes.symmetric else 0
+    wide = np.full((stop - start, blocks * form.block_size), 2 ** (form.bits - 1), np.uint8)
+    np.add(rows.codes, np.uint8(shift), out=wide[:, : codes.columns])
+    packed = _packed(wide, form.bits).reshape(stop - start, blocks, -1)
+    scales = rows.scales[:, group_of].astype(SCALE_DTYPES[codes.scale_type])
+    if rows.zero_points is None:
+        return packed, scales
+    return packed, scales, _packed(rows.zero_points[:, group_of], form.bits)
+
+
+def _packed(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Return codes [rows, count] as bytes [rows, ceil(count * bits / 8)], the lowest bits first."""
+    each = 8 // bits
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % each)))
+    found = padded[:, 0::each].copy()
+    for place in range(1, each):
+        found |= padded[:, place::each] << np.uint8(place * bits)
+    return found

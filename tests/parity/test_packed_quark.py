@@ -1,0 +1,134 @@
+"""Quark's weights: exact values, by the scheme that the settings give each module."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llorch_export.source.open import open_checkpoint
+from llorch_serve.errors import ArtifactError
+from support.builders.packed_checkpoints import Packed
+from support.builders.packed_folders import Maker, write_packed
+from support.builders.packed_quark import channels, fp8, groups, mxfp4, settings
+from support.builders.tiny_exports import all_logits, export_tiny, random_ids
+from support.oracles import numpy_llama
+from tolerances import QUANTISED_LOGITS_LEVEL_0
+
+SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+ROWS: dict[str, tuple[dict[str, object], Maker]] = {
+    "int4": (settings("int4", "per_group"), groups("int4")),
+    "uint4": (settings("uint4", "per_group"), groups("uint4")),
+    "uint4, in order": (settings("uint4", "per_group", order="order"), groups("uint4", order="order")),
+    "int8, groups": (settings("int8", "per_group"), groups("int8")),
+    "uint8, groups": (settings("uint8", "per_group"), groups("uint8")),
+    "int8": (settings("int8", "per_channel"), channels),
+    "fp8": (settings("fp8_e4m3", "per_tensor"), fp8),
+    "mxfp4": (settings("fp4", "per_group"), mxfp4),
+}
+MODULE = "model.layers.0.mlp.up_proj"
+
+
+def _write(path: Path, row: str = "uint4") -> Packed:
+    said, maker = ROWS[row]
+    said = copy.deepcopy(said)  # tests change it
+    return write_packed(path / "m", SHAPE, maker, said, skip=("lm_head",))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_values_are_exact(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    tensors = open_checkpoint(str(packed.folder)).tensors
+    for name, value in packed.values.items():
+        np.testing.assert_array_equal(tensors[name].load(), value, err_msg=name)
+        np.testing.assert_array_equal(tensors[name].load_rows(3, 13), value[3:13], err_msg=name)
+
+
+@pytest.mark.parametrize("row", ["int4", "uint8, groups", "int8"])
+def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", accuracy_level=0)
+    ids = random_ids(24)
+    expected = numpy_llama.forward(packed.config, packed.values, ids)
+    np.testing.assert_allclose(all_logits(artifact, ids), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
+def _refused(packed: Packed) -> str:
+    packed.rewrite()
+    with pytest.raises(ArtifactError) as caught:
+        open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].load()
+    return str(caught.value)
+
+
+def _said(packed: Packed) -> dict[str, Any]:
+    found = packed.config["quantization_config"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_first_pattern_that_fits_has_a_module(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    up, gate = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("up", "gate"))
+    signed = settings("int4", "per_group")["global_quant_config"]
+    _said(packed)["layer_quant_config"] = {
+        "*.up_proj": signed,
+        "*.mlp.*": _said(packed)["global_quant_config"],
+    }
+    packed.rewrite()
+    tensors = open_checkpoint(str(packed.folder)).tensors
+    np.testing.assert_array_equal(tensors[gate].load(), packed.values[gate])
+    signs = packed.stored[up.replace("weight", "weight_zero_point")]
+    assert signs.any()
+    assert not np.array_equal(tensors[up].load(), packed.values[up])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dtype": "int3"}, "dtype is 'int3', expected one of int4"),
+        ({"qscheme": "per_block"}, "qscheme is 'per_block'"),
+        ({"ch_axis": 0}, "ch_axis is 0"),
+        ({"is_dynamic": True}, "is_dynamic is True"),
+        ({"zero_point_type": "float32"}, "zero_point_type is 'float32'"),
+        ({"qscheme": "per_channel", "ch_axis": 0}, "is [2, 128], expected [128, 1]"),
+    ],
+)
+def test_schemes_that_cannot_be_read_are_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    packed = _write(tmp_path)
+    _said(packed)["global_quant_config"]["weight"] |= change
+    assert said in _refused(packed)
+
+
+def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    kept = dict(_said(packed))
+
+    def refusal(**changed: object) -> str:
+        packed.config["quantization_config"] = kept | changed
+        return _refused(packed)
+
+    assert "pack_method is 'odd'" in refusal(export={"pack_method": "odd"})
+    assert "weight_format is 'fake_quantized'" in refusal(export={"weight_format": "fake_quantized"})
+    assert "keys that are not understood: rotation" in refusal(rotation={"online": True})
+    assert "packed in several steps" in refusal(global_quant_config={"weight": [{}, {}]})
+    assert "says that it is not quantised" in refusal(global_quant_config={"weight": None})
+    assert "layer_quant_config: *.up_proj is no object" in refusal(layer_quant_config={"*.up_proj": 1})
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    kept = dict(packed.stored)
+
+    def refusal(part: str, value: Any) -> str:
+        packed.stored = kept | {f"{MODULE}.{part}": value}
+        return _refused(packed)
+
+    assert "expected [groups, 192]" in refusal("weight_scale", np.ones((3, 192), np.float32))
+    assert "expected I32 [128, 24]" in refusal("weight", np.zeros((128, 23), np.int32))
+    assert "expected I32 [2, 24]" in refusal("weight_zero_point", np.zeros((2, 23), np.int32))
+    assert "NaN or infinite" in refusal("weight_scale", np.full((2, 192), np.nan, np.float32))
+    packed.stored = {key: value for key, value in kept.items() if not key.endswith("weight_zero_point")}
+    assert "but no weight_zero_point" in _refused(packed)

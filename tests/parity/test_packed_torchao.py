@@ -1,0 +1,111 @@
+"""torchao's weights: exact values by the class that a file's header names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llorch_export.source.open import open_checkpoint
+from llorch_serve.errors import ArtifactError
+from support.builders.packed_checkpoints import Packed
+from support.builders.packed_folders import Maker
+from support.builders.packed_torchao import floats, offsets, whole_numbers, write_torchao
+from support.builders.tiny_exports import all_logits, export_tiny, random_ids
+from support.oracles import numpy_llama
+from tolerances import QUANTISED_LOGITS_LEVEL_0
+
+SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+INT4 = {"target_dtype": {"_type": "torch.dtype", "_data": "int4"}}
+INT3 = {"target_dtype": {"_type": "torch.dtype", "_data": "int3"}}
+ROWS: dict[str, tuple[Maker, str, dict[str, Any], int]] = {
+    "int8": (whole_numbers(8, 0), "Int8Tensor", {}, 0),
+    "int8, zero points": (whole_numbers(8, 0, zeros=True), "Int8Tensor", {}, 0),
+    "int8, groups": (whole_numbers(8, 64), "Int8Tensor", {}, 64),
+    "int4": (whole_numbers(4, 32, scales=ml_dtypes.bfloat16), "IntxUnpackedToInt8Tensor", INT4, 32),
+    "int4, zero points": (whole_numbers(4, 64, zeros=True), "IntxUnpackedToInt8Tensor", INT4, 64),
+    "int3": (whole_numbers(3, 32), "IntxUnpackedToInt8Tensor", INT3, 32),
+    "fp8": (floats, "Float8Tensor", {}, 0),
+    "int4 with offsets": (offsets, "Int4Tensor", {}, 32),
+}
+MODULE = "model.layers.0.mlp.up_proj"
+WEIGHT = f"{MODULE}.weight"
+
+
+def _write(path: Path, row: str = "int4") -> Packed:
+    return write_torchao(path / "m", SHAPE, *ROWS[row])
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_values_are_exact(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    tensors = open_checkpoint(str(packed.folder)).tensors
+    for name, value in packed.values.items():
+        np.testing.assert_array_equal(tensors[name].load(), value, err_msg=name)
+        np.testing.assert_array_equal(tensors[name].load_rows(3, 8), value[3:8], err_msg=name)
+
+
+@pytest.mark.parametrize("row", ["int8, zero points", "int4, zero points", "int3"])
+def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", accuracy_level=0)
+    ids = random_ids(24)
+    expected = numpy_llama.forward(packed.config, packed.values, ids)
+    np.testing.assert_allclose(all_logits(artifact, ids), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
+def _refused(packed: Packed) -> str:
+    packed.rewrite()
+    with pytest.raises(ArtifactError) as caught:
+        open_checkpoint(str(packed.folder)).tensors[WEIGHT].load()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        (None, "its header does not describe model.layers.0.mlp.up_proj.weight"),
+        ("[", "is no JSON object"),
+        ("[1]", "is no JSON object"),
+        (
+            '{"_type": "Int4TilePackedTo4dTensor"}',
+            "which only its own kernels read; expected one of Int8Tensor",
+        ),
+        ('{"_type": "Int8Tensor"}', "has no _data"),
+        ('{"_type": "Int8Tensor", "_data": {"block_size": [0, 32]}}', "block_size is [0, 32]"),
+        ('{"_type": "Int8Tensor", "_data": {"block_size": [1, 16]}}', "expected [192, 8]"),
+        ('{"_type": "IntxUnpackedToInt8Tensor", "_data": {"block_size": [1, 32]}}', "target_dtype"),
+        (
+            '{"_type": "IntxUnpackedToInt8Tensor", "_data": {"block_size": [1, 32], "target_dtype": '
+            '{"_data": "int2"}}}',
+            "expected -2 to 1",
+        ),
+        ('{"_type": "Float8Tensor", "_data": {"block_size": [1, 32]}}', "expected F8_E4M3 or F8_E5M2"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused(tmp_path: Path, note: str | None, said: str) -> None:
+    packed = _write(tmp_path)
+    assert packed.notes is not None
+    del packed.notes[WEIGHT]
+    if note is not None:
+        packed.notes[WEIGHT] = note
+    assert said in _refused(packed)
+
+
+def test_inputs_that_are_to_be_multiplied_are_refused(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    packed.stored[f"{MODULE}._weight_act_pre_scale"] = np.ones(128, np.float32)
+    assert "has act_pre_scale" in _refused(packed)
+
+
+def test_pickles_are_refused_with_the_line_that_converts(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    (packed.folder / "model.safetensors").rename(packed.folder / "pytorch_model.bin")
+    with pytest.raises(ArtifactError, match=r"are never read.*packed by torchao.*save_pretrained") as caught:
+        open_checkpoint(str(packed.folder))
+    assert "pip install" in str(caught.value)
+    assert json.loads((packed.folder / "config.json").read_text())["quantization_config"]
