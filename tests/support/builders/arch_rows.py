@@ -174,4 +174,5 @@ GGUF = [
     "qwen2_moe",
     "qwen3_moe",
     "granitemoe",
+    "olmoe",
 ]

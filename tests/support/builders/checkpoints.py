@@ -128,7 +128,7 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     def norm(size: int = config.hidden_size) -> npt.NDArray[np.float32]:
         return (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
 
-    hidden = config.hidden_size
+    hidden, inner = config.hidden_size, config.intermediate_size
     query, key_value = (
         config.num_attention_heads * config.head_dim,
         config.num_key_value_heads * config.head_dim,
@@ -145,7 +145,9 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
             ("self_attn.k_proj", key_value, hidden),
             ("self_attn.v_proj", key_value, hidden),
             ("self_attn.o_proj", hidden, query),
-            *feed_forward(config, layer),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
         ):
             weights[f"{prefix}{name}.weight"] = matrix(rows, columns)
             if _has_bias(config, name):
@@ -157,25 +159,6 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = matrix(config.vocab_size, hidden)
     return weights
-
-
-def feed_forward(config: LlamaConfig, layer: int) -> list[tuple[str, int, int]]:
-    """Return name, rows and columns of each matrix of a layer's feed-forward block, or of its experts."""
-
-    def block(name: str, inner: int) -> list[tuple[str, int, int]]:
-        sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-        return [(f"{name}.{part}", *shape) for part, shape in sizes.items()]
-
-    hidden, experts = config.hidden_size, config.layer_experts(layer)
-    if experts is None:
-        return block("mlp", config.intermediate_size)
-    found = [("mlp.gate", experts.count, hidden)]
-    for expert in range(experts.count):
-        found += block(f"mlp.experts.{expert}", experts.intermediate_size)
-    if experts.shared_intermediate_size is not None:
-        found += block("mlp.shared_expert", experts.shared_intermediate_size)
-        found.append(("mlp.shared_expert_gate", 1, hidden))
-    return found
 
 
 def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
