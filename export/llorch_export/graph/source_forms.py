@@ -26,9 +26,9 @@ from llorch_serve.artifact.manifest import SourceForm
 
 _TABLE: Final = f"{EMBEDDING}.weight"
 _FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
-_MOST_MORE: Final = 1.026
-"""How much larger than their source matrices may be, for the sake of finer blocks: half of a twentieth, since
-rotary tables come on top.
+_MOST_MORE: Final = 1.03
+"""How much larger than their source matrices may be, for the sake of finer blocks: less than a twentieth,
+since rotary tables come on top.
 """
 _FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
 """The smallest blocks of layers whose errors weigh most, and of the others: the best first."""

@@ -201,7 +201,8 @@ class _Matrix:
         while row < bottom:
             place = row // grid.step
             end = min(bottom, (place + 1) * grid.step)
-            words = self.words.rows(row - place * grid.step, end - place * grid.step)
+            stored = self.words.rows(row - place * grid.step, end - place * grid.step)
+            words = stored.view(np.int32 if grid.bits == 3 else np.uint8)
             shift = (each - 1 - place) * grid.bits
             parts.append((words >> shift & (2**grid.bits - 1)).astype(np.uint8))
             row = end
