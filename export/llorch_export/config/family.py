@@ -79,6 +79,10 @@ class Family:
         share of the hidden size.
     experts: where its config and files have experts; None: it has none.
     with_experts: the family of its GGUF files whose layers have experts.
+    other_keys: by what other names the family's config.json has settings of Llama's.
+    stored_layers: what the names of layers begin with in a checkpoint.
+    renamed_on_loading: those names are taken for Llama's when files are read, here and by transformers, whose
+        model has Llama's.
     stored_names: what a checkpoint calls modules for which Llama has another name or none.
     """
 
@@ -124,6 +128,9 @@ class Family:
     gguf_wide_layers: frozenset[int] = frozenset()
     experts: ExpertKeys | None = None
     with_experts: str = ""
+    other_keys: Mapping[str, str] = field(default_factory=dict)
+    stored_layers: str = "model.layers"
+    renamed_on_loading: bool = False
     stored_names: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -159,6 +159,7 @@ GGUF = [
     "arcee",
     "arcee, biases, tied",
     "ernie4_5",
+    "exaone, tied",
     "cohere, tied",
     "cohere2",
     "starcoder2",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
+from llorch_export.config.family import Family
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
@@ -180,6 +182,15 @@ def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
     return weights
 
 
+def stored_name(name: str, family: Family) -> str:
+    """Return what published checkpoints of a family that is renamed on loading call a tensor."""
+    module, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    if layer is None:
+        return f"{family.stored_names.get(module, module)}.{kind}"
+    return f"{family.stored_layers}.{layer[1]}.{family.stored_names[layer[2]]}.{kind}"
+
+
 def _has_bias(config: LlamaConfig, module: str) -> bool:
     if "attn" not in module:
         return config.mlp_bias
@@ -251,6 +262,9 @@ def write_hf_folder(
     if config["model_type"] == "phi3":
         weights = fused(weights)
     weights = with_stored_experts(weights, str(config["model_type"]), stacked=stacked_experts)
+    family = FAMILIES[str(config["model_type"])]
+    if family.renamed_on_loading:
+        weights = {stored_name(name, family): value for name, value in weights.items()}
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
     _write_json(path / "config.json", config)
     if shards == 1:
