@@ -40,8 +40,9 @@ class ExpertNames:
 
     def is_used(self, found: Iterable[str], layer: int) -> bool:
         """Tell whether a file with tensors of these names keeps the experts of a layer so."""
-        first = f"layers.{layer}.{self.down.replace(EXPERT, '0')}"
-        return any(name.endswith(first) for name in found)
+        module = f"layers.{layer}.{self.down.replace(EXPERT, '0').removesuffix('.weight')}"
+        # Packed ones have several tensors, called after what they hold.
+        return any(name.endswith(module) or f"{module}." in name for name in found)
 
 
 @dataclass(frozen=True, slots=True)
