@@ -3,8 +3,8 @@
     ci/measurement experts [EXPERTS ACTIVE HIDDEN INNER]
 
 Each form is first compared with numpy on its own dequantised weights, then timed by turns with the others;
-the best turn counts, in time of one processor's, which other work hardly changes. The dense block is what one would have without experts: as wide as all active experts
-together, so it reads the same bytes for one token.
+the best turn counts, in time of one processor, which other work hardly changes. The dense block is what one
+would have without experts: as wide as all active experts together, so it reads the same bytes for one token.
 """
 
 from __future__ import annotations

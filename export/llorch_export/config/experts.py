@@ -172,5 +172,5 @@ def _count(fields: Fields, keys: ExpertKeys) -> int:
 def _sparse_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     """Return one number a layer, 0 where it has no experts."""
     step = fields.integer("decoder_sparse_step", 1, high=2**31)
-    plain = fields.array("mlp_only_layers", int) if "mlp_only_layers" in fields else ()
+    plain = frozenset(fields.array("mlp_only_layers", int) if "mlp_only_layers" in fields else ())
     return tuple(int(layer not in plain and (layer + 1) % step == 0) for layer in range(layers))
