@@ -137,7 +137,7 @@ def test_codes_are_no_wider_than_they_must_be(
     tmp_path: Path, settings: dict[str, Any], bits: int, block: int
 ) -> None:
     artifact = source(write_gptq(tmp_path / "m", SHAPE, **settings), tmp_path / "a")
-    found = nodes(artifact, "MatMulNBits")["model.layers.0.mlp.gate_proj"]
+    found = nodes(artifact, "MatMulNBits")["model.layers.0.self_attn.qkv_proj"]
     assert (found["bits"], found["block_size"]) == (bits, block)
 
 
@@ -168,7 +168,8 @@ def test_what_the_runtime_has_no_form_for_is_quantised_anew_and_said(tmp_path: P
     options = ExportOptions(source=str(packed.folder), output=tmp_path / "a", precision="source")
     result = export(options, silent)
     (notice,) = result.notices
-    assert "15 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 64" in notice
+    assert "8 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 32" in notice
+    assert "7 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 64" in notice
     assert "1 of F16 (whole, stored in float16)" in notice
     assert kl(packed, all_logits(result.artifact, IDS)) < KL_REQUANTISED_SOURCE
     forms = result.artifact.manifest.source_forms

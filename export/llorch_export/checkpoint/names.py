@@ -158,7 +158,7 @@ def stored_places(
     places = {}
     for name in expected:
         place = parts.get(name, StoredRows(name))
-        own = _gguf_name(place.name) if gguf else family_name(place.name, family)
+        own = _gguf_name(place.name, family) if gguf else family_name(place.name, family)
         places[name] = replace(place, name=own)
     return places
 
@@ -217,14 +217,14 @@ def loaded_name(name: str, family: Family) -> str:
     return f"{own_module(module, family)}.{kind}"
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, family: Family) -> str:
     if name in _GGUF_TOP_LEVEL:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
     module, kind = rest.rsplit(".", 1)
     if one := _ONE_EXPERT.fullmatch(module):
         return f"blk.{layer}.ffn_{one[2]}.{one[1]}.{kind}"
-    return f"blk.{layer}.{_GGUF_IN_LAYER[module]}.{kind}"
+    return f"blk.{layer}.{family.gguf_names.get(module) or _GGUF_IN_LAYER[module]}.{kind}"
 
 
 def is_ignorable(name: str) -> bool:

@@ -25,7 +25,8 @@ PLAIN: Final = (
         biases=frozenset({"mlp_bias"}),
         qkv_bias="attention_bias",
         fixed={"attention_out_bias": False},
-        in_gguf=False,
+        gguf_in_transformers=False,
+        gguf_names={"post_attention_layernorm": "post_attention_norm"},
     ),
     Family(
         "exaone",

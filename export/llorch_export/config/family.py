@@ -75,6 +75,7 @@ class Family:
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
     gguf: ``general.architecture`` where it is another name.
+    gguf_names: what GGUF files call modules that others call otherwise.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
         share of the hidden size.
     experts: where its config and files have experts; None: it has none.
@@ -125,6 +126,7 @@ class Family:
     alpha: bool = False
     module: str = ""
     gguf: str = ""
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_wide_layers: frozenset[int] = frozenset()
     experts: ExpertKeys | None = None
     with_experts: str = ""

@@ -303,8 +303,8 @@ class ModuleRule(_Struct, frozen=True, kw_only=True):
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
-    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, each tensor as the
-        file has it.
+    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, or the codes of packed
+        weights, each tensor as the file has it.
     block_size: elements along the input dimension that share one scale (``int8`` and ``int4`` only).
     head_precision: precision of the output head, and of the embedding where the two are tied.
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.

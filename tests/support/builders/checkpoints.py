@@ -408,12 +408,12 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
     if family.logit_scale:
         values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":
-        values["attention.sliding_window"] = config.sliding_window or 0
+        values["attention.sliding_window"] = config.sliding_window
     caps = {"attn_logit_softcapping": form.attention_softcap, "final_logit_softcapping": form.logits_softcap}
     values |= {key: cap for key, cap in caps.items() if cap is not None}
     return {
         "general.type": "model",
-        **{f"{family.gguf_name}.{key}": value for key, value in values.items()},
+        **{f"{family.gguf_name}.{key}": value for key, value in values.items() if value is not None},
     }
 
 
