@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from support.builders.adapters import Factors, write_adapter
 from support.builders.arch_rows import HF
 from support.builders.arch_rows_experts import QWEN2_MOE
 from support.builders.checkpoints import Weights, of_family, tiny_llama_config, write_gguf, write_hf_folder
+from support.builders.packed_checkpoints import write_gptq
 from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from support.oracles.quantised_numpy import unpack
 from support.oracles.stepwise import reference
@@ -187,6 +189,21 @@ def test_blocks_of_a_gguf_file_are_carried_over(tmp_path: Path, kind: str) -> No
     assert len(stacks(artifact)) == 4
     whole = export_tiny(source, tmp_path / "whole")
     assert divergence(all_logits(whole, IDS), all_logits(artifact, IDS)) < KL_LEVEL_4_INT8
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_codes_of_packed_experts_are_carried_over_but_for_those_in_another_order(
+    tmp_path: Path, order: bool
+) -> None:
+    source = write_gptq(tmp_path / "model", HF["qwen3_moe"], order=order).folder
+    options = ExportOptions(str(source), tmp_path / "out", "source", kv_dtype="float32")
+    found = export(options if order else replace(options, accuracy_level=0), silent)
+    whole = all_logits(export_tiny(source, tmp_path / "whole"), IDS)
+    logits = all_logits(found.artifact, IDS)
+    assert any("quantised anew: int8, block 32" in notice for notice in found.notices) is order
+    if not order:
+        np.testing.assert_allclose(logits, whole, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+    assert divergence(whole, logits) < 0.01
 
 
 def test_a_gguf_file_of_before_2024_has_tensors_for_each_expert(tmp_path: Path) -> None:

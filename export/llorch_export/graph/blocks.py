@@ -98,7 +98,13 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
             )
         codes, blocks = found
         planned = _plan(
-            b, name, blocks, rows, columns, lambda: _codes(b, weights, blocks), scale_type=codes.scale_type
+            b,
+            name,
+            blocks,
+            rows,
+            columns,
+            lambda: coded_chunks(b, weights, blocks),
+            scale_type=codes.scale_type,
         )
         return replace(planned, input_order=codes.input_order)
     if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
@@ -188,7 +194,7 @@ def _plan(
     )
 
 
-def _codes(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+def coded_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
     """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
     ``weights`` at a time.
     """
