@@ -25,7 +25,7 @@ from llorch_export.graph.blocks import SCALE_TYPES, carried_chunks, coded_chunks
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import whole_linear
 from llorch_export.graph.mlp import mlp
-from llorch_export.graph.source_forms import REQUANTISED
+from llorch_export.graph.source_forms import requantised
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.layout import block_count, zero_point_bytes
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form
@@ -199,7 +199,7 @@ def _packed_form(b: GraphBuilder, tensors: Sequence[LazyTensor], kind: ExpertsCo
     if len(found) == 1 and all(each is not None and each[0].input_order is None for each in carried):
         ((blocks, scale_type),) = found
         return _Stored(blocks, scale_type, lambda weight: coded_chunks(b, [weight], blocks))
-    form = layer_format([REQUANTISED], *sizes)
+    form = layer_format([requantised(tensor) for tensor in tensors], *sizes)
     assert form.block_size is not None, "a quantised format has a block size"
     b.notices[
         f"a layer's experts are not packed alike, or not as one node takes them, and were quantised anew: "
