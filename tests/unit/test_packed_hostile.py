@@ -147,7 +147,7 @@ def test_values_that_overflow_are_refused_without_a_warning(tmp_path: Path) -> N
     packed = write_compressed(tmp_path / "m", SHAPE, group)
     packed.stored[f"{UP}.weight_scale"][0] = 3e38
     packed.stored[f"{UP}.weight"][0] = 400
-    with pytest.raises(ArtifactError, match="up_proj.weight: codes times scales give NaN or infinity"):
+    with pytest.raises(ArtifactError, match=r"up_proj\.weight: codes times scales give NaN or infinity"):
         read_all(packed)
 
 
