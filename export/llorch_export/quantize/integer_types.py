@@ -42,7 +42,8 @@ class IntegerType:
     @property
     def middle(self) -> int:
         """What is added to a code so that it is not negative."""
-        return 2 ** (self.bits - 1) - self.off_middle
+        signed: int = 2 ** (self.bits - 1)
+        return signed - self.off_middle
 
 
 def integer_blocks(kind: str, data: Bytes) -> tuple[Codes, Floats]:
