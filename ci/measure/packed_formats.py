@@ -2,9 +2,9 @@
 
 ``ci/measurement packed_formats FOLDER``, where FOLDER is what ``ci/make-quantised`` prints. Every checkpoint
 in it is exported twice with ``--precision source``, with activations and cache in fp32 and by default, and
-verified against the values that it stands for. Prints a table in Markdown, and exits with 1 where a form is carried
-inexactly, an answer departs by more than docs/packed.md says, or an artifact is larger than its source by
-more than a twentieth.
+verified against the values that it stands for. Prints a table in Markdown, and exits with 1 where a form is
+carried inexactly, an answer departs by more than docs/packed.md says, or an artifact is larger than its
+source by more than a twentieth.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MOST_LARGER: Final = 1.05
 class Measured:
     """A checkpoint's row.
 
-    becomes: what most of its matrices became, in words. kl, exact_kl: divergence by default and with
-    activations and cache in fp32, in nats; top1: by default. larger: the artifact's data over the source's weights.
-    seconds, mebibytes: of the export by default, and its peak of memory.
+    becomes: what most of its matrices became, in words. exact_kl, kl: divergence with activations and cache
+        in fp32, and by default, in nats; top1: by default. larger: the artifact's data over the source's
+        weights. seconds, mebibytes: of the export by default, and its peak of memory.
     """
 
     name: str
@@ -76,12 +76,10 @@ def measured(source: Path, work: Path) -> Measured:
 
 def exported(source: Path, output: Path, *more: str) -> tuple[Path, float, float]:
     """Export in a process of its own; return the artifact, seconds, and the peak of memory in MiB."""
-    options = ["--precision", "source", "--accuracy-level", str(level), "--json"]
     command = [sys.executable, "-P", "-m", "llorch_serve", "export", str(source), "--output", str(output)]
+    command += ["--precision", "source", "--json", *more]
     started = time.perf_counter()
-    child = subprocess.Popen(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     said = child.stderr.read()
     _, status, usage = os.wait4(child.pid, 0)
