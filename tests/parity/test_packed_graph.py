@@ -212,3 +212,12 @@ def test_plain_weights_have_no_codes_to_carry(tmp_path: Path) -> None:
     packed = write_gptq(tmp_path / "m", SHAPE, skip=("",))
     with pytest.raises(UsageError, match="folder of plain weights"):
         source(packed, tmp_path / "a")
+
+
+@pytest.mark.parametrize("family", ["cohere", "qwen2", "gemma2", "olmo2"])
+def test_codes_of_other_families_are_where_their_values_are(tmp_path: Path, family: str) -> None:
+    shape = SHAPE | {"tie_word_embeddings": True}
+    packed = write_gptq(tmp_path / "m", shape | of_family(family, head_dim=32, hidden_act=None), order=True)
+    values = export_tiny(packed.folder, tmp_path / "v")
+    found = all_logits(source(packed, tmp_path / "a", accuracy_level=0), IDS)
+    np.testing.assert_allclose(found, all_logits(values, IDS), atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)

@@ -141,6 +141,16 @@ def test_zero_points_of_symmetric_codes_are_zero(tmp_path: Path, layout: str) ->
         read_all(packed)
 
 
+@pytest.mark.filterwarnings("error")
+def test_values_that_overflow_are_refused_without_a_warning(tmp_path: Path) -> None:
+    group = Group("float-quantized", "float", 8, "channel", scales="float32")
+    packed = write_compressed(tmp_path / "m", SHAPE, group)
+    packed.stored[f"{UP}.weight_scale"][0] = 3e38
+    packed.stored[f"{UP}.weight"][0] = 400
+    with pytest.raises(ArtifactError, match=r"up_proj\.weight: codes times scales give NaN or infinity"):
+        read_all(packed)
+
+
 def test_awq(tmp_path: Path) -> None:
     packed = write_awq(tmp_path / "m", SHAPE)
     changed("qzeros", lambda a: a[:, :-1])(packed.stored)
