@@ -13,6 +13,7 @@ from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, Pac
 from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
 from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
+from llorch_export.checkpoint.packed.hqq import HqqReader
 from llorch_export.checkpoint.packed.modelopt import ModelOptReader
 from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
@@ -24,6 +25,7 @@ from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.bitsandbytes import BitsAndBytesPacking
 from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
+from llorch_export.config.packed.hqq import HqqPacking
 from llorch_export.config.packed.modelopt import ModelOptPacking
 from llorch_export.config.packed.quark import QuarkPacking
 from llorch_export.config.packed.torchao import TorchAoPacking
@@ -36,6 +38,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     CompressedPacking: CompressedReader,
     BitsAndBytesPacking: BitsAndBytesReader,
     TorchAoPacking: TorchAoReader,
+    HqqPacking: HqqReader,
     ModelOptPacking: ModelOptReader,
     QuarkPacking: QuarkReader,
 }
