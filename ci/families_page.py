@@ -53,6 +53,8 @@ _PLACES: Final = {
     "around": "norms before and behind attention and MLP",
 }
 _ACTIVATIONS: Final = {"gelu_tanh": "GELU by tanh", "gelu": "GELU", "relu2": "squared ReLU", "silu": "SiLU"}
+# Families that GGUF files keep under another's name, beside models of that one.
+_IN_ANOTHERS_FILES: Final = {family.with_experts for family in FAMILIES.values()}
 _TRANSFORMS: Final = ("rotate", "hadamard", "equalise", "smooth")
 
 
@@ -73,7 +75,7 @@ def _row(family: Family) -> str:
         f"`{name}`",
         "; ".join(_differences(family)) or "nothing",
         ", ".join(f"`{key}`" for key in settings) or "none",
-        f"`{family.gguf_name}`" if family.in_gguf else "no",
+        f"`{family.gguf_name}`" if family.in_gguf or name in _IN_ANOTHERS_FILES else "no",
         ", ".join(refused) or "none",
         f"{len(rows)}{files}",
     )

@@ -4,6 +4,10 @@ does.
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,22 +15,30 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.names import expected_tensors
+from llorch_export.graph.decoder import build_decoder
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
+from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.file import load_recipe
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import UsageError
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import log_softmax
 from llorch_serve.runtime.opening import open_session
+from support.builders.adapters import Factors, write_adapter
 from support.builders.arch_rows import HF
 from support.builders.arch_rows_experts import QWEN2_MOE
-from support.builders.checkpoints import Weights, of_family, write_gguf, write_hf_folder
+from support.builders.checkpoints import Weights, of_family, tiny_llama_config, write_gguf, write_hf_folder
+from support.builders.packed_checkpoints import write_gptq
 from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from support.oracles.quantised_numpy import unpack
 from support.oracles.stepwise import reference
-from tolerances import KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0
+from tolerances import FP32_LOGITS, KL_FP16, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0
 
 IDS: Final = random_ids(60)
 Matrices = npt.NDArray[np.float32]
@@ -111,6 +123,15 @@ def test_eight_bits_are_near_what_transformers_computes_on_their_values(tmp_path
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("storage", [{}, {"rules": (Rule(("*.experts.*",), precision="int4"),)}])
+def test_half_precision_computes_the_model(tmp_path: Path, storage: dict[str, Any]) -> None:
+    source = write_hf_folder(tmp_path / "model", HF["qwen2_moe"])
+    artifact = export_tiny(source, tmp_path / "out", precision="fp16", **storage)
+    found = divergence(reference(source, IDS), all_logits(artifact, IDS))
+    assert found < (0.05 if storage else KL_FP16)
+
+
+@pytest.mark.reference
 @pytest.mark.parametrize("precision", ["fp32", "int4"])
 def test_of_equal_logits_the_higher_index_is_taken(tmp_path: Path, precision: str) -> None:
     """torch.topk says nothing of ties; here they go one way, so a model in which both ways are the same
@@ -168,6 +189,21 @@ def test_blocks_of_a_gguf_file_are_carried_over(tmp_path: Path, kind: str) -> No
     assert len(stacks(artifact)) == 4
     whole = export_tiny(source, tmp_path / "whole")
     assert divergence(all_logits(whole, IDS), all_logits(artifact, IDS)) < KL_LEVEL_4_INT8
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_codes_of_packed_experts_are_carried_over_but_for_those_in_another_order(
+    tmp_path: Path, order: bool
+) -> None:
+    source = write_gptq(tmp_path / "model", HF["qwen3_moe"], order=order).folder
+    options = ExportOptions(str(source), tmp_path / "out", "source", kv_dtype="float32")
+    found = export(options if order else replace(options, accuracy_level=0), silent)
+    whole = all_logits(export_tiny(source, tmp_path / "whole"), IDS)
+    logits = all_logits(found.artifact, IDS)
+    assert any("quantised anew: int8, block 32" in notice for notice in found.notices) is order
+    if not order:
+        np.testing.assert_allclose(logits, whole, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+    assert divergence(whole, logits) < 0.01
 
 
 def test_a_gguf_file_of_before_2024_has_tensors_for_each_expert(tmp_path: Path) -> None:
@@ -230,3 +266,80 @@ def test_a_session_does_not_promise_bits_that_neighbours_may_change(tmp_path: Pa
     assert not open_tiny(artifact).capabilities.batch_invariant
     with pytest.raises(UsageError, match="each of its experts computes the rows"):
         open_session(artifact, SessionConfig(slots=2, batch_invariant=True), lambda report: None)
+
+
+@pytest.mark.reference
+def test_an_adapter_of_attention_is_merged_and_experts_are_none_of_its_linear_layers(tmp_path: Path) -> None:
+    row = HF["mixtral"]
+    source = write_hf_folder(tmp_path / "model", row)
+
+    def of_attention(factors: Factors) -> None:
+        for name in [name for name in factors if "self_attn" not in name]:
+            del factors[name]
+
+    modules = ["q_proj", "v_proj"]
+    factors = write_adapter(
+        tmp_path / "lora", tiny_llama_config(**row), edit=of_attention, target_modules=modules
+    )
+
+    def merged(weights: Weights) -> None:
+        for name in [name for name in weights if name.endswith((".q_proj.weight", ".v_proj.weight"))]:
+            module = name.removesuffix(".weight")
+            weights[name] = weights[name] + 6 / 4 * factors[f"{module}.b"] @ factors[f"{module}.a"]
+
+    artifact = export_tiny(source, tmp_path / "out", lora=(AdapterChoice(tmp_path / "lora"),))
+    expected = reference(write_hf_folder(tmp_path / "merged", row, edit=merged), IDS)
+    np.testing.assert_allclose(all_logits(artifact, IDS), expected, atol=FP32_LOGITS, rtol=0)
+    write_adapter(tmp_path / "all", tiny_llama_config(**row), edit=of_attention, target_modules="all-linear")
+    with pytest.raises(ArtifactError, match=r"lacks adapters for 4 modules: .*k_proj, .*o_proj"):
+        export_tiny(source, tmp_path / "none", lora=(AdapterChoice(tmp_path / "all"),))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "experts.gate_up_proj",
+            lambda w: w[:, :-1],
+            r"gate_up_proj is \[4, 191, 64\], expected \[4, 192, 64\]",
+        ),
+        ("experts.gate_up_proj", lambda w: w[:3], r"gate_up_proj is \[3, 192, 64\], expected \[4, 192, 64\]"),
+        ("experts.gate_up_proj", lambda w: w.reshape(-1, 64), r"gate_up_proj is \[768, 64\], expected"),
+        ("experts.down_proj", lambda w: None, "lacks 1 of .* tensors that its config calls for: .*down_proj"),
+        ("gate.weight", lambda w: w[:3], r"mlp.gate.weight is \[3, 64\], expected \[4, 64\]"),
+    ],
+)
+def test_stacks_of_another_shape_are_refused(
+    tmp_path: Path, name: str, change: Callable[[Matrices], Matrices | None], message: str
+) -> None:
+    source = write_hf_folder(tmp_path / "model", HF["mixtral"], stacked_experts=True)
+    held = load_file(source / "model.safetensors")
+    whole = f"model.layers.1.mlp.{name}"
+    changed = change(held.pop(whole))
+    if changed is not None:
+        held[whole] = np.ascontiguousarray(changed)
+    save_file(held, source / "model.safetensors")
+    with pytest.raises(ArtifactError, match=message):
+        export_tiny(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def zeros(rest: tuple[int, ...], start: int, stop: int) -> Matrices:
+    return np.zeros((stop - start, *rest), np.float32)
+
+
+def test_memory_holds_some_rows_of_an_expert(tmp_path: Path) -> None:
+    """An expert of Mixtral has 704 MB in float32; the stack of them is planned, and read in chunks."""
+    config = tiny_llama_config(
+        **of_family("mixtral", hidden_size=4096, intermediate_size=14336, num_hidden_layers=1, head_dim=64)
+    )
+    tensors = {
+        name: LazyTensor(name, shape, "F32", functools.partial(zeros, shape[1:]))
+        for name, shape in expected_tensors(config).items()
+    }
+    options = ExportOptions("model", tmp_path, "int8", kv_dtype="float32")
+    graph = build_decoder(config, base_recipe(options), tensors, context_length=64)
+    (job,) = (job for job in graph.jobs if job.tensors[0].name.endswith("gate_up_proj.weight"))
+    assert job.tensors[0].nbytes == 8 * 2 * 14336 * 4096
+    chunks = list(itertools.islice(job.chunks(), 3))
+    assert all(array.nbytes <= 2**23 for chunk in chunks for array in chunk)

@@ -46,6 +46,12 @@ def test_yarn_betas_and_attention_factor_are_read() -> None:
     assert rope.attention_factor == pytest.approx(2 * config.rope.attention_factor)
 
 
+def test_a_file_without_a_window_has_none_where_the_family_may_have_none() -> None:
+    config = tiny_llama_config(**HF["exaone4"])
+    found = parse(config, {"exaone4.attention.sliding_window": None})
+    assert (found.sliding_window, found.layer_types, found.no_rope_layers) == (None, (), ())
+
+
 def test_zero_multipliers_mean_none_as_in_llama_cpp() -> None:
     config = tiny_llama_config(**of_family("granite"))
     changes: dict[str, object] = {

@@ -10,7 +10,6 @@ import pytest
 from llorch_export.adapter.apply import with_adapters
 from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.source.open import open_checkpoint
-from llorch_serve.errors import ArtifactError
 from support.builders.adapters import write_adapter
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import tiny_llama_config, write_hf_folder
@@ -43,10 +42,18 @@ def _rename(stored: dict[str, np.ndarray], old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("row", ["glm", "cohere", "ernie4_5"])
-def test_an_adapter_of_interleaved_queries_is_refused(tmp_path: Path, row: str) -> None:
-    source = open_checkpoint(str(write_hf_folder(tmp_path / "model", HF[row])))
-    write_adapter(tmp_path / "adapter", tiny_llama_config(**HF[row]))
-    with pytest.raises(
-        ArtifactError, match=r"rotary pairs lie side by side in this family.*merge_and_unload"
-    ):
-        with_adapters(source, [AdapterChoice(tmp_path / "adapter")])
+def test_an_adapter_has_the_rows_of_queries_as_its_family_stores_them(tmp_path: Path, row: str) -> None:
+    folder = write_hf_folder(tmp_path / "model", HF[row])
+    factors = write_adapter(tmp_path / "adapter", tiny_llama_config(**HF[row]))
+    name = "model.layers.1.self_attn.q_proj"
+
+    def add(weights: dict[str, np.ndarray]) -> None:
+        change = 6 / 4 * factors[f"{name}.b"].astype(np.float64) @ factors[f"{name}.a"]
+        weights[f"{name}.weight"] = (weights[f"{name}.weight"] + change).astype(np.float32)
+
+    source = open_checkpoint(str(folder))
+    found = with_adapters(source, [AdapterChoice(tmp_path / "adapter")])
+    expected = open_checkpoint(str(write_hf_folder(tmp_path / "merged", HF[row], edit=add)))
+    whole = expected.tensors[f"{name}.weight"].load()
+    np.testing.assert_array_equal(found.tensors[f"{name}.weight"].load(), whole)
+    np.testing.assert_array_equal(found.tensors[f"{name}.weight"].load_rows(5, 23), whole[5:23])

@@ -26,6 +26,7 @@ from llorch_export.adapter.tables import UNTIED, settle_tables, table_changes
 from llorch_export.adapter.text import adapted_text, check_covered
 from llorch_export.checkpoint.base import Adapter, Checkpoint, LazyTensor
 from llorch_export.checkpoint.names import EMBEDDING, HEAD, expected_tensors
+from llorch_export.checkpoint.row_order import in_order, row_order
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
@@ -126,8 +127,8 @@ def _read(choice: AdapterChoice, config: LlamaConfig, model: ModelModules, sourc
             f"{len(parts.copies)} tensors that repeat others, or the base model's, are ignored as PEFT does: "
             f"{', '.join(parts.copies[:4])}"
         )
-    if settings.biases and not any(name.endswith(".bias") for name in changes):
-        notices.append("bias says that biases were trained, and the base model has none")
+    if settings.biases != "none" and not any(name.endswith(".bias") for name in changes):
+        notices.append("bias says that biases were trained, and the modules that it means have none")
     return _Read(choice, files, settings, changes, tuple(notices))
 
 
@@ -191,9 +192,19 @@ def _merged(
                 if name == HEAD
                 else LazyTensor(name, shape, "F32", lambda start, stop: _zeros(stop - start))
             )
-        result[name] = changed(tensor, changes[name]) if name in changes else tensor
+        result[name] = _changed(tensor, changes[name], config) if name in changes else tensor
         assert result[name].shape == shape, (name, result[name].shape, shape)
     return result
+
+
+def _changed(tensor: LazyTensor, change: Change, config: LlamaConfig) -> LazyTensor:
+    """Return the tensor with the change, which has the rows in the order that the family stores them in."""
+    order = row_order(tensor.name, config)
+    if order is None:
+        return changed(tensor, change)
+    stored = dataclasses.replace(tensor, load_rows=in_order(tensor.load_rows, np.argsort(order)))
+    found = changed(stored, change)
+    return dataclasses.replace(found, load_rows=in_order(found.load_rows, order))
 
 
 def _zeros(count: int) -> npt.NDArray[np.float32]:

@@ -12,8 +12,8 @@ from typing import Final
 
 from llorch_export.checkpoint.names import EMBEDDING, HEAD, family_name
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
+from llorch_export.formats.module import is_expert, is_router
 from llorch_serve.artifact.manifest import LlamaConfig
-from llorch_serve.errors import ArtifactError
 
 EMBEDDING_MODULE: Final = EMBEDDING.removesuffix(".weight")
 HEAD_MODULE: Final = HEAD.removesuffix(".weight")
@@ -46,7 +46,6 @@ class ModelModules:
             stored = family_name(name, family).rpartition(".")[0]
             if stored != module:
                 self._own[stored] = module
-        self._interleaved = family.interleaved
         self._fused: dict[str, tuple[Piece, ...]] = {}
         for layer in range(config.num_hidden_layers):
             for name in FAMILIES[config.architecture].fused:
@@ -60,11 +59,6 @@ class ModelModules:
     def pieces(self, module: str) -> tuple[Piece, ...]:
         """Return what a module's weight consists of; empty if there is no such module."""
         module = self._own.get(module, module)
-        if self._interleaved and module.endswith((".q_proj", ".k_proj")):
-            raise ArtifactError(
-                f"the adapter changes {module}, whose rotary pairs lie side by side in this family, and that "
-                "is not supported; merge it with PEFT's merge_and_unload and export the result"
-            )
         if module in self._fused:
             return self._fused[module]
         return (Piece(module),) if f"{module}.weight" in self.shapes else ()
@@ -78,6 +72,8 @@ class ModelModules:
     def targetable(self, adapted: set[str]) -> set[str]:
         """Return the modules that factors may be for, by the names that ``adapted`` uses if it does."""
         found = {name.removesuffix(".weight") for name, shape in self.shapes.items() if len(shape) == 2}
+        # Experts and routers are no linear layers in transformers' code, which an adapter's words mean.
+        found = {name for name in found if name in adapted or not (is_expert(name) or is_router(name))}
         for stored, module in self._own.items():
             if module in found:
                 found.remove(module)

@@ -33,7 +33,7 @@ _IGNORABLE = re.compile(
     r"|self_attn\.(?:masked_)?bias|causal_mask|position_ids)"
 )
 
-_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _GGUF_TOP_LEVEL = {
     EMBEDDING: "token_embd.weight",
     FINAL_NORM: "output_norm.weight",
@@ -158,7 +158,7 @@ def stored_places(
     places = {}
     for name in expected:
         place = parts.get(name, StoredRows(name))
-        own = _gguf_name(place.name) if gguf else family_name(place.name, family)
+        own = _gguf_name(place.name, family) if gguf else family_name(place.name, family)
         places[name] = replace(place, name=own)
     return places
 
@@ -192,30 +192,39 @@ def stored_tensors(
 
 def family_name(name: str, family: Family) -> str:
     """Return what a family's checkpoints call a tensor."""
-    if not family.stored_names:
+    if not family.stored_names or family.renamed_on_loading:
         return name
     module, _, kind = name.rpartition(".")
     if (found := _LAYER.fullmatch(module)) is None:
         return f"{family.stored_names.get(module, module)}.{kind}"
-    return f"{found[1]}{family.stored_names.get(found[2], found[2])}.{kind}"
+    return f"model.layers.{found[1]}.{family.stored_names.get(found[2], found[2])}.{kind}"
 
 
 def own_module(module: str, family: Family) -> str:
-    """Return what is called ``module`` in a family's checkpoints, by the name that it has here."""
+    """Return what a family's checkpoints call ``module``, by the name that it has here."""
     known = {stored: own for own, stored in family.stored_names.items()}
-    if (found := _LAYER.fullmatch(module)) is None:
+    layer = re.fullmatch(rf"{re.escape(family.stored_layers)}\.(\d+)\.(.+)", module)
+    if layer is None:
         return known.get(module, module)
-    return f"{found[1]}{known.get(found[2], found[2])}"
+    return f"model.layers.{layer[1]}.{known.get(layer[2], layer[2])}"
 
 
-def _gguf_name(name: str) -> str:
+def loaded_name(name: str, family: Family) -> str:
+    """Return what a stored tensor is called once files are read."""
+    if not family.renamed_on_loading:
+        return name
+    module, _, kind = name.rpartition(".")
+    return f"{own_module(module, family)}.{kind}"
+
+
+def _gguf_name(name: str, family: Family) -> str:
     if name in _GGUF_TOP_LEVEL:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
     module, kind = rest.rsplit(".", 1)
     if one := _ONE_EXPERT.fullmatch(module):
         return f"blk.{layer}.ffn_{one[2]}.{one[1]}.{kind}"
-    return f"blk.{layer}.{_GGUF_IN_LAYER[module]}.{kind}"
+    return f"blk.{layer}.{family.gguf_names.get(module) or _GGUF_IN_LAYER[module]}.{kind}"
 
 
 def is_ignorable(name: str) -> bool:

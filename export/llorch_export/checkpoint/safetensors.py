@@ -23,6 +23,7 @@ from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take
 from llorch_export.checkpoint.safetensors_file import CODECS, file_tensors, unsupported_type
 from llorch_export.checkpoint.stored_names import SCALE_PARTS, is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
+from llorch_export.config.families import FAMILIES
 from llorch_export.config.fields import listed, quoted
 from llorch_export.config.fp8 import Fp8Format
 from llorch_export.config.packed.base import Packing
@@ -91,7 +92,7 @@ def folder_tensors(
     held = [file_tensors(path, folder, packed=reader is not None) for path in files]
     experts = names_in_use(config, (name for tensors in held for name in tensors))
     wanted = names.stored_tensors(config, experts)
-    stored, left_out = _gathered(held, wanted, reader)
+    stored, left_out = _gathered(held, wanted, reader, config)
     if isinstance(packing, Packing):
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
@@ -151,12 +152,16 @@ class _LeftOut:
 
 
 def _gathered(
-    held: Iterable[Mapping[str, StoredTensor]], wanted: Collection[str], reader: PackedReader | None
+    held: Iterable[Mapping[str, StoredTensor]],
+    wanted: Collection[str],
+    reader: PackedReader | None,
+    config: LlamaConfig,
 ) -> tuple[dict[str, StoredTensor], _LeftOut]:
     """Return every tensor of the files by the model's own name for it, and what was left out.
 
     reader: of modules that are packed, if there may be any.
     """
+    family = FAMILIES[config.architecture]
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
     for tensors in held:
@@ -164,7 +169,8 @@ def _gathered(
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue
-            found = module_name(own_name, wanted, SCALE_PARTS if reader is None else reader.suffixes)
+            parts = SCALE_PARTS if reader is None else reader.suffixes
+            found = module_name(names.loaded_name(own_name, family), wanted, parts)
             if found.wrapper:
                 left_out.wrappers.add(found.wrapper)
             if found.name in stored:

@@ -40,8 +40,9 @@ class ExpertNames:
 
     def is_used(self, found: Iterable[str], layer: int) -> bool:
         """Tell whether a file with tensors of these names keeps the experts of a layer so."""
-        first = f"layers.{layer}.{self.down.replace(EXPERT, '0')}"
-        return any(name.endswith(first) for name in found)
+        module = f"layers.{layer}.{self.down.replace(EXPERT, '0').removesuffix('.weight')}"
+        # Packed ones have several tensors, called after what they hold.
+        return any(name.endswith(module) or f"{module}." in name for name in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,5 +172,5 @@ def _count(fields: Fields, keys: ExpertKeys) -> int:
 def _sparse_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     """Return one number a layer, 0 where it has no experts."""
     step = fields.integer("decoder_sparse_step", 1, high=2**31)
-    plain = fields.array("mlp_only_layers", int) if "mlp_only_layers" in fields else ()
+    plain = frozenset(fields.array("mlp_only_layers", int) if "mlp_only_layers" in fields else ())
     return tuple(int(layer not in plain and (layer + 1) % step == 0) for layer in range(layers))

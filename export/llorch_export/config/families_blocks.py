@@ -70,7 +70,7 @@ BLOCKS: Final = (
         rotates_in_windows="if any",
         qk_norm=True,
         form=LayerForm(norm_placement="after"),
-        in_gguf=False,
+        gguf_in_transformers=False,
         stored_names=_NORMS_AFTER,
     ),
     Family(
@@ -122,7 +122,8 @@ BLOCKS: Final = (
         fixed={"use_qk_norm": True},
         form=LayerForm(qk_norm_after_rope=True),
         alpha=True,
-        in_gguf=False,
+        gguf="hunyuan-dense",
+        gguf_in_transformers=False,
         stored_names={
             "self_attn.q_norm": "self_attn.query_layernorm",
             "self_attn.k_norm": "self_attn.key_layernorm",

@@ -13,6 +13,7 @@ from llorch_export.config.experts import (
     ExpertKeys,
 )
 from llorch_export.config.family import Family
+from llorch_serve.artifact.manifest import LayerForm
 
 EXPERTS: Final = (
     # llama.cpp stores Mixtral as llama.
@@ -115,6 +116,33 @@ EXPERTS: Final = (
             per_token=2,
             width="intermediate_size",
             names=(GRANITE_STACKED, GRANITE),
+        ),
+    ),
+    Family(
+        "olmoe",
+        "OlmoeForCausalLM",
+        defaults={
+            "vocab_size": 50304,
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
+        biases=frozenset({"attention_bias"}),
+        qk_norm=True,
+        form=LayerForm(qk_norm_over="row"),
+        fixed={"clip_qkv": None},
+        gguf_in_transformers=False,
+        experts=ExpertKeys(
+            counts=("num_experts", "num_local_experts"),
+            count=64,
+            per_token=8,
+            width="intermediate_size",
+            names=(STACKED, BY_EXPERT),
+            normalised=None,
+            normalised_in_gguf=False,
         ),
     ),
 )

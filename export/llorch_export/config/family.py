@@ -75,10 +75,15 @@ class Family:
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
     gguf: ``general.architecture`` where it is another name.
+    gguf_names: what GGUF files call modules that others call otherwise.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
         share of the hidden size.
     experts: where its config and files have experts; None: it has none.
     with_experts: the family of its GGUF files whose layers have experts.
+    other_keys: by what other names the family's config.json has settings of Llama's.
+    stored_layers: what the names of layers begin with in a checkpoint.
+    renamed_on_loading: those names are taken for Llama's when files are read, here and by transformers, whose
+        model has Llama's.
     stored_names: what a checkpoint calls modules for which Llama has another name or none.
     """
 
@@ -121,9 +126,13 @@ class Family:
     alpha: bool = False
     module: str = ""
     gguf: str = ""
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_wide_layers: frozenset[int] = frozenset()
     experts: ExpertKeys | None = None
     with_experts: str = ""
+    other_keys: Mapping[str, str] = field(default_factory=dict)
+    stored_layers: str = "model.layers"
+    renamed_on_loading: bool = False
     stored_names: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -142,7 +142,7 @@ def _has_bias(shapes: Mapping[str, tuple[int, ...]], *modules: str) -> bool:
 
 def _no_rope_layers(family: Family, layers: int, types: tuple[str, ...]) -> tuple[int, ...]:
     """Return the layers that do not rotate; llama.cpp knows the pattern by the architecture alone."""
-    if family.rotates_in_windows:
+    if family.rotates_in_windows and (types or family.rotates_in_windows == "always"):
         sliding = types or spaced_types(family.window_pattern, layers)
         return normal_no_rope_layers(tuple(int(kind == "sliding_attention") for kind in sliding))
     return spaced_no_rope_layers(family.no_rope_interval, layers) if family.no_rope_interval else ()

@@ -31,6 +31,8 @@ def gguf_windows(
         fields.require(key, 0, "attention windows are not supported in this architecture")
         return None, ()
     by_pattern = family.windows == "pattern"
+    if by_pattern and family.null_window_is_none and key not in fields:
+        return None, ()
     usual = family.defaults.get("sliding_window", 0) if by_pattern else 0
     window = fields.integer(key, int(usual), low=int(by_pattern), high=_MAX_WINDOW)
     hides = 0 < window < max_positions

@@ -78,6 +78,9 @@ def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> R
     check_count(data, origin)
     fields = Fields(data, origin=origin)
     family = family_of(fields, origin)
+    if family.other_keys:
+        fields = Fields(_by_usual_keys(data, family, origin), origin=origin)
+        family_of(fields, origin)
     packing = data.get("quantization")  # MLX's; other tools write notes under that key
     if isinstance(packing, Mapping) and "bits" in packing:
         raise packed_weights(packing, f"{origin}: quantization")
@@ -87,6 +90,19 @@ def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> R
     own_class = ("architectures",) if has_unknown_class(fields, family) else ()
     ignored = ignored_settings(fields, reference_keys().keys[family.architecture])
     return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code, packed)
+
+
+def _by_usual_keys(data: Mapping[str, object], family: Family, origin: str) -> Mapping[str, object]:
+    """Return a config's content with the family's other names for keys replaced by the usual ones."""
+    found = dict(data)
+    for other, usual in family.other_keys.items():
+        if other in found:
+            value = found.pop(other)
+            if found.setdefault(usual, value) != value:
+                raise ArtifactError(
+                    f"{origin}: {other} and {usual} contradict each other; remove the wrong one"
+                )
+    return found
 
 
 def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaConfig, tuple[str, ...]]:

@@ -47,6 +47,7 @@ class ModuleFormat:
 
 
 _EXPERT: Final = ".mlp.experts."
+_ROUTERS: Final = (".mlp.gate", ".mlp.shared_expert_gate")
 NOT_MEASURED: Final[Quantizer] = "affine"
 """In place of error feedback where a module's inputs are not measured: each expert sees other tokens."""
 EXPERT_BLOCK_SIZE: Final = 64
@@ -56,6 +57,11 @@ EXPERT_BLOCK_SIZE: Final = 64
 def is_expert(module: str) -> bool:
     """Tell whether a module is a matrix of one of several experts, which only takes what their node takes."""
     return _EXPERT in module
+
+
+def is_router(module: str) -> bool:
+    """Tell whether a module chooses or weighs experts; it has no format, for it stays whole."""
+    return module.endswith(_ROUTERS)
 
 
 def default_format(recipe: Recipe, module: str) -> ModuleFormat:

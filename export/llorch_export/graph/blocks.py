@@ -18,12 +18,12 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.source_forms import requantised
+from llorch_export.graph.source_forms import requantised, widths_for
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.half_quadratic import half_quadratic
-from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
+from llorch_export.quantize.layout import Blocks, Matrix, block_count, pack, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_export.quantize.search import quantize_blocks, quantize_search
@@ -98,12 +98,19 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
             )
         codes, blocks = found
         planned = _plan(
-            b, name, blocks, rows, columns, lambda: _codes(b, weights, blocks), scale_type=codes.scale_type
+            b,
+            name,
+            blocks,
+            rows,
+            columns,
+            lambda: coded_chunks(b, weights, blocks),
+            scale_type=codes.scale_type,
         )
         return replace(planned, input_order=codes.input_order)
     if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
         return None
-    carried = common_form(tensor.dtype for tensor in tensors)
+    widths = widths_for(weights[0], b.target)
+    carried = common_form((tensor.dtype for tensor in tensors), widths)
     return _plan(
         b, name, carried, rows, columns, lambda: carried_chunks(b, weights, carried), scale_type="float32"
     )
@@ -187,7 +194,7 @@ def _plan(
     )
 
 
-def _codes(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+def coded_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
     """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
     ``weights`` at a time.
     """
@@ -211,4 +218,5 @@ def carried_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> 
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, rows, step):
             data = tensor.read_blocks(start, min(start + step, rows))
-            yield repack(tensor.dtype, data, form)[: 3 if form.zero_points else 2]
+            packed, scales, zero_points = repack(tensor.dtype, data, form)
+            yield (packed, scales, pack(zero_points, form.bits)) if form.zero_points else (packed, scales)

@@ -16,14 +16,16 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.expert_names import PARTS, expert_module
 from llorch_export.formats.experts import layer_format
 from llorch_export.formats.module import WITH_ZERO_POINTS
 from llorch_export.formats.precisions import BITS, UNQUANTISED
-from llorch_export.graph.blocks import SCALE_TYPES, carried_chunks, quantised_chunks
+from llorch_export.graph.blocks import SCALE_TYPES, carried_chunks, coded_chunks, quantised_chunks
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.linear import whole_linear
 from llorch_export.graph.mlp import mlp
+from llorch_export.graph.source_forms import requantised
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.layout import block_count, zero_point_bytes
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form
@@ -161,6 +163,8 @@ def _block_form(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> _Stored | 
         return None
     if form.precision == "source":
         tensors = [b.tensors[weight] for weight in weights]
+        if any(tensor.packed is not None for tensor in tensors):
+            return _packed_form(b, tensors, kind)
         if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
             return None
         carried = common_form({tensor.dtype for tensor in tensors})
@@ -176,6 +180,35 @@ def _block_form(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> _Stored | 
     blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS)
     return _Stored(
         blocks, form.scale_type, lambda weight: quantised_chunks(b, _module(weight), [weight], form)
+    )
+
+
+def _packed_form(b: GraphBuilder, tensors: Sequence[LazyTensor], kind: ExpertsConfig) -> _Stored:
+    """Return the codes that a tool has packed a layer's experts in, or where the node cannot take those of
+    all as they are, blocks that are found anew.
+    """
+    sizes = (b.config.hidden_size, kind.intermediate_size)
+    carried = [b.source_forms.carried(tensor) for tensor in tensors]
+    found = {
+        (blocks, codes.scale_type)
+        for codes, blocks in (each for each in carried if each is not None)
+        if codes.input_order is None
+        and blocks.bits in BITS.values()
+        and not any(n % blocks.block_size for n in sizes)
+    }
+    if len(found) == 1 and all(each is not None and each[0].input_order is None for each in carried):
+        ((blocks, scale_type),) = found
+        return _Stored(blocks, scale_type, lambda weight: coded_chunks(b, [weight], blocks))
+    form = layer_format([requantised(tensor) for tensor in tensors], *sizes)
+    assert form.block_size is not None, "a quantised format has a block size"
+    b.notices[
+        f"a layer's experts are not packed alike, or not as one node takes them, and were quantised anew: "
+        f"{form.precision}, block {form.block_size}"
+    ] = None
+    return _Stored(
+        BlockForm(BITS[form.precision], form.block_size, zero_points=False),
+        form.scale_type,
+        lambda weight: quantised_chunks(b, _module(weight), [weight], form),
     )
 
 

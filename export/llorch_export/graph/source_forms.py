@@ -95,7 +95,7 @@ class SourceForms:
         # Rows of a table are looked up, so its columns stay in their order.
         if codes is None or (looked_up and codes.input_order is not None):
             return None
-        widths = self._target.table_bits if looked_up else self._target.carried_bits
+        widths = widths_for(tensor.name, self._target)
         form = carried_form(codes, widths, finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1])
         return None if form is None else (codes, form)
 
@@ -109,6 +109,13 @@ class SourceForms:
                 stored += tensor.shape[0] * stored_bits(codes) / 8
                 carried += tensor.shape[0] * carried_bits(codes, form) / 8
         return carried / stored if stored else 1.0
+
+
+def widths_for(name: str, target: Capabilities) -> tuple[int, ...]:
+    """Return the widths that the codes of a tensor may have: those of a table are looked up by another
+    operator.
+    """
+    return target.table_bits if name == _TABLE else target.carried_bits
 
 
 def _nbytes(tensor: LazyTensor) -> float:
@@ -134,7 +141,7 @@ def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> st
     """Say what becomes of a checkpoint's matrices at precision ``source``."""
     matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
     if all(tensor.packed is None for tensor in matrices):
-        return carried_notice(tensor.dtype for tensor in matrices)
+        return carried_notice((tensor.dtype, widths_for(tensor.name, target)) for tensor in matrices)
     forms = (
         f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, target)
     )

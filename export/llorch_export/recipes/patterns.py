@@ -12,15 +12,13 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Final
 
-from llorch_export.checkpoint.expert_names import ROUTER, SHARED_GATE
 from llorch_export.checkpoint.names import expected_tensors
-from llorch_export.formats.module import HEAD
+from llorch_export.formats.module import HEAD, is_router
 from llorch_export.options import Rule
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import UsageError
 
 _MAX_PATTERN: Final = 500
-_WHOLE: Final = (f".{ROUTER}", f".{SHARED_GATE}")
 _MAX_EXPANSIONS: Final = 1000
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
@@ -35,7 +33,7 @@ def matrices(config: LlamaConfig) -> list[str]:
     names = [
         name.removesuffix(".weight")
         for name, shape in expected_tensors(config).items()
-        if len(shape) == 2 and not name.removesuffix(".weight").endswith(_WHOLE)
+        if len(shape) == 2 and not is_router(name.removesuffix(".weight"))
     ]
     return names if HEAD in names else [*names, HEAD]
 

@@ -106,7 +106,8 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
     with torch.no_grad():
         for name, tensor in checkpoint.tensors.items():
             stored = tensor.load() - np.float32(norm_offset(name, checkpoint.config))
-            order, place = row_order(name, checkpoint.config), places[name]
+            order = row_order(name, checkpoint.config)
+            place = places[name]
             if order is not None:
                 stored = stored[order]
             rows = parameters[place.name].view(-1, *tensor.shape[1:])  # of all matrices in a stack

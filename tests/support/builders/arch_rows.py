@@ -159,6 +159,10 @@ GGUF = [
     "arcee",
     "arcee, biases, tied",
     "ernie4_5",
+    "exaone, tied",
+    "exaone4",
+    "hunyuan",
+    "seed_oss, other biases",
     "cohere, tied",
     "cohere2",
     "starcoder2",
@@ -170,4 +174,5 @@ GGUF = [
     "qwen2_moe",
     "qwen3_moe",
     "granitemoe",
+    "olmoe",
 ]

@@ -57,4 +57,13 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "granitemoe, 8 experts by default, tied, biases": of_family(
         "granitemoe", attention_bias=True, tie_word_embeddings=True
     ),
+    "olmoe": of_family("olmoe", num_experts=6, num_experts_per_tok=3),
+    "olmoe, normalised, one kv head, biases": of_family(
+        "olmoe",
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        num_key_value_heads=1,
+        attention_bias=True,
+    ),
 }

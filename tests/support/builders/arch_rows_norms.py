@@ -67,6 +67,23 @@ NORMS: dict[str, dict[str, Any]] = {
     ),
     "seed_oss": of_family("seed_oss"),
     "seed_oss, other biases": of_family("seed_oss", attention_bias=False, mlp_bias=True),
+    "exaone": of_family(
+        "exaone",
+        num_hidden_layers=None,
+        rms_norm_eps=None,
+        hidden_act=None,
+        num_layers=2,
+        layer_norm_epsilon=2.0**-17,
+        activation_function="silu",
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "exaone, tied": of_family("exaone", tie_word_embeddings=True),
     "internlm3": of_family("internlm3"),
     "internlm3, dynamic": of_family("internlm3", rope_scaling={"rope_type": "dynamic", "factor": 6.0}),
     "ministral3": of_family(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
+from llorch_export.config.family import Family
 from llorch_export.config.hf import config_from_hf
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
@@ -126,7 +128,7 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     def norm(size: int = config.hidden_size) -> npt.NDArray[np.float32]:
         return (1 + 0.2 * rng.standard_normal(size)).astype(np.float32)
 
-    hidden = config.hidden_size
+    hidden, inner = config.hidden_size, config.intermediate_size
     query, key_value = (
         config.num_attention_heads * config.head_dim,
         config.num_key_value_heads * config.head_dim,
@@ -143,7 +145,9 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
             ("self_attn.k_proj", key_value, hidden),
             ("self_attn.v_proj", key_value, hidden),
             ("self_attn.o_proj", hidden, query),
-            *feed_forward(config, layer),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
         ):
             weights[f"{prefix}{name}.weight"] = matrix(rows, columns)
             if _has_bias(config, name):
@@ -155,25 +159,6 @@ def tiny_weights(config: LlamaConfig, seed: int = 0) -> Weights:
     if not config.tie_word_embeddings:
         weights["lm_head.weight"] = matrix(config.vocab_size, hidden)
     return weights
-
-
-def feed_forward(config: LlamaConfig, layer: int) -> list[tuple[str, int, int]]:
-    """Return name, rows and columns of each matrix of a layer's feed-forward block, or of its experts."""
-
-    def block(name: str, inner: int) -> list[tuple[str, int, int]]:
-        sizes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-        return [(f"{name}.{part}", *shape) for part, shape in sizes.items()]
-
-    hidden, experts = config.hidden_size, config.layer_experts(layer)
-    if experts is None:
-        return block("mlp", config.intermediate_size)
-    found = [("mlp.gate", experts.count, hidden)]
-    for expert in range(experts.count):
-        found += block(f"mlp.experts.{expert}", experts.intermediate_size)
-    if experts.shared_intermediate_size is not None:
-        found += block("mlp.shared_expert", experts.shared_intermediate_size)
-        found.append(("mlp.shared_expert_gate", 1, hidden))
-    return found
 
 
 def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
@@ -195,6 +180,15 @@ def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
             values = 1 - offset + 0.2 * values
         weights[name] = values.astype(np.float32)
     return weights
+
+
+def stored_name(name: str, family: Family) -> str:
+    """Return what published checkpoints of a family that is renamed on loading call a tensor."""
+    module, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    if layer is None:
+        return f"{family.stored_names.get(module, module)}.{kind}"
+    return f"{family.stored_layers}.{layer[1]}.{family.stored_names[layer[2]]}.{kind}"
 
 
 def _has_bias(config: LlamaConfig, module: str) -> bool:
@@ -268,6 +262,9 @@ def write_hf_folder(
     if config["model_type"] == "phi3":
         weights = fused(weights)
     weights = with_stored_experts(weights, str(config["model_type"]), stacked=stacked_experts)
+    family = FAMILIES[str(config["model_type"])]
+    if family.renamed_on_loading:
+        weights = {stored_name(name, family): value for name, value in weights.items()}
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
     _write_json(path / "config.json", config)
     if shards == 1:
@@ -411,12 +408,12 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
     if family.logit_scale:
         values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":
-        values["attention.sliding_window"] = config.sliding_window or 0
+        values["attention.sliding_window"] = config.sliding_window
     caps = {"attn_logit_softcapping": form.attention_softcap, "final_logit_softcapping": form.logits_softcap}
     values |= {key: cap for key, cap in caps.items() if cap is not None}
     return {
         "general.type": "model",
-        **{f"{family.gguf_name}.{key}": value for key, value in values.items()},
+        **{f"{family.gguf_name}.{key}": value for key, value in values.items() if value is not None},
     }
 
 
