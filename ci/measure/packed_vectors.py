@@ -3,7 +3,7 @@ matrices, and what they themselves read back.
 
 usage: PYTHON -P ci/measure/packed_vectors.py >>tests/data/published/packed_vectors.jsonl
 
-PYTHON is an interpreter that has torch and one of compressed-tensors and GPTQModel.
+PYTHON is an interpreter that has torch and one of compressed-tensors, GPTQModel and auto-round.
 """
 
 from __future__ import annotations
@@ -74,8 +74,13 @@ GPTQ: Final[Mapping[str, dict[str, Any]]] = {
 
 def main() -> None:
     """Write the rows of whichever tool is there."""
-    found = from_gptqmodel() if importlib.util.find_spec("gptqmodel") else from_compressed_tensors()
-    for row in found:
+    tools = {
+        "gptqmodel": from_gptqmodel,
+        "auto_round": from_auto_round,
+        "compressed_tensors": from_compressed_tensors,
+    }
+    found = next(rows for module, rows in tools.items() if importlib.util.find_spec(module))
+    for row in found():
         sys.stdout.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
@@ -192,6 +197,26 @@ def from_gptqmodel() -> Iterator[dict[str, Any]]:
         parts = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales", "g_idx")}
         settings = {"quant_method": "gptq", "group_size": group, "checkpoint_format": layout, **chosen}
         yield row("gptqmodel", label, settings, parts, weight)
+
+
+def from_auto_round() -> Iterator[dict[str, Any]]:
+    """Pack codes as AWQ does with the tool's own layer, and unpack them with it."""
+    import torch
+    from auto_round.export.export_to_awq import utils as awq  # type: ignore[import-not-found]
+
+    generator = torch.Generator().manual_seed(0)
+    for label, group in (("awq", 32), ("awq, one group", COLUMNS)):
+        codes = torch.randint(0, 16, (ROWS, COLUMNS), generator=generator)
+        zeros = torch.randint(0, 16, (COLUMNS // group, ROWS), generator=generator).float()
+        scales = ((torch.rand(COLUMNS // group, ROWS, generator=generator) + 0.5) / 16).half()
+        spread = torch.arange(COLUMNS) // group
+        linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+        linear.weight.data = scales.float()[spread].T * (codes - zeros[spread].T)
+        layer = awq.WQLinear_GEMM.from_linear(linear, 4, group, scales=scales.float(), zeros=zeros)
+        parts = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
+        weight = awq.dequantize_gemm(*parts.values(), 4, group).T
+        settings = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
+        yield row("auto-round", label, settings, parts, weight)
 
 
 def _unpacked(layer: Any) -> Any:
