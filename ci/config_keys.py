@@ -84,6 +84,9 @@ _WITHOUT_EFFECT: Final = {
     "num_heads": "an old name of the heads, in the same check",
     "attn_implementation": "the kernel",
     "experts_implementation": "the kernel",
+    "output_router_logits": "what is returned beside logits",
+    "router_aux_loss_coef": "a loss while training",
+    "router_jitter_noise": "noise while training",
 }
 
 

@@ -53,6 +53,8 @@ _PLACES: Final = {
     "around": "norms before and behind attention and MLP",
 }
 _ACTIVATIONS: Final = {"gelu_tanh": "GELU by tanh", "gelu": "GELU", "relu2": "squared ReLU", "silu": "SiLU"}
+# Families that GGUF files keep under another's name, beside models of that one.
+_IN_ANOTHERS_FILES: Final = {family.with_experts for family in FAMILIES.values()}
 _TRANSFORMS: Final = ("rotate", "hadamard", "equalise", "smooth")
 
 
@@ -73,7 +75,7 @@ def _row(family: Family) -> str:
         f"`{name}`",
         "; ".join(_differences(family)) or "nothing",
         ", ".join(f"`{key}`" for key in settings) or "none",
-        f"`{family.gguf_name}`" if family.in_gguf else "no",
+        f"`{family.gguf_name}`" if family.in_gguf or name in _IN_ANOTHERS_FILES else "no",
         ", ".join(refused) or "none",
         f"{len(rows)}{files}",
     )
@@ -101,6 +103,9 @@ def _differences(family: Family) -> Iterator[str]:
             else "each query and key head"
         )
         yield f"RMS norm of {over}{', after rotation' if form.qk_norm_after_rope else ''}"
+    if family.experts is not None:
+        shared = ", and a block for every token" if family.experts.shared else ""
+        yield f"experts that a router chooses{shared}{' (some layers)' if family.experts.some_layers else ''}"
     yield from _scales(family)
     yield from _positions(family)
     if family.fused:
@@ -123,7 +128,12 @@ def _scales(family: Family) -> Iterator[str]:
 
 
 def _positions(family: Family) -> Iterator[str]:
-    where = {"none": None, "all layers": "", "by layer": " in some layers", "pattern": " in some layers"}
+    where = {
+        "none": None,
+        "all layers": "",
+        "all layers if used": "",
+        **dict.fromkeys(("by layer", "by turns", "pattern"), " in some layers"),
+    }
     if where[family.windows] is not None:
         yield f"sliding window{where[family.windows]}"
     if family.local_theta:

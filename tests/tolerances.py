@@ -111,6 +111,6 @@ orders.
 """
 
 KL_REQUANTISED_SOURCE: Final = 5e-3
-"""Nats, tiny models, eight-bit floats quantised anew to int8 in blocks of 64, and level 4 (measured:
+"""Nats, tiny models, eight-bit floats quantised anew to int8 in small blocks, and level 4 (measured:
 1.7e-3).
 """

@@ -20,6 +20,7 @@ from typing import Final, Literal
 import numpy as np
 
 from llorch_export.checkpoint.gguf_parts import part_paths, read_parts
+from llorch_export.formats.targets import TARGETS
 from llorch_export.frontier.measure import gguf_bits_per_weight, token_windows
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
@@ -113,7 +114,8 @@ def table(rows: list[Measured]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         figures = f"{row.theirs:.2g} | {row.exact:.1g} | {row.ours:.2g} | {row.top1:.2%} | {row.apart:.2g}"
-        yield f"| {row.kind} | {row.files} | {row.bits:.2f} | {carried_form(row.kind)} | {figures} |"
+        form = carried_form(row.kind, TARGETS["cpu"].carried_bits)
+        yield f"| {row.kind} | {row.files} | {row.bits:.2f} | {form} | {figures} |"
 
 
 def broken(rows: list[Measured]) -> Iterator[str]:

@@ -52,8 +52,8 @@ class ExportOptions:
     """What to export, to where, and how.
 
     lora: adapters in PEFT's format to merge into the weights.
-    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, head included; None
-        is int8.
+    precision: of the decoder's linear layers; ``source`` keeps the blocks of a GGUF file, or the codes of
+        packed weights, head included; None is int8.
     head_precision: of the output head and the embedding table; None takes the default for ``precision``.
     block_size: weights that share a scale; None takes the default for ``precision``.
     fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32

@@ -127,7 +127,7 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     written = load_artifact(writer.folder)
     out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
-    notices = [*source_notices(checkpoint)]
+    notices = [*source_notices(checkpoint), *graph.notices]
     notices += (notice for notice in found if notice is not None)
     notices += storage_notices(checkpoint.tensors, resolved)
     return tuple(notices)
@@ -173,7 +173,7 @@ def _manifest(writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGr
             resolved.recipe,
             writer=writer,
             versions={name: importlib.metadata.version(name) for name in ("onnx-ir", "numpy")},
-            min_onnxruntime=row.min_onnxruntime,
+            min_onnxruntime=graph.min_onnxruntime,
         ),
         interop=() if resolved.interop is None else (resolved.interop,),
         target=resolved.target,

@@ -12,7 +12,7 @@ from llorch_export.adapter.apply import adapt, adapter_notices
 from llorch_export.adapter.text import adapted_text
 from llorch_export.artifact.companions import planned
 from llorch_export.checkpoint.base import LazyTensor, TokenizerAssets
-from llorch_export.checkpoint.names import expected_tensors, parameters
+from llorch_export.checkpoint.names import active_parameters, expected_tensors, parameters
 from llorch_export.config.hf import ReadConfig
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.unread import notice_of
@@ -50,11 +50,13 @@ def preview(options: ExportOptions) -> dict[str, object]:
         "recipe": resolved.recipe,
         "context_length": resolved.context_length,
         "parameters": parameters(config),
+        "active_parameters": active_parameters(config),
         "notices": (
             *notice_of(read.ignored_settings, read.code_not_run),
             *notices,
             *adapter_notices(adapters),
             *carried,
+            *graph.notices,
         ),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": resolved.prompts,

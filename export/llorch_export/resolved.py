@@ -21,6 +21,7 @@ from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe, prompts_may_measure
 from llorch_export.recipes.default import with_quantizer
 from llorch_export.recipes.exact_transforms import refuse_inexact
+from llorch_export.recipes.experts import refuse_experts
 from llorch_export.recipes.int8_cache import affordable_cache, cache_left_out
 from llorch_export.recipes.rules import Choices, Peaks, choices, refuse_choices_without_text, with_rules
 from llorch_export.recipes.static_scales import refuse_unknown_scales
@@ -108,6 +109,7 @@ def resolve(options: ExportOptions, config: LlamaConfig) -> ResolvedExport:
     Raises UsageError if that cannot be.
     """
     refuse_inexact(options.transforms, config)
+    refuse_experts(options, config)
     options = with_quantizer(options, config)
     recipe = _first_recipe(options, config)
     of_prompts = () if options.prompts is None else options.prompts.rules

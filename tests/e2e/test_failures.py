@@ -104,10 +104,10 @@ def test_a_missing_shard(tmp_path):
 def test_an_unknown_architecture(tmp_path):
     source = write_hf_folder(tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
-    changed = config | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    changed = config | {"architectures": ["DbrxForCausalLM"], "model_type": "dbrx"}
     (source / "config.json").write_text(json.dumps(changed))
     error = refused_export(source, tmp_path, 3)
-    assert "ixtral" in error
+    assert "dbrx" in error
     assert "lama" in error  # what is supported
     gguf = write_gguf(tmp_path / "model.gguf")
     data = gguf.read_bytes()

@@ -25,8 +25,8 @@ from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.safetensors import folder_tensors
 from llorch_export.checkpoint.safetensors_file import file_tensors
-from llorch_export.config.fp8 import fp8_format
 from llorch_export.config.hf import config_from_hf
+from llorch_export.config.packed.reading import read_packing
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.file import parse_recipe
 from llorch_export.source.open import open_checkpoint
@@ -151,7 +151,7 @@ def _checkpoint_files() -> Callable[[bytes], object]:
             config = folder.read_json("config.json")
             if config is not None:
                 config_from_hf(config)
-                fp8_format(config.get("quantization_config"), origin="config.json")
+                read_packing(config.get("quantization_config"), origin="config.json")
                 tokenizer_from_folder(folder, config, vocab_size=512)
 
     return run

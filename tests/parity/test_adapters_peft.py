@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llorch_export.adapter.apply import with_adapters
 from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.reference import Reference
+from llorch_serve.errors import ArtifactError
 from support.builders.adapters import SHAPES, Factors, write_adapter
 from support.builders.checkpoints import of_family, tiny_llama_config, write_gguf, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids
@@ -57,6 +59,10 @@ MERGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lora_bias": (QWEN2, {"target_modules": QV, "lora_bias": True}),
     "biases, where there are none": ({}, {"target_modules": QV, "bias": "all"}),
     "saved tables": ({}, {"target_modules": QV, "modules_to_save": ["embed_tokens", "lm_head"]}),
+    "biases of modules that have none": (
+        of_family("qwen2"),
+        {"target_modules": ["o_proj", "down_proj"], "bias": "lora_only"},
+    ),
     "saved norms": ({}, {"target_modules": QV, "modules_to_save": ["norm"]}),
     "saved block": ({}, {"target_modules": QV, "modules_to_save": ["1.mlp"]}),
     "tokens": ({}, {"target_modules": QV, "trainable_token_indices": [5, 2, 77]}),
@@ -136,6 +142,17 @@ def test_an_adapter_computes_what_peft_computes(tmp_path: Path, name: str) -> No
         for key, tensor in checkpoint.tensors.items():
             if key in weights:
                 np.testing.assert_array_almost_equal_nulp(tensor.load(), weights[key].astype(np.float32), 1)
+
+
+def test_an_adapter_that_has_lost_one_of_its_biases_is_refused(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model", QWEN2)
+    make_adapter(folder, tmp_path / "lora", r=2, target_modules=QV, bias="all", task_type="CAUSAL_LM")
+    file = tmp_path / "lora" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    del tensors[next(name for name in tensors if "layers.1" in name and "k_proj" in name)]
+    save_file(tensors, file)
+    with pytest.raises(ArtifactError, match=r"lacks 1 biases .*, model\.layers\.1\.self_attn\.k_proj\.bias"):
+        checkpoint_of(folder, AdapterChoice(tmp_path / "lora"))
 
 
 def test_names_of_the_unfused_form_are_merged_into_a_fused_model(tmp_path: Path) -> None:

@@ -29,6 +29,19 @@ def test_a_folder_computes_what_transformers_computes(tmp_path: Path, name: str)
     check_steps(session, ids, full, STEPWISE_LOGITS)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe, one layer without", "granitemoe"])
+def test_experts_kept_together_give_the_artifact_of_those_kept_one_by_one(tmp_path: Path, name: str) -> None:
+    found = [
+        export_tiny(
+            write_hf_folder(tmp_path / f"model {stacked}", HF[name], stacked_experts=stacked),
+            tmp_path / f"artifact {stacked}",
+        )
+        for stacked in (True, False)
+    ]
+    hashes = [{entry.path: entry.sha256 for entry in artifact.manifest.files} for artifact in found]
+    assert hashes[0] == hashes[1]
+
+
 @pytest.mark.reference
 @pytest.mark.parametrize("name", usual_first(GGUF))
 def test_a_gguf_file_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:

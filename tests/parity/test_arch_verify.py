@@ -15,6 +15,7 @@ from llorch_export.verify.divergence import verify
 from llorch_export.verify.reference import Reference
 from llorch_serve.bench.workload import sample_text
 from support.builders.arch_rows import GGUF, HF, usual_first
+from support.builders.arch_rows_experts import EXPERTS
 from support.builders.checkpoints import write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids, silent
 from tolerances import FP32_LOGITS
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.reference
 
 
 @pytest.mark.parametrize(
-    "name", usual_first((name for name in GGUF if "betas" not in name), only=("gemma3", "phi"))
+    "name", usual_first((name for name in GGUF if "betas" not in name), only=("gemma3", "phi", *EXPERTS))
 )
 def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name: str) -> None:
     ids = random_ids(128)
@@ -38,7 +39,15 @@ def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize(
     "name",
-    ["mistral, window", "qwen3, heads of 24", "smollm3", "granite", "phi3, longrope, partial", "gemma2"],
+    [
+        "mistral, window",
+        "qwen3, heads of 24",
+        "smollm3",
+        "granite",
+        "phi3, longrope, partial",
+        "gemma2",
+        "qwen2_moe",
+    ],
 )
 def test_verify_accepts_an_export_of_every_family(
     tmp_path: Path, name: str, precision: str, monkeypatch: pytest.MonkeyPatch

@@ -43,8 +43,10 @@ pytestmark = pytest.mark.reference
             "stablelm, parallel, biases",
             "phi",
             "nemotron",
+            "qwen2_moe, one layer without",
+            "granitemoe",
         ],
-        only=("gemma3", "olmo2", "cohere2", "phi"),
+        only=("gemma3", "olmo2", "cohere2", "phi", "qwen2_moe, one layer without", "granitemoe"),
     ),
 )
 def test_every_family_passes(tmp_path: Path, row: str) -> None:
@@ -52,6 +54,10 @@ def test_every_family_passes(tmp_path: Path, row: str) -> None:
     export_tiny(source, tmp_path / "out")
     found = verify_layers(tmp_path / "out", str(source), silent)
     assert found.passed, found.first_departing
-    parallel = tiny_llama_config(**arch_rows.HF[row]).form.parallel
-    missing = {Kind.LLAMA_CPP, *([Kind.RESIDUAL] if parallel else [])}
+    config = tiny_llama_config(**arch_rows.HF[row])
+    missing = {Kind.LLAMA_CPP, *([Kind.RESIDUAL] if config.form.parallel else [])}
+    if not config.experts:
+        missing |= {Kind.ROUTER, Kind.EXPERTS}
+    elif row == "granitemoe":
+        missing.add(Kind.SWIGLU)  # inside the experts alone
     assert {stage.kind for stage in found.stages} == set(Kind) - missing

@@ -137,7 +137,7 @@ def test_codes_are_no_wider_than_they_must_be(
     tmp_path: Path, settings: dict[str, Any], bits: int, block: int
 ) -> None:
     artifact = source(write_gptq(tmp_path / "m", SHAPE, **settings), tmp_path / "a")
-    found = nodes(artifact, "MatMulNBits")["model.layers.0.mlp.gate_proj"]
+    found = nodes(artifact, "MatMulNBits")["model.layers.0.self_attn.qkv_proj"]
     assert (found["bits"], found["block_size"]) == (bits, block)
 
 
@@ -168,7 +168,8 @@ def test_what_the_runtime_has_no_form_for_is_quantised_anew_and_said(tmp_path: P
     options = ExportOptions(source=str(packed.folder), output=tmp_path / "a", precision="source")
     result = export(options, silent)
     (notice,) = result.notices
-    assert "15 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 64" in notice
+    assert "8 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 32" in notice
+    assert "7 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 64" in notice
     assert "1 of F16 (whole, stored in float16)" in notice
     assert kl(packed, all_logits(result.artifact, IDS)) < KL_REQUANTISED_SOURCE
     forms = result.artifact.manifest.source_forms
@@ -211,3 +212,12 @@ def test_plain_weights_have_no_codes_to_carry(tmp_path: Path) -> None:
     packed = write_gptq(tmp_path / "m", SHAPE, skip=("",))
     with pytest.raises(UsageError, match="folder of plain weights"):
         source(packed, tmp_path / "a")
+
+
+@pytest.mark.parametrize("family", ["cohere", "qwen2", "gemma2", "olmo2"])
+def test_codes_of_other_families_are_where_their_values_are(tmp_path: Path, family: str) -> None:
+    shape = SHAPE | {"tie_word_embeddings": True}
+    packed = write_gptq(tmp_path / "m", shape | of_family(family, head_dim=32, hidden_act=None), order=True)
+    values = export_tiny(packed.folder, tmp_path / "v")
+    found = all_logits(source(packed, tmp_path / "a", accuracy_level=0), IDS)
+    np.testing.assert_allclose(found, all_logits(values, IDS), atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)

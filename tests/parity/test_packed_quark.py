@@ -85,6 +85,21 @@ def test_the_first_pattern_that_fits_has_a_module(tmp_path: Path) -> None:
     assert not np.array_equal(tensors[up].load(), packed.values[up])
 
 
+def test_what_quark_rounds_beside_weights_is_said(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    spec = {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
+    _said(packed)["kv_cache_quant_config"] = {"*k_proj": {"output_tensors": spec}}
+    _said(packed)["global_quant_config"]["input_tensors"] = spec
+    for part in ("input_scale", "output_scale"):
+        packed.stored[f"model.layers.0.self_attn.k_proj.{part}"] = np.array(1, np.float32)
+    packed.rewrite()
+    found = open_checkpoint(str(packed.folder))
+    assert [line.split(";")[0] for line in found.notices] == [
+        "Quark rounds the inputs of layers too",
+        "Quark rounds keys and values by stored scales",
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

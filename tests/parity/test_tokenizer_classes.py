@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from llorch_export.checkpoint.base import TokenizerAssets
 from llorch_export.checkpoint.folder import ModelFolder
@@ -143,3 +143,31 @@ def test_a_notice_of_other_rules_shows_the_ids_that_transformers_gives(
     found = re.search(r"makes the ids (\[.*?\]) of ('.*'), and tokenizer.json", notice)
     assert found
     assert _reference(folder)(ast.literal_eval(found[2])).input_ids == json.loads(found[1])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("GPT2Tokenizer", "gpt2"), ("Qwen2Tokenizer", "qwen2")])
+def test_a_notice_tells_of_added_tokens_that_the_class_drops(tmp_path: Path, name: str, kind: str) -> None:
+    inner = Tokenizer.from_str(KINDS[kind].to_str())
+    decoder = {
+        str(id_): {"content": token.content, "special": token.special}
+        for id_, token in inner.get_added_tokens_decoder().items()
+    }
+    inner.add_tokens([AddedToken("<dropped>", special=True)])
+    settings = NAMED | {
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+        "tokenizer_class": name,
+        "added_tokens_decoder": decoder,
+    }
+    folder = _write(tmp_path / "m", kind, settings, "llama", bos=True)
+    inner.save(str(folder / "tokenizer.json"))
+    text = "a <dropped> b"
+    assert (
+        Tokenizer.from_buffer(_ours(folder).tokenizer_json).encode(text).ids
+        != _reference(folder)(text).input_ids
+    )
+    (notice,) = [notice for notice in _ours(folder).notices if notice.startswith("tokenizer_class is ")]
+    assert "does not know '<dropped>' as a token" in notice
+    decoder[str(inner.token_to_id("<dropped>"))] = {"content": "<dropped>", "special": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert not [notice for notice in _ours(folder).notices if notice.startswith("tokenizer_class is ")]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from llorch_export.checkpoint.names import stored_tensors
+from llorch_export.config.experts import GGUF_STACKED
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
@@ -21,7 +22,8 @@ def parse(
 ) -> LlamaConfig:
     name = FAMILIES[config.architecture].gguf_name
     metadata = {"general.architecture": name, **gguf_metadata(config), **(changes or {})}
-    shapes = {gguf_tensor_name(n, name): s for n, s in stored_tensors(config).items()}
+    stored = stored_tensors(config, GGUF_STACKED if config.experts else None)
+    shapes = {gguf_tensor_name(n, name): s for n, s in stored.items()}
     present = {key: value for key, value in metadata.items() if value is not None}
     return config_from_gguf(present, shapes, rope_tensors=tensors)
 

@@ -101,7 +101,7 @@ def test_linear_scaling_follows_llama_cpp(changes: dict[str, object], factor: fl
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3", "qwen2moe", "qwen3moe", "deepseek2", "phi2", "gpt2", "mamba", "t5"]
+    "name", ["gemma3n", "plamo", "dbrx", "phimoe", "deepseek2", "jamba", "gpt2", "mamba", "t5"]
 )
 def test_other_architectures_are_refused_by_name_with_the_list_of_what_is_supported(name: str) -> None:
     wanted = f"general.architecture is '{name}'; {SUPPORTED_GGUF}$"
@@ -112,11 +112,9 @@ def test_other_architectures_are_refused_by_name_with_the_list_of_what_is_suppor
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"general.architecture": "gemma"}, f"general.architecture is 'gemma'; {SUPPORTED_GGUF}"),
+        ({"general.architecture": "bloom"}, f"general.architecture is 'bloom'; {SUPPORTED_GGUF}"),
         ({"general.type": "adapter"}, r"general.type is 'adapter'"),
-        ({"llama.expert_count": 8}, r"llama.expert_count is 8, expected 0 \(mixtures of experts are not "
-            r"supported; supported "
-            r"architectures are llama"),
+        ({"llama.expert_count": 8}, r"lacks llama.expert_used_count"),
         ({"llama.rope.scaling.type": "ntk"}, r"'ntk'; supported are none, linear, yarn and longrope"),
         ({"llama.rope.scaling.attn_factor": 0.0}, r"attn_factor is 0.0"),
         ({"llama.rope.dimension_count": 8}, r"rope.dimension_count is 8, expected 16"),

@@ -146,3 +146,8 @@ def test_the_flag_has_an_effect_on_four_bits_and_on_large_blocks(paired: Recipe)
 def test_elsewhere_it_is_refused(plain: Recipe, on_cpu: bool, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         require_effect([plain], on_cpu=on_cpu)
+
+
+def test_it_is_refused_where_experts_compute_the_rows_that_chose_them() -> None:
+    with pytest.raises(UsageError, match="cannot be kept for this model: each of its experts"):
+        require_effect([recipe("int4", "int8", 32)], on_cpu=True, has_experts=True)

@@ -120,6 +120,37 @@ def test_compressed_tensors(
         read_all(packed)
 
 
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_a_bias_of_zeros_that_a_tool_has_added_is_none(tmp_path: Path, bias: float) -> None:
+    packed = write_gptq(tmp_path / "m", SHAPE)
+    packed.stored[f"{UP}.bias"] = np.full(96, bias, np.float16)
+    if not bias:
+        read_all(packed)
+        return
+    with pytest.raises(ArtifactError, match=r"up_proj\.bias.*bias flags"):
+        read_all(packed)
+
+
+@pytest.mark.parametrize("layout", ["pack-quantized", "int-quantized"])
+def test_zero_points_of_symmetric_codes_are_zero(tmp_path: Path, layout: str) -> None:
+    packed = write_compressed(tmp_path / "m", SHAPE, Group(layout, bits=8, strategy="channel"))
+    packed.stored[f"{UP}.weight_zero_point"] = np.zeros((96, 1), np.int8)
+    read_all(packed)
+    packed.stored[f"{UP}.weight_zero_point"][3] = 2
+    with pytest.raises(ArtifactError, match="zero points 128 to 130, expected 128 alone"):
+        read_all(packed)
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_that_overflow_are_refused_without_a_warning(tmp_path: Path) -> None:
+    group = Group("float-quantized", "float", 8, "channel", scales="float32")
+    packed = write_compressed(tmp_path / "m", SHAPE, group)
+    packed.stored[f"{UP}.weight_scale"][0] = 3e38
+    packed.stored[f"{UP}.weight"][0] = 400
+    with pytest.raises(ArtifactError, match=r"up_proj\.weight: codes times scales give NaN or infinity"):
+        read_all(packed)
+
+
 def test_awq(tmp_path: Path) -> None:
     packed = write_awq(tmp_path / "m", SHAPE)
     changed("qzeros", lambda a: a[:, :-1])(packed.stored)
@@ -156,6 +187,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "rule of no object": (GPTQ_4 | {"dynamic": {"+:.*": 3}}, "has no object of settings"),
     "rule that looks ahead": (GPTQ_4 | {"dynamic": {"-:(?=a)b": {}}}, "cannot be matched"),
     "rule that counts for ever": (GPTQ_4 | {"dynamic": {"-:" + "(" * 30 + "a" + ")*" * 30: {}}}, "matched"),
+    "rules beyond all measure": (
+        GPTQ_4 | {"dynamic": {f"+:{'x?' * 90}{number}": {} for number in range(50)}},
+        "more than 8000 steps",
+    ),
     "awq, 3 bits": ({"quant_method": "awq", "bits": 3}, "expected 4, the only width"),
     "awq, gemv_fast": ({"quant_method": "awq", "version": "gemv_fast"}, "version is 'gemv_fast', expected"),
     "auto-round, fp8": ({"quant_method": "auto-round", "bits": 8, "data_type": "fp8"}, "data_type is 'fp8'"),

@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 from llorch_export import pipeline
-from llorch_export.checkpoint import safetensors as safetensors_reader
+from llorch_export.checkpoint import lazy_parts
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import ExportResult, export
 from llorch_export.recipes.base import base_recipe
@@ -242,7 +242,7 @@ def test_progress_tells_all_of_every_phase(tmp_path: Path, model: Path) -> None:
 
 def damaged(error: BaseException) -> Callable[..., Any]:
     """Return a reader that fails at the ninth tensor, when part of the weights is on the disk."""
-    real, count = safetensors_reader.read_rows, 0
+    real, count = lazy_parts.read_rows, 0
 
     def read(*args: Any, **options: Any) -> Any:
         nonlocal count
@@ -263,7 +263,7 @@ def test_a_failure_while_writing_leaves_everything_as_it_was(
     if existing:
         export_tiny(model, output, precision="int4")
     before = contents(tmp_path)
-    monkeypatch.setattr(safetensors_reader, "read_rows", damaged(error))
+    monkeypatch.setattr(lazy_parts, "read_rows", damaged(error))
     with pytest.raises(type(error)):
         run(model, output, precision="int8", force=existing)
     assert contents(tmp_path) == before

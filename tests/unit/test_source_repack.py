@@ -15,6 +15,7 @@ from support.oracles.gguf_blocks import AFFINE, INTEGER, SYMMETRIC, block_size, 
 from support.oracles.quantised_numpy import unpack
 
 Floats = npt.NDArray[np.float32]
+ALL_WIDTHS = (2, 4, 8)
 TYPES = (*SYMMETRIC, *AFFINE, *INTEGER)
 
 
@@ -36,7 +37,8 @@ def test_every_quantised_type_that_is_read_is_carried_over() -> None:
 @pytest.mark.parametrize("kind", [*SYMMETRIC, *INTEGER])
 def test_types_without_an_offset_are_exact(kind: str) -> None:
     data = random_blocks(kind, 24, 512, seed=1, spread=2.0)  # scales of either sign
-    np.testing.assert_array_equal(weights_of(kind, data, common_form([kind])), dequantised(kind, data))
+    form = common_form([kind], ALL_WIDTHS)
+    np.testing.assert_array_equal(weights_of(kind, data, form), dequantised(kind, data))
 
 
 @pytest.mark.parametrize(
@@ -46,14 +48,33 @@ def test_types_without_an_offset_are_exact(kind: str) -> None:
         ("Q8_0", 8, 32),
         ("Q6_K", 8, 16),
         ("Q3_K", 4, 16),
-        ("Q1_0", 4, 32),
-        ("Q2_0", 4, 32),
-        ("TQ1_0", 4, 32),
+        ("Q1_0", 2, 64),
+        ("TQ1_0", 2, 64),
         ("IQ4_XS", 8, 32),
     ],
 )
 def test_types_without_an_offset_need_no_zero_points(kind: str, bits: int, block_size: int) -> None:
-    assert common_form([kind]) == BlockForm(bits, block_size, zero_points=False)
+    assert common_form([kind], ALL_WIDTHS) == BlockForm(bits, block_size, zero_points=False)
+
+
+@pytest.mark.parametrize("kind", ["Q2_0", "TQ2_0"])
+def test_pairs_of_bits_for_minus_one_to_two_have_their_zero_point(kind: str) -> None:
+    assert common_form([kind], ALL_WIDTHS) == BlockForm(2, 64, zero_points=True)
+    assert carried_form(kind, ALL_WIDTHS) == "2 bits, block 64, exactly"
+    assert carried_form(kind) == "4 bits, block 32, exactly"
+
+
+@pytest.mark.parametrize("kind", ["Q1_0", "TQ1_0", "Q2_0", "TQ2_0"])
+def test_types_of_two_bits_are_widened_where_no_operator_has_them_or_others_share_the_matrix(
+    kind: str,
+) -> None:
+    zero_points = kind in ("Q2_0", "TQ2_0")
+    assert common_form([kind]) == BlockForm(4, 32, zero_points)
+    assert common_form([kind, "Q6_K"], ALL_WIDTHS) == BlockForm(8, 16, zero_points)
+    assert common_form([kind, "Q4_1"], ALL_WIDTHS) == BlockForm(8, 32, zero_points=True)
+    data = random_blocks(kind, 24, 512, seed=1, spread=2.0)
+    for form in (common_form([kind]), common_form([kind, "Q6_K"])):
+        np.testing.assert_array_equal(weights_of(kind, data, form), dequantised(kind, data))
 
 
 @pytest.mark.parametrize(("kind", "finest", "typical"), [("Q4_1", 17, 2.2e-3), ("Q5_1", 8, 3.2e-3)])

@@ -102,6 +102,10 @@ def test_every_recipe_of_a_target_gives_a_graph_of_its_row(
         seen |= operators(load(folder))
         if interop is not None:
             seen |= operators(load(folder, GENAI_GRAPH))
+    for precision in ("fp32", "int8") if row.experts else ():
+        source = write_hf_folder(tmp_path / f"{precision}-experts", HF["qwen2_moe"])
+        folder = export_tiny(source, tmp_path / f"{precision}-of-experts", precision=precision).folder
+        seen |= operators(load(folder))
     # An operator that no graph holds is a claim that nothing has checked; some appear only where rows are
     # padded.
     assert row.operators - seen <= {"Slice", "RotaryEmbedding"}

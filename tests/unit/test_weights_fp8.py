@@ -137,7 +137,7 @@ def test_scales_without_a_config_that_explains_them_are_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "compressed-tensors"}, r"packed as compressed-tensors, which"),
+        ({"quant_method": "eetq"}, r"packed as eetq"),
         ({"quant_method": None}, r"packed as an unnamed format"),
         ({"scale_fmt": "ue4m3"}, r"scale_fmt is 'ue4m3', expected 'float'"),
         ({"fmt": "e5m2"}, r"fmt is 'e5m2'"),

@@ -5,6 +5,7 @@ Half a merge answers fluently, so that nobody would notice.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from llorch_export.adapter.files import CONFIG, AdapterFiles
@@ -49,6 +50,22 @@ def _check_targets(files: AdapterFiles, settings: AdapterSettings, parts: Parts,
         )
 
 
+def _trained_biases(settings: AdapterSettings, parts: Parts, model: ModelModules) -> set[str]:
+    """Return the base model's biases that the config says were trained."""
+    if settings.biases == "none":
+        return set()
+    biases = {name for name in model.shapes if name.endswith(".bias")}
+    if settings.biases == "all":
+        return biases
+    adapted = (module for module, own in parts.items() if any(part in own for part in FACTORS))
+    return biases.intersection(_biases(adapted, model))
+
+
+def _biases(modules: Iterable[str], model: ModelModules) -> Iterator[str]:
+    """Yield the names that biases of modules have."""
+    return (f"{piece.module}.bias" for module in modules for piece in model.pieces(module))
+
+
 def _check_saved(files: AdapterFiles, settings: AdapterSettings, parts: Parts, model: ModelModules) -> None:
     """Refuse a file without what its config says it holds: modules stored whole, biases, single tokens."""
     whole = {module for module, own in parts.items() if Part.WEIGHT in own}
@@ -61,13 +78,12 @@ def _check_saved(files: AdapterFiles, settings: AdapterSettings, parts: Parts, m
                 f"{files.weights} lacks the weights of {name}, which modules_to_save of {CONFIG} names; save "
                 f"the adapter again"
             )
-    if settings.biases and not any(Part.BIAS in own for own in parts.values()):
-        biased = [name for name in model.shapes if name.endswith(".bias")]
-        if biased:
-            raise ArtifactError(
-                f"{files.weights} lacks the biases that bias in {CONFIG} says were trained; save the adapter "
-                f"again"
-            )
+    biased = (module for module, own in parts.items() if Part.BIAS in own)
+    if lost := _trained_biases(settings, parts, model) - {*_biases(biased, model)}:
+        raise ArtifactError(
+            f"{files.weights} lacks {len(lost)} biases that bias in {CONFIG} says were trained, "
+            f"{min(lost)} among them; save the adapter again"
+        )
     if settings.tokens and not any(Part.TOKENS in own for own in parts.values()):
         raise ArtifactError(
             f"{files.weights} lacks the rows that trainable_token_indices of {CONFIG} names; save the "

@@ -127,8 +127,8 @@ def _read(choice: AdapterChoice, config: LlamaConfig, model: ModelModules, sourc
             f"{len(parts.copies)} tensors that repeat others, or the base model's, are ignored as PEFT does: "
             f"{', '.join(parts.copies[:4])}"
         )
-    if settings.biases and not any(name.endswith(".bias") for name in changes):
-        notices.append("bias says that biases were trained, and the base model has none")
+    if settings.biases != "none" and not any(name.endswith(".bias") for name in changes):
+        notices.append("bias says that biases were trained, and the modules that it means have none")
     return _Read(choice, files, settings, changes, tuple(notices))
 
 

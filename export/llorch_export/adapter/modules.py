@@ -12,6 +12,7 @@ from typing import Final
 
 from llorch_export.checkpoint.names import EMBEDDING, HEAD, family_name
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
+from llorch_export.formats.module import is_expert, is_router
 from llorch_serve.artifact.manifest import LlamaConfig
 
 EMBEDDING_MODULE: Final = EMBEDDING.removesuffix(".weight")
@@ -71,6 +72,8 @@ class ModelModules:
     def targetable(self, adapted: set[str]) -> set[str]:
         """Return the modules that factors may be for, by the names that ``adapted`` uses if it does."""
         found = {name.removesuffix(".weight") for name, shape in self.shapes.items() if len(shape) == 2}
+        # Experts and routers are no linear layers in transformers' code, which an adapter's words mean.
+        found = {name for name in found if name in adapted or not (is_expert(name) or is_router(name))}
         for stored, module in self._own.items():
             if module in found:
                 found.remove(module)

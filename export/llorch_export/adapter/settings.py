@@ -66,7 +66,8 @@ class AdapterSettings:
     """What a merge needs to know beside the tensors.
 
     rank, alpha: of modules without a pattern of their own; patterns: the first that has a module counts.
-    biases: whether the base model's biases were trained. lora_bias: whether the second factors have biases.
+    biases: which of the base model's biases were trained: ``none``, ``all``, or ``lora_only``, those of
+        modules with factors. lora_bias: whether the second factors have biases.
     tokens: by the end of an embedding's or head's name, the rows that were trained.
     ties: whether what adapts the embedding adapts a tied head.
     notices: what a person should know, a line each.
@@ -81,7 +82,7 @@ class AdapterSettings:
     targets: Targets
     dora: bool
     lora_bias: bool
-    biases: bool
+    biases: str
     tokens: Mapping[str, tuple[int, ...]]
     ties: bool
     base_model: str | None
@@ -130,7 +131,7 @@ def read_settings(data: Mapping[str, object], *, origin: str, base: LlamaConfig)
         targets=targets,
         dora=fields.boolean("use_dora", False),
         lora_bias=fields.boolean("lora_bias", False),
-        biases=bias in ("all", "lora_only"),
+        biases="none" if bias is None else bias,
         tokens=_tokens(fields, tied=base.tie_word_embeddings),
         ties=ties and base.tie_word_embeddings,
         base_model=name if isinstance(name, str) else None,

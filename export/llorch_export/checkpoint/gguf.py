@@ -6,9 +6,10 @@ the rows of the query and key projections back in Hugging Face's order.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ from llorch_export.checkpoint.stream import (
     read_float32,
     read_rows,
 )
+from llorch_export.config.experts import BY_EXPERT, GGUF_STACKED, ExpertNames
 from llorch_export.config.fields import shown
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
@@ -84,11 +86,18 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         for name, r in ranges.items()
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    names.check_tensors(names.stored_tensors(config, gguf=True), found, origin=str(header.path))
+    experts = _expert_names(config, found)
+    wanted = names.stored_tensors(config, experts, gguf=True)
+    for name, shape in wanted.items():
+        if shape[0] == 1 and found.get(name) == shape[1:]:  # one row is stored as a vector
+            ranges[name] = dataclasses.replace(ranges[name], shape=shape)
+            found[name] = shape
+    names.check_tensors(wanted, found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config, gguf=True).items():
-        source = ranges[place.name].rows(place.start, place.stop)
+    for name, place in names.stored_places(config, experts, gguf=True).items():
+        whole = ranges[place.name] if place.stack is None else ranges[place.name].as_matrix()
+        source = whole.rows(place.start, place.stop)
         tensors[name] = LazyTensor(
             name=name,
             shape=expected[name],
@@ -97,6 +106,13 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
             read_blocks=_block_reader(source, row_order(name, config, gguf=True)),
         )
     return tensors
+
+
+def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | None:
+    """Return how a file keeps experts: all of a layer in one tensor, or each by itself as before 2024."""
+    if not config.experts:
+        return None
+    return BY_EXPERT if "blk.0.ffn_down.0.weight" in found else GGUF_STACKED
 
 
 def gguf_model_name(path: Path) -> str:

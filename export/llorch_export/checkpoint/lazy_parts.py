@@ -23,6 +23,7 @@ from llorch_export.checkpoint.stream import read_rows
 from llorch_export.config.fp8 import Fp8Format
 from llorch_export.config.packed.base import Packing
 from llorch_serve.artifact.manifest import LlamaConfig, ScaleType
+from llorch_serve.errors import ArtifactError
 
 _NARROW_TYPES: Final[Mapping[str, ScaleType]] = {"F16": "float16", "BF16": "bfloat16"}
 
@@ -32,11 +33,21 @@ def packed_tensor(
 ) -> LazyTensor:
     """Return a tensor out of a matrix that a tool has packed."""
     start, load = place.start, matrix.load_rows
+
+    def load_rows(first: int, last: int) -> npt.NDArray[np.float32]:
+        with np.errstate(over="ignore", invalid="ignore"):  # reported below, as an error instead of a warning
+            values = load(start + first, start + last)
+        if not np.isfinite(values).all():
+            raise ArtifactError(
+                f"{name}: codes times scales give NaN or infinity; the weights are damaged, fetch them again"
+            )
+        return values
+
     return LazyTensor(
         name=name,
         shape=shape,
         dtype=matrix.form,
-        load_rows=lambda first, last: load(start + first, start + last),
+        load_rows=load_rows,
         packed=matrix.form,
         codes=None if matrix.codes is None else matrix.codes.part(start),
     )
@@ -77,7 +88,8 @@ def _reader(
     tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None
 ) -> Callable[[int, int], npt.NDArray[np.float32]]:
     if tensor.scale is None or packing is None:
-        return functools.partial(read_rows, tensor.source.rows(place.start, place.stop))
+        source = tensor.source if place.stack is None else tensor.source.as_matrix()
+        return functools.partial(read_rows, source.rows(place.start, place.stop))
     # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
     whole = scaled_rows(tensor.source, tensor.scale, packing)
     return lambda start, stop: whole(place.start + start, place.start + stop)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
+from llorch_export.checkpoint.expert_names import StoredRows as StoredRows
+from llorch_export.checkpoint.expert_names import expert_places, expert_shapes
+from llorch_export.config.experts import ExpertNames
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
 from llorch_export.config.family import Family
 from llorch_export.config.fields import listed
-from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -54,7 +57,16 @@ _GGUF_IN_LAYER = {
     "mlp.down_proj": "ffn_down",
     "mlp.output_norm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_ONE_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)_proj")
 
 
 def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -64,7 +76,7 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """
     hidden, form = config.hidden_size, config.form
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
-    attention, mlp = _attention(config), _mlp(config)
+    attention, mlp, sparse = _attention(config), _mlp(config), expert_shapes(config)
     before, after = form.norm_placement != "after", form.norm_placement != "before"
     for layer in range(config.num_hidden_layers):
         modules: dict[str, tuple[int, ...]] = {
@@ -72,7 +84,7 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
             **attention,
             **({"self_attn.output_norm": (hidden,)} if after else {}),
             **({"post_attention_layernorm": (hidden,)} if before and not form.parallel else {}),
-            **mlp,
+            **(mlp if config.layer_experts(layer) is None else sparse),
             **({"mlp.output_norm": (hidden,)} if after else {}),
         }
         for module, shape in modules.items():
@@ -130,30 +142,24 @@ def is_norm(module: str) -> bool:
     return module.endswith("norm")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRows:
-    """Where a checkpoint keeps a tensor: rows ``start`` to ``stop`` of the tensor ``name``; stop None: all of
-    it.
-    """
-
-    name: str
-    start: int = 0
-    stop: int | None = None
-
-
-def stored_places(config: LlamaConfig, *, gguf: bool = False) -> dict[str, StoredRows]:
+def stored_places(
+    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+) -> dict[str, StoredRows]:
     """Return the place of every tensor of :func:`expected_tensors`: itself under the family's own name, or a
     part of a fused one.
 
-    gguf: in a GGUF file, under its name there.
+    experts: how the checkpoint keeps them; None: each matrix under its own name. gguf: in a GGUF file, under
+        its name there.
     """
     expected, family = expected_tensors(config), FAMILIES[config.architecture]
     parts = _fused_rows(config, expected)
+    if experts is not None:
+        parts |= expert_places(config, experts)
     places = {}
     for name in expected:
         place = parts.get(name, StoredRows(name))
         own = _gguf_name(place.name, family) if gguf else family_name(place.name, family)
-        places[name] = StoredRows(own, place.start, place.stop)
+        places[name] = replace(place, name=own)
     return places
 
 
@@ -171,13 +177,16 @@ def _fused_rows(config: LlamaConfig, expected: Mapping[str, tuple[int, ...]]) ->
     return places
 
 
-def stored_tensors(config: LlamaConfig, *, gguf: bool = False) -> dict[str, tuple[int, ...]]:
+def stored_tensors(
+    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that a checkpoint must hold, in the order of use."""
     shapes: dict[str, tuple[int, ...]] = {}
     expected = expected_tensors(config)
-    for name, place in stored_places(config, gguf=gguf).items():
-        rows = expected[name][0] if place.stop is None else place.stop
-        shapes[place.name] = (rows, *expected[name][1:])  # the last part's end is the whole's
+    for name, place in stored_places(config, experts, gguf=gguf).items():
+        rows = expected[name][0] if place.stop is None else place.stop  # the last part's end is the whole's
+        stack = () if place.stack is None else (place.stack,)
+        shapes[place.name] = (*stack, rows // (place.stack or 1), *expected[name][1:])
     return shapes
 
 
@@ -213,6 +222,8 @@ def _gguf_name(name: str, family: Family) -> str:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
     module, kind = rest.rsplit(".", 1)
+    if one := _ONE_EXPERT.fullmatch(module):
+        return f"blk.{layer}.ffn_{one[2]}.{one[1]}.{kind}"
     return f"blk.{layer}.{family.gguf_names.get(module) or _GGUF_IN_LAYER[module]}.{kind}"
 
 
@@ -254,3 +265,13 @@ def check_tensors(
 def parameters(config: LlamaConfig) -> int:
     """Return how many parameters a model has."""
     return sum(math.prod(shape) for shape in expected_tensors(config).values())
+
+
+def active_parameters(config: LlamaConfig) -> int:
+    """Return how many of them one token is computed with: of experts, only those that it takes."""
+    experts = config.experts
+    if not isinstance(experts, ExpertsConfig):
+        return parameters(config)
+    sparse = sum(config.layer_experts(layer) is not None for layer in range(config.num_hidden_layers))
+    one = 3 * experts.intermediate_size * config.hidden_size
+    return parameters(config) - sparse * (experts.count - experts.per_token) * one

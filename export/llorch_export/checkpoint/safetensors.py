@@ -14,6 +14,7 @@ from typing import Final
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.expert_names import names_in_use
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.lazy_parts import arranged, packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
@@ -87,9 +88,11 @@ def folder_tensors(
     """
     index = _weight_map(folder)
     files = weight_files(folder)
-    wanted = names.stored_tensors(config)
     reader = reader_of(packing) if isinstance(packing, Packing) else None
-    stored, left_out = _gathered(folder, files, wanted, reader, config)
+    held = [file_tensors(path, folder, packed=reader is not None) for path in files]
+    experts = names_in_use(config, (name for tensors in held for name in tensors))
+    wanted = names.stored_tensors(config, experts)
+    stored, left_out = _gathered(held, wanted, reader, config)
     if isinstance(packing, Packing):
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
@@ -105,7 +108,7 @@ def folder_tensors(
     missing = [name for name in wanted if name not in found]
     _explain_missing(missing, found, folder, index)
     names.check_tensors(wanted, found, origin=str(folder.path))
-    places, expected = names.stored_places(config), names.expected_tensors(config)
+    places, expected = names.stored_places(config, experts), names.expected_tensors(config)
     tensors = {
         name: arranged(
             packed_tensor(name, expected[name], packed[place.name], place)
@@ -135,8 +138,7 @@ class _LeftOut:
 
 
 def _gathered(
-    folder: ModelFolder,
-    files: Iterable[Path],
+    held: Iterable[Mapping[str, StoredTensor]],
     wanted: Collection[str],
     reader: PackedReader | None,
     config: LlamaConfig,
@@ -148,8 +150,8 @@ def _gathered(
     family = FAMILIES[config.architecture]
     stored: dict[str, StoredTensor] = {}
     left_out = _LeftOut()
-    for path in files:
-        for own_name, tensor in file_tensors(path, folder, packed=reader is not None).items():
+    for tensors in held:
+        for own_name, tensor in tensors.items():
             if is_value_head(own_name):
                 left_out.value_heads.append(own_name)
                 continue

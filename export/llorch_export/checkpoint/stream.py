@@ -76,6 +76,12 @@ class TensorRange:
         """How many values it has."""
         return math.prod(self.shape)
 
+    def as_matrix(self) -> TensorRange:
+        """Return matrices that are stacked along the first dimension as one, with their rows counted
+        through.
+        """
+        return replace(self, shape=(math.prod(self.shape[:-1]), self.shape[-1]))
+
     def rows(self, start: int, stop: int | None) -> TensorRange:
         """Return the part from row ``start`` to ``stop`` (None: to the end); rows must be made of whole
         blocks.

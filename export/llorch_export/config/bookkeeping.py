@@ -32,6 +32,8 @@ _TRAINING: Final = (
     "hidden_dropout",
     "embd_pdrop",
     "resid_pdrop",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
     "gradient_checkpointing",
 )
 # Choice of kernels, of slicing that does not change the product, and of what is returned.
@@ -46,6 +48,7 @@ _EXECUTION: Final = (
     "_flash_attn_2_enabled",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "return_dict",
     "torchscript",
     "chunk_size_feed_forward",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from llorch_export.config.families_blocks import BLOCKS
+from llorch_export.config.families_experts import EXPERTS
 from llorch_export.config.families_gemma import GEMMA
 from llorch_export.config.families_layer_norm import LAYER_NORM
 from llorch_export.config.families_plain import PLAIN
@@ -21,7 +22,7 @@ _BOTH_BIASES: Final = frozenset({"attention_bias", "mlp_bias"})
 FAMILIES: Final[Mapping[str, Family]] = {
     row.architecture: row
     for row in (
-        Family("llama", "LlamaForCausalLM", biases=_BOTH_BIASES, permuted=True),
+        Family("llama", "LlamaForCausalLM", biases=_BOTH_BIASES, permuted=True, with_experts="mixtral"),
         # llama.cpp stores Mistral as llama.
         Family(
             "mistral",
@@ -112,6 +113,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         *BLOCKS,
         *PLAIN,
         *LAYER_NORM,
+        *EXPERTS,
     )
 }
 FAMILIES_IN_GGUF: Final[Mapping[str, Family]] = {

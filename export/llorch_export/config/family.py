@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from llorch_export.config.experts import ExpertKeys
 from llorch_serve.artifact.manifest import Activation, LayerForm
 
 LLAMA_FORM: Final = LayerForm()
@@ -31,8 +32,9 @@ class Family:
     defaults: what transformers takes absent keys to mean, where Llama's config differs.
     biases: which of ``attention_bias`` and ``mlp_bias`` a GGUF file may have; of config.json
         ``reference_keys.json`` says it.
-    windows: whether ``sliding_window`` is refused, holds in every layer, in those that ``layer_types``
-        names, or in all but every so-manyth (``pattern``) where it names none.
+    windows: whether ``sliding_window`` is refused, holds in every layer, in every layer if
+        ``use_sliding_window`` says so, or in those that ``layer_types`` names; where it names none, in all
+        from ``max_window_layers`` on, by turns up to there, or in all but every so-manyth (``pattern``).
     qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
     qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
@@ -76,6 +78,8 @@ class Family:
     gguf_names: what GGUF files call modules that others call otherwise.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
         share of the hidden size.
+    experts: where its config and files have experts; None: it has none.
+    with_experts: the family of its GGUF files whose layers have experts.
     other_keys: by what other names the family's config.json has settings of Llama's.
     stored_layers: what the names of layers begin with in a checkpoint.
     renamed_on_loading: those names are taken for Llama's when files are read, here and by transformers, whose
@@ -87,7 +91,7 @@ class Family:
     causal_lm: str
     defaults: Mapping[str, int | float | bool] = field(default_factory=dict)
     biases: frozenset[str] = frozenset()
-    windows: Literal["none", "all layers", "by layer", "pattern"] = "none"
+    windows: Literal["none", "all layers", "all layers if used", "by layer", "by turns", "pattern"] = "none"
     qkv_bias: bool | str = False
     qk_norm: bool = False
     multipliers: bool = False
@@ -124,6 +128,8 @@ class Family:
     gguf: str = ""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_wide_layers: frozenset[int] = frozenset()
+    experts: ExpertKeys | None = None
+    with_experts: str = ""
     other_keys: Mapping[str, str] = field(default_factory=dict)
     stored_layers: str = "model.layers"
     renamed_on_loading: bool = False

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llorch_export.config.bookkeeping import INERT_GGUF_KEYS
-from llorch_export.config.families import FAMILIES_IN_GGUF, SUPPORTED_GGUF
+from llorch_export.config.experts_gguf import experts_from_gguf
+from llorch_export.config.families import FAMILIES, FAMILIES_IN_GGUF, SUPPORTED_GGUF
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields, quoted, refuse_unknown
 from llorch_export.config.gguf_form import (
@@ -51,7 +52,6 @@ def config_from_gguf(
     family = _family(metadata, origin)
     name = family.gguf_name
     fields = Fields({k: v for k, v in metadata.items() if k.startswith(f"{name}.")}, origin=origin)
-    fields.require(f"{name}.expert_count", 0, f"mixtures of experts are not supported; {SUPPORTED_GGUF}")
     fields.require(f"{name}.attention.causal", True, "attention must be causal")
     vocab_size = _vocab_size(shapes, origin)
     hidden = fields.integer(f"{name}.embedding_length", high=MAX_WIDTH)
@@ -92,6 +92,7 @@ def config_from_gguf(
         residual_multiplier=residual_scale or 1.0,
         logits_scaling=logits_divisor(fields, family) or logit_scale or 1.0,
         layer_form=gguf_form(fields, family, rope, shapes),
+        experts=experts_from_gguf(fields, family, shapes, layers),
     )
     refuse_unknown(fields.unasked(known={f"{name}.{key}" for key in INERT_GGUF_KEYS}), origin)
     return checked(config, origin)
@@ -102,6 +103,8 @@ def _family(metadata: Mapping[str, object], origin: str) -> Family:
     family = FAMILIES_IN_GGUF.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         raise ArtifactError(f"{origin}: general.architecture is {quoted(architecture)}; {SUPPORTED_GGUF}")
+    if family.with_experts and metadata.get(f"{architecture}.expert_count"):
+        family = FAMILIES[family.with_experts]
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ArtifactError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from llorch_export.config.architectures import code_files, family_of, has_unknown_class
+from llorch_export.config.experts import experts_from_hf
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
 from llorch_export.config.fp8 import Fp8Format, packed_weights
@@ -156,6 +157,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         residual_multiplier=multiplier["residual_multiplier"],
         logits_scaling=_logits_divisor(fields, family) or multiplier["logits_scaling"],
         layer_form=layer_form(fields, family, sliding_rope),
+        experts=experts_from_hf(fields, family.experts, defaults, layers),
     )
     return checked(config, origin), ignored
 
@@ -167,6 +169,8 @@ def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:
     fields.require("add_cross_attention", False, "the model must be a decoder only")
     fields.require("tie_encoder_decoder", False, "the model must be a decoder only")
     fields.require("pruned_heads", {}, "pruned heads are not supported")
+    for key in ("qk_norm", "use_qk_norm") if family.qk_norm else ():
+        fields.require(key, True, f"{family.architecture} always has a norm over query and key heads")
     for key, supported in family.fixed.items():
         fields.require(key, supported, f"the only value supported for {family.architecture}")
 

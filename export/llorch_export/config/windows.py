@@ -47,16 +47,20 @@ def windows(
     # Null means no window; only an absent key means the family's own.
     default = None if fields.states("sliding_window") else family.defaults.get("sliding_window")
     none = "sliding_window" not in fields and default is None
-    window = fields.integer(
-        "sliding_window", int(default or 1), low=0 if family.windows == "none" else 1, high=2**31 - 1
+    # Qwen2-MoE's own config writes 0 where the window is off.
+    none_is_zero = family.windows == "none" or (
+        family.windows == "by turns" and not fields.boolean("use_sliding_window", False)
     )
+    window = fields.integer("sliding_window", int(default or 1), low=0 if none_is_zero else 1, high=2**31 - 1)
     hides = not none and 0 < window < max_positions  # a window as long as the context hides nothing
     if family.windows == "none":
         if hides:
             raise fields.wrong("sliding_window", "none (attention windows are not supported in this family)")
         _require_types(fields, layers, _FULL)
         return None, ()
-    if family.windows == "all layers":
+    if family.windows == "all layers if used" and not fields.boolean("use_sliding_window", False):
+        return None, ()
+    if family.windows in ("all layers", "all layers if used"):
         _require_types(fields, layers, *([_SLIDING] if hides else [_FULL, _SLIDING]))
         return (window if hides else None), ()
     if family.windows == "pattern":
@@ -144,4 +148,8 @@ def _layer_types(
         return (_FULL,) * layers
     if first_sliding is None:  # SmolLM3: the layers that do not rotate are those that slide
         return tuple(_FULL if not rotating or rotates else _SLIDING for rotates in rotating or (1,) * layers)
+    if family.windows == "by turns":
+        return tuple(
+            _SLIDING if layer % 2 == 0 and layer < first_sliding else _FULL for layer in range(layers)
+        )
     return tuple(_SLIDING if layer >= first_sliding else _FULL for layer in range(layers))

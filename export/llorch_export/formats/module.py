@@ -46,6 +46,24 @@ class ModuleFormat:
     activations: PerChannelActivations | None = None
 
 
+_EXPERT: Final = ".mlp.experts."
+_ROUTERS: Final = (".mlp.gate", ".mlp.shared_expert_gate")
+NOT_MEASURED: Final[Quantizer] = "affine"
+"""In place of error feedback where a module's inputs are not measured: each expert sees other tokens."""
+EXPERT_BLOCK_SIZE: Final = 64
+"""Of 8-bit experts where the recipe has no blocks of its own."""
+
+
+def is_expert(module: str) -> bool:
+    """Tell whether a module is a matrix of one of several experts, which only takes what their node takes."""
+    return _EXPERT in module
+
+
+def is_router(module: str) -> bool:
+    """Tell whether a module chooses or weighs experts; it has no format, for it stays whole."""
+    return module.endswith(_ROUTERS)
+
+
 def default_format(recipe: Recipe, module: str) -> ModuleFormat:
     """Return the format of a module that no rule names; those whose errors weigh most may have blocks of
     their own size.
@@ -57,6 +75,11 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
         fine = recipe.fine_block_size if module.endswith(FINE_MODULES) else None
     if precision not in ("int8", "int4"):
         return ModuleFormat(precision, None, None, "float32")
+    if is_expert(module):
+        quantizer = NOT_MEASURED if recipe.quantizer == "gptq" else recipe.quantizer
+        # One node reads them all, and finer blocks for the down projections alone it does not have.
+        size = recipe.block_size or EXPERT_BLOCK_SIZE
+        return ModuleFormat(precision, size, quantizer if precision == "int4" else None, recipe.scale_type)
     if precision == "int8" and module not in (EMBEDDING, HEAD):
         activations = default_activations(recipe, module)
         if activations is not None:

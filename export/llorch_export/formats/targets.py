@@ -17,6 +17,7 @@ CONTRIB: Final = "com.microsoft"
 OPSET: Final = 23  # of the CPU's graph: the first with RMSNormalization
 IR_VERSION: Final = 11  # the one of opset 23
 MIN_ONNXRUNTIME: Final = "1.24"
+MIN_ONNXRUNTIME_BLOCK_EXPERTS: Final = "1.31"  # 1.30 has no shares apart from logits, and is 50 times slower
 MIN_ONNXRUNTIME_INT8_CACHE: Final = "1.27"  # 1.26 loads such a graph on the CPU and fails in its first step
 
 
@@ -72,6 +73,7 @@ class Capabilities:
     fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise
         any number of sequences and tokens.
     chunked_prefill: whether several tokens may follow a past that is not empty.
+    experts: whether several feed-forward blocks of a layer can be one node.
     int8_cache: whether attention takes keys and values in int8 with a scale for each channel.
     checked_on: the execution providers on which graphs of this target have been compared with the reference.
     """
@@ -99,6 +101,7 @@ class Capabilities:
     precision: Precision
     fixed_shapes: bool = False
     chunked_prefill: bool = True
+    experts: bool = False
     int8_cache: bool = False
     checked_on: tuple[str, ...]
 
@@ -135,6 +138,7 @@ _PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "ReduceMax",
     "Sum",
 }
+_EXPERTS: Final = _contrib("MoE", "QMoE") | {"Sigmoid", "Softmax"}
 _CPU: Final = "CPUExecutionProvider"
 
 
@@ -166,8 +170,14 @@ def _group_query(**changes: object) -> Capabilities:
 
 TARGETS: Final[Mapping[Target, Capabilities]] = {
     "cpu": _group_query(
-        operators=_GROUP_QUERY | _STANDARD_HELPERS | _BLOCK_LOOKUP | _GUEST_FRONT | _PER_CHANNEL_INT8,
+        operators=_GROUP_QUERY
+        | _STANDARD_HELPERS
+        | _BLOCK_LOOKUP
+        | _GUEST_FRONT
+        | _PER_CHANNEL_INT8
+        | _EXPERTS,
         per_channel_int8=True,
+        experts=True,
         int8_cache=True,
         carried_bits=(2, 4, 8),
     ),

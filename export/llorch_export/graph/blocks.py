@@ -18,12 +18,12 @@ from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.source_forms import REQUANTISED
+from llorch_export.graph.source_forms import requantised, widths_for
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.half_quadratic import half_quadratic
-from llorch_export.quantize.layout import Blocks, Matrix, block_count, zero_point_bytes
+from llorch_export.quantize.layout import Blocks, Matrix, block_count, pack, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_export.quantize.search import quantize_blocks, quantize_search
@@ -35,7 +35,7 @@ SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "bfloat16": ir.DataType.BFLOAT16,
 }
 
-_CODES_AT_A_TIME: Final = 2**23  # packed files are read in strips, which want to be wide
+_CODES_AT_A_TIME: Final = 2**22  # packed files are read in strips, which want to be wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def block_weight(
         BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS),
         rows,
         columns,
-        lambda: _quantised_chunks(b, name, weights, form),
+        lambda: quantised_chunks(b, name, weights, form),
         scale_type=form.scale_type,
     )
 
@@ -84,7 +84,7 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
     if tensors[0].packed is not None:
         found = b.source_forms.carried(tensors[0])
         if found is None:
-            form = REQUANTISED
+            form = requantised(tensors[0])
             assert form.block_size is not None
             blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=False)
             return _plan(
@@ -93,23 +93,30 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
                 blocks,
                 rows,
                 columns,
-                lambda: _quantised_chunks(b, name, weights, form),
+                lambda: quantised_chunks(b, name, weights, form),
                 scale_type=form.scale_type,
             )
         codes, blocks = found
         planned = _plan(
-            b, name, blocks, rows, columns, lambda: _codes(b, weights, blocks), scale_type=codes.scale_type
+            b,
+            name,
+            blocks,
+            rows,
+            columns,
+            lambda: coded_chunks(b, weights, blocks),
+            scale_type=codes.scale_type,
         )
         return replace(planned, input_order=codes.input_order)
     if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
         return None
-    carried = common_form(tensor.dtype for tensor in tensors)
+    widths = widths_for(weights[0], b.target)
+    carried = common_form((tensor.dtype for tensor in tensors), widths)
     return _plan(
-        b, name, carried, rows, columns, lambda: _carried_over(b, weights, carried), scale_type="float32"
+        b, name, carried, rows, columns, lambda: carried_chunks(b, weights, carried), scale_type="float32"
     )
 
 
-def _quantised_chunks(
+def quantised_chunks(
     b: GraphBuilder, name: str, weights: Sequence[str], form: ModuleFormat
 ) -> Iterator[Arrays]:
     """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
@@ -187,7 +194,7 @@ def _plan(
     )
 
 
-def _codes(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+def coded_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
     """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
     ``weights`` at a time.
     """
@@ -200,7 +207,7 @@ def _codes(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator
             yield carried(codes, form, start, min(start + step, rows))
 
 
-def _carried_over(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
+def carried_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:
     """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
     ``weights`` at a time.
     """
@@ -211,4 +218,5 @@ def _carried_over(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> I
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, rows, step):
             data = tensor.read_blocks(start, min(start + step, rows))
-            yield repack(tensor.dtype, data, form)[: 3 if form.zero_points else 2]
+            packed, scales, zero_points = repack(tensor.dtype, data, form)
+            yield (packed, scales, pack(zero_points, form.bits)) if form.zero_points else (packed, scales)

@@ -47,6 +47,13 @@ class Dimensions:
         """The leading dimensions of hidden states."""
         return (self.batch, self.tokens)
 
+    @property
+    def positions(self) -> int | str:
+        """How many token positions a call has in all."""
+        if isinstance(self.batch, int) and isinstance(self.tokens, int):
+            return self.batch * self.tokens
+        return "positions"
+
 
 @dataclass(frozen=True, slots=True)
 class ActivationCodes:
@@ -67,6 +74,7 @@ class GraphBuilder:
     weight_cast: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless
         said otherwise.
     target: what the runtime can do. weights: the plan to add to; None: a new one.
+    notices: what a person should know of how weights are stored, in the order found.
     activation_codes: of values that have been rounded to bytes in some form, in one part or several, so that
         layers which read the same value share them.
     """
@@ -95,6 +103,7 @@ class GraphBuilder:
         self.weight_cast = WeightCast(recipe.compute_type)
         self.compute = self.weight_cast.dtype
         self.tape = Tape()
+        self.notices: dict[str, None] = {}
         self.activation_codes: dict[tuple[ir.Value, PerChannelActivations], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
         self._reordered: dict[tuple[ir.Value, bytes], ir.Value] = {}

@@ -8,7 +8,7 @@ row's total length minus one, and ``total_sequence_length``, the largest total l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,10 +17,16 @@ import onnx_ir as ir
 
 from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.formats.targets import CONTRIB, TARGETS, Capabilities
+from llorch_export.formats.targets import (
+    CONTRIB,
+    MIN_ONNXRUNTIME_BLOCK_EXPERTS,
+    TARGETS,
+    Capabilities,
+)
 from llorch_export.graph.attention import AttentionPlan, attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
 from llorch_export.graph.embedding import embed, head
+from llorch_export.graph.experts import experts
 from llorch_export.graph.front import Interface, genai_logits, make_front
 from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.linear import linear
@@ -42,6 +48,8 @@ class DecoderGraph:
 
     jobs: what to write to the data file, in order; data_bytes: its final size.
     weight_cast: what rounding to half precision has cost, once the jobs have run.
+    notices: what a person should know of how weights are stored, a line each.
+    min_onnxruntime: the lowest release that runs it.
     prefill: where shapes are fixed, the graph that takes ``prefill_tokens`` tokens over the same data file;
         inputs and outputs are those of ``model``, which takes one.
     """
@@ -53,6 +61,8 @@ class DecoderGraph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     weight_cast: WeightCast
+    notices: tuple[str, ...]
+    min_onnxruntime: str
     prefill: ir.Model | None = None
     prefill_tokens: int | None = None
 
@@ -149,6 +159,8 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
         inputs=tuple(_spec(value) for value in inputs),
         outputs=tuple(_spec(value) for value in outputs),
         weight_cast=b.weight_cast,
+        notices=tuple(b.notices),
+        min_onnxruntime=_min_onnxruntime(graph, b.target),
     )
 
 
@@ -185,29 +197,34 @@ def _layers(
         if layer != last:
             following = Place(f"model.layers.{layer + 1}.input_layernorm", f"model.layers.{layer + 1}.input")
         if c.form.parallel:
-            delta = block_output(b, mlp(b, normed, f"{prefix}.mlp", lead=lead), f"{prefix}.mlp", lead=lead)
+            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
             delta = b.op("Add", [output, delta], name=f"{prefix}.both", shape=(*lead, size))
         else:
             place = Place(f"{prefix}.post_attention_layernorm", f"{prefix}.mlp.input")
             normed, residual = into_residual(b, residual, output, place, lead=lead, keep_sum=True)
-            delta = block_output(b, mlp(b, normed, f"{prefix}.mlp", lead=lead), f"{prefix}.mlp", lead=lead)
+            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
         normed, residual = into_residual(b, residual, delta, following, lead=lead, keep_sum=layer != last)
     return normed
 
 
 def _wanted_rows(b: GraphBuilder, x: ir.Value, indices: ir.Value, name: str, width: int) -> ir.Value:
     flat_shape = b.constant(f"wanted.{name}.shape", np.array([-1, width], np.int64))
-    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(_positions(b.dims), width))
+    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(b.dims.positions, width))
     return b.op(
         "Gather", [flat, indices], name=f"wanted.{name}", shape=(b.dims.rows, width), attributes={"axis": 0}
     )
 
 
-def _positions(dims: Dimensions) -> int | str:
-    """Return how many token positions a call has in all."""
-    if isinstance(dims.batch, int) and isinstance(dims.tokens, int):
-        return dims.batch * dims.tokens
-    return "positions"
+def _feed_forward(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
+    """Append what a layer has behind its attention: one block, or several experts."""
+    name, kind = f"model.layers.{layer}.mlp", b.config.layer_experts(layer)
+    return mlp(b, x, name, lead=lead) if kind is None else experts(b, x, name, kind, lead=lead)
+
+
+def _min_onnxruntime(graph: ir.Graph, target: Capabilities) -> str:
+    """Return the lowest release that runs the graph; a target's own where nothing in it is newer."""
+    newer = any(node.op_type == "QMoE" for node in graph)
+    return MIN_ONNXRUNTIME_BLOCK_EXPERTS if newer else target.min_onnxruntime
 
 
 def _uses_contrib(target: Capabilities) -> bool:

@@ -32,8 +32,7 @@ def linear(
     lead: the leading dimensions of ``x`` and of the result.
     """
     weights = [f"{module}.weight" for module in modules]
-    out_features, in_features = b.rows(weights), b.tensors[weights[0]].shape[1]
-    chunks = b.row_chunks(weights)
+    out_features = b.rows(weights)
     bias_value = None
     if bias:
         biases = [f"{module}.bias" for module in modules]
@@ -54,18 +53,21 @@ def linear(
     if weight is not None:
         return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
     narrow = b.tensors[weights[0]].narrow_type if form.precision == "source" else None
-    matrix = _whole(b, name, chunks, (in_features, out_features), narrow)
-    return matmul(b, x, matrix, name=name, shape=shape, bias=bias_value)
+    return matmul(b, x, _whole(b, name, weights, narrow), name=name, shape=shape, bias=bias_value)
 
 
-def _whole(
-    b: GraphBuilder,
-    name: str,
-    chunks: Callable[[], Iterator[Matrix]],
-    shape: tuple[int, int],
-    narrow: ScaleType | None,
-) -> ir.Value:
-    """Plan a matrix [inputs, outputs] in the compute type, stored in the type ``narrow`` if that is given."""
+def whole_linear(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[int | str]) -> ir.Value:
+    """Append the linear layer of a module whose weights are in the compute type, whatever the recipe."""
+    weights = [f"{module}.weight"]
+    return matmul(b, x, _whole(b, module, weights), name=module, shape=(*lead, b.rows(weights)))
+
+
+def _whole(b: GraphBuilder, name: str, weights: Sequence[str], narrow: ScaleType | None = None) -> ir.Value:
+    """Plan the stacked ``weights`` in the compute type, [inputs, outputs], stored in the type ``narrow`` if
+    that is given.
+    """
+    shape = (b.tensors[weights[0]].shape[1], b.rows(weights))
+    chunks = b.row_chunks(weights)
     dtype = b.compute if narrow is None else COMPUTE_TYPES[narrow]
 
     def produce() -> Iterator[Arrays]:

@@ -16,7 +16,7 @@ from llorch_export.graph.linear import linear
 def mlp(b: GraphBuilder, x: ir.Value, prefix: str, *, lead: Sequence[int | str]) -> ir.Value:
     """Append the block of the layer named ``prefix``."""
     bias = b.config.mlp_bias
-    shape = (*lead, b.config.intermediate_size)
+    shape = (*lead, b.rows([f"{prefix}.up_proj.weight"]))
 
     def projected(part: str, value: ir.Value) -> ir.Value:
         name = f"{prefix}.{part}_proj"

@@ -24,15 +24,19 @@ from llorch_export.quantize.layout import SCALE_DTYPES
 from llorch_export.quantize.repack import BlockForm, carried_notice
 from llorch_serve.artifact.manifest import SourceForm
 
-REQUANTISED: Final = ModuleFormat("int8", 64, None, "bfloat16")
-"""What becomes of packed matrices that no form of the runtime holds as they are."""
-
 _TABLE: Final = f"{EMBEDDING}.weight"
 _FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
-_MOST_MORE: Final = 1.045
-"""How much larger than their source matrices may be, for the sake of finer blocks."""
+_MOST_MORE: Final = 1.03
+"""How much larger than their source matrices may be, for the sake of finer blocks: less than a twentieth,
+since rotary tables come on top.
+"""
 _FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
 """The smallest blocks of layers whose errors weigh most, and of the others: the best first."""
+
+
+def requantised(tensor: LazyTensor) -> ModuleFormat:
+    """Return what becomes of a packed matrix that no form of the runtime holds as it is."""
+    return ModuleFormat("int8", 32 if tensor.name.endswith(_FINE_WEIGHTS) else 64, None, "bfloat16")
 
 
 class SourceForms:
@@ -81,7 +85,8 @@ class SourceForms:
             codes, form = found
             near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
             return f"{form.bits} bits, block {form.block_size}, {near}"
-        anew = f"{BITS[REQUANTISED.precision]} bits, block {REQUANTISED.block_size}"
+        form_anew = requantised(tensor)
+        anew = f"{BITS[form_anew.precision]} bits, block {form_anew.block_size}"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
     def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, BlockForm] | None:
@@ -90,7 +95,7 @@ class SourceForms:
         # Rows of a table are looked up, so its columns stay in their order.
         if codes is None or (looked_up and codes.input_order is not None):
             return None
-        widths = self._target.table_bits if looked_up else self._target.carried_bits
+        widths = widths_for(tensor.name, self._target)
         form = carried_form(codes, widths, finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1])
         return None if form is None else (codes, form)
 
@@ -104,6 +109,13 @@ class SourceForms:
                 stored += tensor.shape[0] * stored_bits(codes) / 8
                 carried += tensor.shape[0] * carried_bits(codes, form) / 8
         return carried / stored if stored else 1.0
+
+
+def widths_for(name: str, target: Capabilities) -> tuple[int, ...]:
+    """Return the widths that the codes of a tensor may have: those of a table are looked up by another
+    operator.
+    """
+    return target.table_bits if name == _TABLE else target.carried_bits
 
 
 def _nbytes(tensor: LazyTensor) -> float:
@@ -129,7 +141,7 @@ def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> st
     """Say what becomes of a checkpoint's matrices at precision ``source``."""
     matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
     if all(tensor.packed is None for tensor in matrices):
-        return carried_notice(tensor.dtype for tensor in matrices)
+        return carried_notice((tensor.dtype, widths_for(tensor.name, target)) for tensor in matrices)
     forms = (
         f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, target)
     )

@@ -42,6 +42,15 @@ _QUANTISED_INPUTS: Final = {
     "MatMulNBits": _BLOCK_INPUTS,
     "GatherBlockQuantized": _BLOCK_INPUTS,
     "MatMulIntegerToFloat": {2: "constants", 3: "scales", 4: "constants"},
+    "MoE": {2: "experts", 4: "experts"},
+    "QMoE": {
+        2: "experts",
+        3: "scales",
+        5: "experts",
+        6: "scales",
+        11: "zero points",
+        12: "zero points",
+    },
 }
 _DEQUANTIZED: Final = (None, "scales", "zero points")
 _TABLES: Final = ("embedding", "lm_head.weight")

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import onnx
@@ -70,6 +70,8 @@ def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
         inputs = [weights.get(narrow.get(name, name)) for name in node.input]
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             found.append(_in_blocks(node, inputs))
+        elif node.op_type in ("MoE", "QMoE"):
+            found.extend(_experts(node, inputs))
         elif node.op_type == "MatMulIntegerToFloat":
             part = _in_rows(node, inputs)
             if not (_PART.search(node.output[0]) and found and found[-1].name == part.name):
@@ -93,6 +95,25 @@ def _in_blocks(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> S
     count = 8 * _nbytes(packed) // bits if gathers else attributes["N"] * attributes["K"]
     total = sum(_nbytes(tensor) for tensor in (packed, scales, zero_points) if tensor is not None)
     return StoredModule(_module(node), f"int{bits}", block_size, zero_points is not None, 8 * total / count)
+
+
+def _experts(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> Iterator[StoredModule]:
+    """Describe the two stacks that all experts of a layer are, gate with up, and down."""
+    if node.op_type == "MoE":
+        for tensor in (inputs[2], inputs[4]):
+            assert tensor is not None
+            yield replace(_plain(node, tensor), name=tensor.name.removesuffix(".weight"))
+        return
+    attributes = {a.name: a.i for a in node.attribute}
+    bits, block_size = attributes["expert_weight_bits"], attributes["block_size"]
+    for first, zeros in ((2, 11), (5, 12)):
+        packed, scales = inputs[first], inputs[first + 1]
+        zero_points = inputs[zeros] if len(inputs) > zeros else None
+        assert packed is not None
+        assert scales is not None
+        total = sum(_nbytes(tensor) for tensor in (packed, scales, zero_points) if tensor is not None)
+        name, count = packed.name.removesuffix(".weight"), 8 * _nbytes(packed) // bits
+        yield StoredModule(name, f"int{bits}", block_size, zero_points is not None, 8 * total / count)
 
 
 def _dequantised(node: onnx.NodeProto, inputs: list[onnx.TensorProto]) -> StoredModule:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes
-from llorch_export.quantize.layout import SCALE_DTYPES, block_count
-from llorch_export.quantize.repack import BlockForm
+from llorch_export.quantize.layout import SCALE_DTYPES, block_count, pack
+from llorch_export.quantize.repack import BLOCK_OF_2_BITS, BlockForm
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 """For which the runtime's kernels are right."""
@@ -33,8 +33,10 @@ def carried_form(codes: Codes, widths: Sequence[int], finest: int) -> BlockForm 
     fitting = [size for size in BLOCK_SIZES if codes.groups == 1 or codes.group % size == 0]
     if not wide_enough or not fitting:
         return None
-    size = next((size for size in fitting if size >= finest), fitting[-1])
-    return BlockForm(wide_enough[0], size, zero_points=not codes.symmetric)
+    width = wide_enough[0]
+    smallest = max(finest, BLOCK_OF_2_BITS) if width == 2 else finest
+    size = next((size for size in fitting if size >= smallest), fitting[-1])
+    return BlockForm(width, size, zero_points=not codes.symmetric)
 
 
 def carried_bits(codes: Codes, form: BlockForm) -> int:
@@ -64,18 +66,8 @@ def carried(codes: Codes, form: BlockForm, start: int, stop: int) -> Arrays:
     shift = 2 ** (form.bits - 1) - 2 ** (codes.bits - 1) if codes.symmetric else 0
     wide = np.full((stop - start, blocks * form.block_size), 2 ** (form.bits - 1), np.uint8)
     np.add(rows.codes, np.uint8(shift), out=wide[:, : codes.columns])
-    packed = _packed(wide, form.bits).reshape(stop - start, blocks, -1)
+    packed = pack(wide, form.bits).reshape(stop - start, blocks, -1)
     scales = rows.scales[:, group_of].astype(SCALE_DTYPES[codes.scale_type])
     if rows.zero_points is None:
         return packed, scales
-    return packed, scales, _packed(rows.zero_points[:, group_of], form.bits)
-
-
-def _packed(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Return codes [rows, count] as bytes [rows, ceil(count * bits / 8)], the lowest bits first."""
-    each = 8 // bits
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % each)))
-    found = padded[:, 0::each].copy()
-    for place in range(1, each):
-        found |= padded[:, place::each] << np.uint8(place * bits)
-    return found
+    return packed, scales, pack(rows.zero_points[:, group_of], form.bits)

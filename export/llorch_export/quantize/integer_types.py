@@ -27,14 +27,23 @@ _LARGEST: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class IntegerType:
-    """A ggml type. bits: that its codes need; group: how many neighbours share a scale.
+    """A ggml type. bits: that its codes need, which reach from ``-middle`` up; group: how many neighbours
+    share a scale.
 
     scales: of the bytes of blocks [n, bytes of a block], as [n, groups of a block].
+    off_middle: codes reach one further up than a signed number of so many bits.
     """
 
     bits: int
     group: int
     scales: Callable[[Bytes], Floats]
+    off_middle: bool = False
+
+    @property
+    def middle(self) -> int:
+        """What is added to a code so that it is not negative."""
+        signed: int = 2 ** (self.bits - 1)
+        return signed - self.off_middle
 
 
 def integer_blocks(kind: str, data: Bytes) -> tuple[Codes, Floats]:
@@ -143,8 +152,8 @@ def _nibble_pairs(data: Bytes) -> Bytes:
 
 
 _KNOWN: Final = {
-    "Q1_0": IntegerType(4, 128, _first_half),
-    "Q2_0": IntegerType(4, 64, _first_half),
+    "Q1_0": IntegerType(2, 128, _first_half),
+    "Q2_0": IntegerType(2, 64, _first_half, off_middle=True),
     "Q3_K": IntegerType(4, 16, _q3_k),
     "IQ1_S": IntegerType(8, 32, _iq1_s),
     "IQ1_M": IntegerType(8, 16, _iq1_m),
@@ -155,8 +164,8 @@ _KNOWN: Final = {
     "IQ3_S": IntegerType(8, 32, _iq3_s),
     "IQ4_NL": IntegerType(8, 32, _first_half),
     "IQ4_XS": IntegerType(8, 32, _iq4_xs),
-    "TQ1_0": IntegerType(4, 256, _last_half),
-    "TQ2_0": IntegerType(4, 256, _last_half),
+    "TQ1_0": IntegerType(2, 256, _last_half),
+    "TQ2_0": IntegerType(2, 256, _last_half, off_middle=True),
     "MXFP4": IntegerType(8, 32, _mxfp4),
     "NVFP4": IntegerType(8, 16, _nvfp4),
 }

@@ -99,14 +99,17 @@ def reciprocal(scales: Matrix) -> Matrix:
     return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=usable)
 
 
-def pack(codes: Matrix, bits: int) -> Bytes:
-    """Pack whole numbers 0 to ``2 ** bits - 1`` along the last axis; an odd last nibble is filled with
-    zero.
+def pack(codes: Matrix | Bytes, bits: int) -> Bytes:
+    """Pack whole numbers 0 to ``2 ** bits - 1`` of 2, 4 or 8 bits along the last axis, the lowest bits first;
+    what is left of the last byte is filled with zeros.
     """
-    whole = codes.astype(np.uint8)
-    if bits == 8:
+    whole: Bytes = codes.astype(np.uint8, copy=False)
+    each = 8 // bits
+    if each == 1:
         return whole
-    if whole.shape[-1] % 2:
-        whole = np.concatenate([whole, np.zeros_like(whole[..., :1])], axis=-1)
-    packed: Bytes = whole[..., 0::2] | (whole[..., 1::2] << np.uint8(4))
+    if left := -whole.shape[-1] % each:
+        whole = np.concatenate([whole, np.zeros((*whole.shape[:-1], left), np.uint8)], axis=-1)
+    packed = whole[..., 0::each].copy()
+    for place in range(1, each):
+        packed |= whole[..., place::each] << np.uint8(place * bits)
     return packed

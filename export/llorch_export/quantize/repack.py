@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, halves
 from llorch_export.quantize.affine import MOST_SUB_STEPS, widen
-from llorch_export.quantize.integer_types import INTEGER_TYPES, integer_blocks
+from llorch_export.quantize.integer_types import INTEGER_TYPES, IntegerType, integer_blocks
+from llorch_export.quantize.layout import pack
 
 _SUB_STEPS_OF_2_BITS: Final = 85  # 3 * 85 = 255
 
@@ -113,11 +114,10 @@ def _integers(kind: str, data: Bytes) -> Blocks:
     """Codes around the middle of their bits; a block that shares one scale widely has it repeated."""
     row = INTEGER_TYPES[kind]
     codes, scales = integer_blocks(kind, data)
-    size = min(row.group, _WIDEST)
-    middle = 2 ** (row.bits - 1)
+    size = _block_size(row)
     scales = scales.repeat(row.group // size, axis=1)
-    moved = (codes.astype(np.int16) + middle).astype(np.uint8).reshape(*scales.shape, size)
-    return Blocks(moved, scales, np.full(scales.shape, middle, np.uint8))
+    moved = (codes.astype(np.int16) + row.middle).astype(np.uint8).reshape(*scales.shape, size)
+    return Blocks(moved, scales, np.full(scales.shape, row.middle, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,14 @@ class _Type:
 
 
 _WIDEST: Final = 32  # activations are rounded with the weights' blocks, so theirs are no wider
+BLOCK_OF_2_BITS: Final = 64
+"""For smaller ones the CPU's kernel takes ten times as long from some rows on."""
+
+
+def _block_size(row: IntegerType) -> int:
+    return min(row.group, BLOCK_OF_2_BITS if row.bits == 2 else _WIDEST)
+
+
 _WIDENED: Final = BlockForm(8, 32, zero_points=True)
 _TYPES: Final = {
     "Q4_0": _Type(BlockForm(4, 32, zero_points=False), _q4_0),
@@ -142,41 +150,55 @@ _TYPES: Final = {
     "Q6_K": _Type(BlockForm(8, 16, zero_points=False), _q6_k),
     **{
         kind: _Type(
-            BlockForm(row.bits, min(row.group, _WIDEST), zero_points=False),
+            BlockForm(row.bits, _block_size(row), zero_points=row.off_middle),
             functools.partial(_integers, kind),
         )
         for kind, row in INTEGER_TYPES.items()
     },
 }
 REPACKED_TYPES: Final = tuple(_TYPES)
+_WITH_OFFSETS: Final = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+COMMON_WIDTHS: Final = (4, 8)
+"""Widths of codes that every operator has which takes blocks at all."""
 
 
-def carried_form(kind: str) -> str:
-    """Say in words what a ggml type becomes: ``8 bits, block 32, exactly``."""
-    form = _TYPES[kind].form
-    exact = "offsets rounded to part of a step" if form.zero_points else "exactly"
+def carried_form(kind: str, widths: Sequence[int] = COMMON_WIDTHS) -> str:
+    """Say in words what a ggml type becomes: ``8 bits, block 32, exactly``. widths: as for
+    :func:`common_form`.
+    """
+    form = common_form([kind], widths)
+    exact = "offsets rounded to part of a step" if kind in _WITH_OFFSETS else "exactly"
     return f"{form.bits} bits, block {form.block_size}, {exact}"
 
 
-def carried_notice(types: Iterable[str]) -> str:
-    """Say what becomes of the matrices of a GGUF file at precision ``source``; types: that of each matrix."""
-    counts = collections.Counter(types)
-    forms = (
-        f"{count} of {kind} ({carried_form(kind) if kind in _TYPES else 'whole, in the compute type'})"
-        for kind, count in sorted(counts.items())
+def carried_notice(matrices: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """Say what becomes of the matrices of a GGUF file at precision ``source``.
+
+    matrices: the type of each, and the widths that its codes may have in the graph.
+    """
+    counts = collections.Counter(
+        (kind, carried_form(kind, widths) if kind in _TYPES else "whole, in the compute type")
+        for kind, widths in matrices
     )
+    forms = (f"{count} of {kind} ({form})" for (kind, form), count in sorted(counts.items()))
     return (
         f"matrices as the graph has them: {', '.join(forms)}; where several types share one matrix, all have "
         "the widest form"
     )
 
 
-def common_form(types: Iterable[str]) -> BlockForm:
-    """Return the narrowest form that holds matrices of all these types as they are."""
+def common_form(types: Iterable[str], widths: Sequence[int] = COMMON_WIDTHS) -> BlockForm:
+    """Return the narrowest form that holds matrices of all these types as they are.
+
+    widths: of codes that the runtime has an operator for, 8 among them.
+    """
     forms = [_TYPES[kind].form for kind in types]
+    bits = max(form.bits for form in forms)
+    width = min(width for width in widths if width >= bits)
+    size = min(form.block_size for form in forms)
     return BlockForm(
-        bits=max(form.bits for form in forms),
-        block_size=min(form.block_size for form in forms),
+        bits=width,
+        block_size=size if width == 2 else min(size, _WIDEST),
         zero_points=any(form.zero_points for form in forms),
     )
 
@@ -196,9 +218,7 @@ def repack(kind: str, data: Bytes, form: BlockForm) -> tuple[Bytes, Floats, Byte
     codes: Bytes = found.codes.reshape(rows, -1, form.block_size) + shift
     scales = found.scales.reshape(rows, -1).repeat(repeats, axis=1)
     zero_points = found.zero_points.reshape(rows, -1).repeat(repeats, axis=1) + shift
-    if form.bits == 4:
-        codes = codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
-    return codes, scales, zero_points
+    return pack(codes, form.bits), scales, zero_points
 
 
 def _symmetric(codes: Bytes, scales: Floats, zero_point: int) -> Blocks:

@@ -25,7 +25,7 @@ def default_recipe(config: LlamaConfig) -> str:
     """Return the recipe for the CPU of a model of this size and form."""
     if why_inexact("rotate", config) is not None:
         return "int8"
-    if why_inexact("smooth", config) is not None:
+    if why_inexact("smooth", config) is not None or config.experts:
         return "cpu"
     return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
 
@@ -42,9 +42,9 @@ def with_quantizer(options: ExportOptions, config: LlamaConfig) -> ExportOptions
     small enough.
 
     It measures on the text that the options have, or else on the bundled one. Larger models keep the search,
-    which needs none.
+    which needs none, and so do those with experts, whose inputs are not measured.
     """
-    if not quantizer_open(options) or parameters(config) > MOST_MEASURED:
+    if not quantizer_open(options) or parameters(config) > MOST_MEASURED or config.experts:
         return options
     return replace(
         options,

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Final
 
 from llorch_export.checkpoint.names import expected_tensors
-from llorch_export.formats.module import HEAD
+from llorch_export.formats.module import HEAD, is_router
 from llorch_export.options import Rule
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import UsageError
@@ -27,9 +27,13 @@ _SHARE: Final = re.compile(r"([1-9]\d{0,3})(?:/([1-9]\d{0,3}))?")
 
 
 def matrices(config: LlamaConfig) -> list[str]:
-    """Return the names of all matrices, the head's too where it shares the embedding's table."""
+    """Return the names of all matrices that have a format, the head's too where it shares the embedding's
+    table. Routers have none: they stay whole.
+    """
     names = [
-        name.removesuffix(".weight") for name, shape in expected_tensors(config).items() if len(shape) == 2
+        name.removesuffix(".weight")
+        for name, shape in expected_tensors(config).items()
+        if len(shape) == 2 and not is_router(name.removesuffix(".weight"))
     ]
     return names if HEAD in names else [*names, HEAD]
 

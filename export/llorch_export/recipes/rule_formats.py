@@ -8,9 +8,11 @@ from __future__ import annotations
 from llorch_export.formats.module import (
     EMBEDDING,
     HEAD,
+    NOT_MEASURED,
     ModuleFormat,
     PerChannelActivations,
     default_format,
+    is_expert,
     per_channel,
 )
 from llorch_export.formats.precisions import BITS
@@ -60,12 +62,15 @@ def ruled_format(recipe: Recipe, rule: Rule, module: str, *, shared_table: bool)
             "which scales are then rounded to; leave it out"
         )
     own = recipe.scale_type if half or recipe.block_size is not None else DEFAULT_SCALE_TYPE[precision]
+    quantizer = rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER
+    if quantizer == "gptq" and is_expert(module):
+        quantizer = NOT_MEASURED
     return ModuleFormat(
         precision,
         rule.block_size
         or (same and (default.block_size or recipe.block_size))
         or DEFAULT_BLOCK_SIZE[precision],
-        (rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER) if precision == "int4" else None,
+        quantizer if precision == "int4" else None,
         rule.scale_type or own,
     )
 
@@ -94,6 +99,11 @@ def _activations(
             f"{rule.label}: activations {rule.activations} is for int8, and {module} has precision "
             f"{precision}; leave out what "
             'gives it that, or say precision = "int8" in a rule of your own'
+        )
+    if rule.activations != "block" and is_expert(module):
+        raise UsageError(
+            f"{rule.label}: activations {rule.activations} is for matrices with a node of their own, and "
+            f"{module} is one of several experts, which take blocks; leave them out of the rule's modules"
         )
     if rule.activations != "block" and looked_up:
         shared = ", and this model's head is the same table; a rotation (--transform rotate) makes two of it"

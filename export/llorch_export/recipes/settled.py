@@ -24,7 +24,7 @@ from llorch_serve.artifact.manifest import ComputeType, Precision
 class Storage(Enum):
     """Where a recipe's weights are in blocks that share a scale."""
 
-    SOURCE = "all matrices keep the blocks of a GGUF file"
+    SOURCE = "all matrices keep the blocks of a GGUF file, or the codes of packed weights"
     UNQUANTISED = "no weight is quantised"
     PER_CHANNEL = "no weight is in blocks: layers have one scale a channel, the head is unquantised"
     RULES = "only modules that rules name have blocks"

@@ -245,7 +245,7 @@ def _folder_config(folder: ModelFolder) -> tuple[ReadConfig, dict[str, object]]:
 
 
 def _content_files(folder: ModelFolder) -> tuple[Path, ...]:
-    names = dict.fromkeys((_CONFIG, INDEX, *FOLDER_FILES, *files_of_vocabulary(folder)))
+    names = dict.fromkeys((_CONFIG, INDEX, *PACKING_FILES, *FOLDER_FILES, *files_of_vocabulary(folder)))
     small = (folder.find(name) for name in names)
     return (*(path for path in small if path is not None), *template_files(folder), *weight_files(folder))
 

@@ -91,9 +91,9 @@ class WeightFlags(FlagGroup, frozen=True):
             "below 1e-6, "
             "fp16 0.00001 and bf16 0.001 (weights, activations and KV cache in that type; the CPU has no "
             "bf16), int8 0.004, "
-            "int4 0.22 (4 bits cost a small model much). source: a GGUF file's own blocks, nothing quantised "
-            "anew; 0.003 from Q4_1. Default: what --recipe says; int8 for other targets; fp16 for the "
-            "targets directml and coreml; fp32 with --via optimum.",
+            "int4 0.22 (4 bits cost a small model much). source: a GGUF file's own blocks, or the codes of "
+            "packed weights, nothing quantised anew; 0.003 from Q4_1. Default: what --recipe says; int8 for "
+            "other targets; fp16 for the targets directml and coreml; fp32 with --via optimum.",
             show_default=False,
         ),
     ] = None

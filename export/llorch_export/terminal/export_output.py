@@ -65,8 +65,11 @@ def show_preview(preview: Any, *, as_json: bool) -> None:
         write(f"input  {tensor['name']:<53} {tensor['shape']} {tensor['dtype']}\n")
     more = preview["prompt_data_bytes"]
     prompts = "" if more is None else f"{more / 2**20:,.1f} MiB more for prompts; "
+    active = preview["active_parameters"]
+    of_experts = "" if active == preview["parameters"] else f", {active:,} of them for one token"
     write(
-        f"{preview['parameters']:,} parameters; {preview['data_bytes'] / 2**20:,.1f} MiB of weights; "
+        f"{preview['parameters']:,} parameters{of_experts}; "
+        f"{preview['data_bytes'] / 2**20:,.1f} MiB of weights; "
         f"{prompts}KV cache {preview['kv_bytes_per_token']:,} bytes a token in {preview['kv_dtype']}\n"
     )
     for notice in preview["notices"]:

@@ -21,6 +21,7 @@ ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 DECODER: Final = "added_tokens_decoder"
 _FURTHER: Final = "extra_special_tokens"
 _FURTHER_BEFORE_5: Final = "additional_special_tokens"
+FURTHER: Final = (_FURTHER, _FURTHER_BEFORE_5)
 _FLAGS: Final = ("lstrip", "rstrip", "single_word", "normalized")
 
 

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from llorch_export.config.fields import quoted
+from llorch_export.tokenizer.added_tokens import DECODER, FURTHER
 from llorch_export.tokenizer.bpe import SPACE
 from llorch_export.tokenizer.llama_rules import LLAMA
 from llorch_export.tokenizer.notices import ids_of
@@ -38,12 +40,16 @@ _TEXTS: Final = (
 
 
 def class_notices(
-    data: bytes, tokenizer: Tokenizer, name: str, settings: Mapping[str, object]
+    data: bytes,
+    tokenizer: Tokenizer,
+    name: str,
+    settings: Mapping[str, object],
+    named: Mapping[str, str],
 ) -> tuple[str, ...]:
     """Return a notice if the class ``name`` gives other ids than the file; none if they are the same.
 
     data, tokenizer: tokenizer.json and what it holds. name: the class by which transformers reads the folder;
-    empty if it has no rules. settings: of tokenizer_config.json.
+    empty if it has no rules. settings: of tokenizer_config.json. named: token texts by role.
     """
     if name in _NO_RULES:
         return ()
@@ -53,6 +59,8 @@ def class_notices(
             f"tokenizer_class is {name[:100]}, whose rules in transformers may differ from tokenizer.json; "
             f"tokenizer.json counts here, as the model's own file",
         )
+    if (dropped := _dropped(tokenizer, settings, named)) is not None:
+        return (_notice(name, f"does not know {quoted(dropped)} as a token"),)
     inner: dict[str, Any] = json.loads(data)
     model = inner["model"] | rules.pop("model")
     changed = inner | rules | {"model": model}
@@ -68,6 +76,22 @@ def class_notices(
             does = f"makes the ids {there or 'none'} of {text!r}, and tokenizer.json {here or 'none'}"
             return (_notice(name, does),)
     return ()
+
+
+def _dropped(tokenizer: Tokenizer, settings: Mapping[str, object], named: Mapping[str, str]) -> str | None:
+    """Return an added token of the file that a class with rules drops: where the settings list such tokens,
+    only those count, and those with a role.
+    """
+    stated = settings.get(DECODER)
+    if not isinstance(stated, Mapping):
+        return None
+    known = {entry.get("content") for entry in stated.values() if isinstance(entry, Mapping)}
+    known |= {*named.values()}
+    for key in FURTHER:
+        found = settings.get(key)
+        known |= {text for text in found if isinstance(text, str)} if isinstance(found, list) else set()
+    texts = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    return next((text for text in texts if text not in known), None)
 
 
 def _notice(name: str, does: str) -> str:

@@ -68,8 +68,8 @@ def tokenizer_from_folder(
     if name == LLAMA and not settings.get("trust_remote_code"):
         data = with_llama_rules(data, settings, origin=str(folder.path / "tokenizer_config.json"))
     tokenizer = _parsed(data, folder)
-    own_rules = class_notices(whole, tokenizer, name, settings) if whole else ()
     named = named_tokens(folder, settings, name)
+    own_rules = class_notices(whole, tokenizer, name, settings, named) if whole else ()
     data = with_added_tokens(
         data,
         tokenizer,

@@ -4,7 +4,7 @@ scale.
 The input of the down projection is silu(gate) * up, so a channel of up may be divided by what the down
 projection's column is multiplied with. The scale is ``sqrt(max |m| / rms(w))``, with m the channel on the
 calibration text and w the
-column: half of the difficulty moves from activations into weights.
+column: half of the difficulty moves from activations into weights. Experts stay as they are.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
+from llorch_export.checkpoint.expert_names import feed_forward_blocks
+from llorch_export.formats.module import is_expert
 from llorch_export.transform.lazy import LayerNames, Tensors, Vector, balance, scaled_columns, scaled_rows
 from llorch_serve.artifact.manifest import LlamaConfig
 
 Float64 = npt.NDArray[np.float64]
-
-UP, DOWN = "mlp.up_proj", "mlp.down_proj"
 
 
 def smooth(config: LlamaConfig, tensors: Tensors, measured: Calibration) -> Tensors:
@@ -29,13 +29,16 @@ def smooth(config: LlamaConfig, tensors: Tensors, measured: Calibration) -> Tens
     result = dict(tensors)
     for layer in range(config.num_hidden_layers):
         names = LayerNames(layer)
-        down = names.weight(DOWN)
-        scale = functools.cache(
-            functools.partial(_scale, tensors[down], measured.inputs[down].absmax.astype(np.float64))
-        )
-        result[down] = scaled_columns(tensors[down], scale)
-        for name in names.both(UP, tensors):
-            result[name] = scaled_rows(tensors[name], _inverse(scale))
+        for block in feed_forward_blocks(config, layer):
+            down = names.weight(f"{block}.down_proj")
+            if is_expert(down):
+                continue  # their inputs are not measured
+            scale = functools.cache(
+                functools.partial(_scale, tensors[down], measured.inputs[down].absmax.astype(np.float64))
+            )
+            result[down] = scaled_columns(tensors[down], scale)
+            for name in names.both(f"{block}.up_proj", tensors):
+                result[name] = scaled_rows(tensors[name], _inverse(scale))
     return result
 
 

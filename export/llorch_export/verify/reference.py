@@ -100,7 +100,9 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
     """Return a model of the config with the checkpoint's tensors put in."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     parameters = dict(model.named_parameters())
-    places = stored_places(checkpoint.config)
+    keys = FAMILIES[checkpoint.config.architecture].experts
+    own = keys.names[0] if keys is not None and checkpoint.config.experts else None
+    places = stored_places(checkpoint.config, own)
     with torch.no_grad():
         for name, tensor in checkpoint.tensors.items():
             stored = tensor.load() - np.float32(norm_offset(name, checkpoint.config))
@@ -108,7 +110,8 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
             place = places[name]
             if order is not None:
                 stored = stored[order]
-            parameters[place.name][place.start : place.stop].copy_(torch.from_numpy(stored))
+            rows = parameters[place.name].view(-1, *tensor.shape[1:])  # of all matrices in a stack
+            rows[place.start : place.stop].copy_(torch.from_numpy(stored))
     return model.eval()
 
 

@@ -12,7 +12,7 @@ from llorch_export.config.families import FAMILIES
 from llorch_export.config.family import Family
 from llorch_export.config.layer_form import LOGITS_CAP, SCORES_CAP
 from llorch_export.graph.qkv import score_scale
-from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig, RopeConfig
 
 # Rotary types that transformers knows; "factors" is GGUF's own and is applied to the finished model.
 _OWN_SCALING = ("default", "factors")
@@ -53,6 +53,15 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
             "residual_multiplier": config.residual_multiplier,
             "logits_scaling": config.logits_scaling,
             "attention_multiplier": config.head_dim**-0.5 if scale is None else scale,
+        }
+    experts = config.experts
+    if family.experts is not None and isinstance(experts, ExpertsConfig):
+        settings |= {
+            family.experts.counts[0]: experts.count,
+            family.experts.width: experts.intermediate_size,
+            "num_experts_per_tok": experts.per_token,
+            "norm_topk_prob": experts.normalised,
+            "shared_expert_intermediate_size": experts.shared_intermediate_size or 0,
         }
     settings |= _form_settings(config, family)
     if family.outer_original_context is not None and config.rope.original_max_position_embeddings is not None:

@@ -91,6 +91,24 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
         return self.original_max_position_embeddings if changes else None
 
 
+class ExpertsConfig(_Struct, frozen=True, kw_only=True):
+    """Feed-forward blocks of which each token takes a few: those that a router gives the largest logits.
+
+    count: blocks in a layer. per_token: how many a token takes. intermediate_size: of one of them.
+    normalised: the shares of those that a token takes add up to one; else they are what softmax over all of
+        them gives.
+    shared_intermediate_size: of a block that every token takes too, scaled by a sigmoid; None: there is none.
+    sparse_layers: one number a layer, 0 where it has one plain block; empty: all layers have experts.
+    """
+
+    count: Count
+    per_token: Count
+    intermediate_size: Count
+    normalised: bool = True
+    shared_intermediate_size: Count | None = None
+    sparse_layers: tuple[int, ...] = ()
+
+
 class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a decoder layer is built where it is not Llama's. What is not said is as in Llama.
 
@@ -137,6 +155,7 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     embedding_multiplier, residual_multiplier: scale the embedding, and what each block adds to the residual.
     attention_multiplier: scales attention scores; None: 1 / sqrt(head_dim).
     logits_scaling: divides the logits.
+    experts: of the layers whose feed-forward block is several; absent: there are none.
     layer_form: how layers are built where they are not Llama's; read it as :attr:`form`.
     """
 
@@ -163,6 +182,24 @@ class LlamaConfig(_Struct, frozen=True, kw_only=True):
     attention_multiplier: float | None = None
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    experts: ExpertsConfig | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def active_intermediate_size(self) -> int:
+        """Return how wide the widest feed-forward block is for one token, all that it takes together."""
+        if self.experts is msgspec.UNSET:
+            return self.intermediate_size
+        taken = self.experts.per_token * self.experts.intermediate_size
+        sparse = taken + (self.experts.shared_intermediate_size or 0)
+        return max(sparse, self.intermediate_size) if 0 in self.experts.sparse_layers else sparse
+
+    def layer_experts(self, layer: int) -> ExpertsConfig | None:
+        """Return what a layer has in place of one feed-forward block; None if it has just that."""
+        if self.experts is msgspec.UNSET:
+            return None
+        dense = self.experts.sparse_layers and self.experts.sparse_layers[layer] == 0
+        return None if dense else self.experts
+
     layer_form: LayerForm | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -266,8 +303,8 @@ class ModuleRule(_Struct, frozen=True, kw_only=True):
 class Recipe(_Struct, frozen=True, kw_only=True):
     """How the weights were brought into the graph.
 
-    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, each tensor as the
-        file has it.
+    precision: of the linear layers; ``source`` carries over the blocks of a GGUF file, or the codes of packed
+        weights, each tensor as the file has it.
     block_size: elements along the input dimension that share one scale (``int8`` and ``int4`` only).
     head_precision: precision of the output head, and of the embedding where the two are tied.
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.

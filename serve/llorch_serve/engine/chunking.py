@@ -33,7 +33,7 @@ def attention_crossover(config: LlamaConfig) -> int:
     """Return the position from which attention takes as long as all the rest of a layer."""
     heads = config.num_attention_heads * config.head_dim
     projections = config.hidden_size * (
-        2 * heads + 2 * config.num_key_value_heads * config.head_dim + 3 * config.intermediate_size
+        2 * heads + 2 * config.num_key_value_heads * config.head_dim + 3 * config.active_intermediate_size
     )
     return max(1, int(projections / (2 * heads * _ATTENTION_COST)))
 

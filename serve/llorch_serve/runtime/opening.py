@@ -57,9 +57,9 @@ def open_session(
     _check_fit(manifest, provider.runtime_name)
     if graphs.int8_cache is not None:
         import_runtime(graphs.int8_cache.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
-    on_cpu = provider.runtime_name == CPU
+    on_cpu, has_experts = provider.runtime_name == CPU, bool(manifest.model.experts)
     if config.batch_invariant:
-        require_effect(graphs.recipes, on_cpu=on_cpu)
+        require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
 
     memory = device_memory(provider, runtime)
     plan = plan_memory(manifest, graphs, config, provider, memory)
@@ -87,7 +87,9 @@ def open_session(
         cache,
         bound,
         capacity=plan.capacity,
-        batch_invariant=on_cpu and (config.batch_invariant or not any(map(takes_pairs, graphs.recipes))),
+        batch_invariant=on_cpu
+        and not has_experts
+        and (config.batch_invariant or not any(map(takes_pairs, graphs.recipes))),
         max_rows=max_rows,
         needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
     )

@@ -37,15 +37,21 @@ def even(count: int) -> int:
     return count + count % 2
 
 
-def require_effect(recipes: Sequence[Recipe], *, on_cpu: bool) -> None:
+def require_effect(recipes: Sequence[Recipe], *, on_cpu: bool, has_experts: bool = False) -> None:
     """Raise UsageError where ``--batch-invariant`` changes nothing or cannot keep its promise.
 
-    recipes: of the graphs that are loaded. on_cpu: they run on the CPU provider.
+    recipes: of the graphs that are loaded. on_cpu: they run on the CPU provider. has_experts: some layers
+        have several blocks, of which each row takes a few.
     """
     if not on_cpu:
         raise UsageError(
             "--batch-invariant is for the cpu provider; what another gives a row in a batch is not known. "
             "Leave it out"
+        )
+    if has_experts:
+        raise UsageError(
+            "--batch-invariant cannot be kept for this model: each of its experts computes the rows of a "
+            "call that chose it together, and which those are depends on the neighbours. Leave it out"
         )
     if not any(map(takes_pairs, recipes)):
         found = sorted({precision for recipe in recipes for precision in recipe.precisions})

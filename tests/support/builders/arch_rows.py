@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support.builders.arch_rows_experts import EXPERTS
 from support.builders.arch_rows_gemma import GEMMA
 from support.builders.arch_rows_norms import NORMS
 from support.builders.checkpoints import of_family
@@ -113,10 +114,10 @@ HF: dict[str, dict[str, Any]] = {
         rope_scaling={"type": "longrope", "short_factor": SHORT[:6], "long_factor": LONG[:6]},
     ),
 }
-HF |= GEMMA | NORMS
+HF |= GEMMA | NORMS | EXPERTS
 
 # Beside the first seven families one row of each; the others of them are for ci/slow.
-LATER = GEMMA | NORMS
+LATER = GEMMA | NORMS | EXPERTS
 _FIRST = {str(HF[name].get("model_type")): name for name in reversed(LATER)}
 SLOW = frozenset(name for name in LATER if name not in _FIRST.values())
 
@@ -172,4 +173,9 @@ GGUF = [
     "stablelm, parallel, biases",
     "phi",
     "nemotron",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "granitemoe",
+    "olmoe",
 ]

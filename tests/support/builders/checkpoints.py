@@ -26,10 +26,9 @@ from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.family import Family
 from llorch_export.config.hf import config_from_hf
-from llorch_serve.artifact.manifest import LlamaConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
+from support.builders.stored_experts import Weights, with_gguf_experts, with_stored_experts
 from support.oracles.gguf_blocks import storage_type
-
-Weights = dict[str, npt.NDArray[np.float32]]
 
 VOCAB_SIZE = 512
 BOS, EOS, TURN, TURN_END = "<|bos|>", "<|eos|>", "<|turn|>", "<|turn_end|>"
@@ -242,6 +241,7 @@ def write_hf_folder(
     tokenizer: bool = True,
     *,
     edit: Callable[[Weights], None] | None = None,
+    stacked_experts: bool = False,
     generation_config: Mapping[str, object] | None = None,
     tokenizer_config: Mapping[str, object] | None = None,
 ) -> Path:
@@ -250,6 +250,8 @@ def write_hf_folder(
     dtype: ``F32``, ``F16`` or ``BF16``; ``F64`` and ``I32`` for what must be refused.
     shards: above 1, weights are dealt out to so many files beside an index.
     edit: changes the weights before they are written.
+    stacked_experts: keep the experts of a layer together, as transformers' own modules have them; else as
+        hubs have them.
     tokenizer_config: settings added to the file; None removes one.
     """
     path.mkdir(parents=True, exist_ok=True)
@@ -259,6 +261,7 @@ def write_hf_folder(
         edit(weights)
     if config["model_type"] == "phi3":
         weights = fused(weights)
+    weights = with_stored_experts(weights, str(config["model_type"]), stacked=stacked_experts)
     family = FAMILIES[str(config["model_type"])]
     if family.renamed_on_loading:
         weights = {stored_name(name, family): value for name, value in weights.items()}
@@ -343,13 +346,13 @@ def write_gguf(
         weights = fused(weights)
     tensors = {
         gguf_tensor_name(name, family.gguf_name): converted(name, value, config)
-        for name, value in weights.items()
+        for name, value in with_gguf_experts(weights).items()
     }
     kind = gguf.GGMLQuantizationType[weight_type]
     for name, value in (tensors | dict(extra or {})).items():
         if value.ndim == 1:
             writer.add_tensor(name, value)
-        elif blocks is not None and (given := blocks(name, *value.shape)) is not None:
+        elif blocks is not None and value.ndim == 2 and (given := blocks(name, *value.shape)) is not None:
             writer.add_tensor(name, given[1], raw_dtype=storage_type(given[0]))
         else:
             writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
@@ -389,6 +392,13 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
             "logit_scale": config.logits_scaling,
             "attention.scale": config.attention_multiplier,
         }
+    experts = config.experts
+    if isinstance(experts, ExpertsConfig):
+        values |= {"expert_count": experts.count, "expert_used_count": experts.per_token}
+        if experts.intermediate_size != config.intermediate_size:
+            values["expert_feed_forward_length"] = experts.intermediate_size
+        if experts.shared_intermediate_size is not None:
+            values["expert_shared_feed_forward_length"] = experts.shared_intermediate_size
     if config.architecture == "phi3":
         values["attention.sliding_window"] = config.sliding_window or 0
     family, form = FAMILIES[config.architecture], config.form

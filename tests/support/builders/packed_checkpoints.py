@@ -160,6 +160,8 @@ def write_gptq(
         "desc_act": order,
         "damp_percent": 0.01,
         "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+        "method": "gptq",
+        "pack_dtype": "int32",
         **settings,
     }
     packed.rewrite()

@@ -36,6 +36,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
             "heads of 40, one kv head",
             "yarn, attention factor",
             "mistral, window",
+            "qwen2_moe, one layer without",
             "qwen2",
             "qwen2, tied, one kv head",
             "qwen3",

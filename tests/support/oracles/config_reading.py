@@ -12,7 +12,7 @@ import numpy as np
 from llorch_export.checkpoint.names import stored_tensors
 from llorch_export.config.families import FAMILIES
 from llorch_export.graph.rope import inverse_frequencies
-from llorch_serve.artifact.manifest import LlamaConfig, RopeConfig
+from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig, RopeConfig
 
 PLAIN = (
     "vocab_size",
@@ -26,6 +26,7 @@ PLAIN = (
     "tie_word_embeddings",
 )
 """Fields of the same name and meaning in both."""
+_GRANITE = ("granite", "granitemoe")
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -49,7 +50,7 @@ def transformers_config(data: Mapping[str, Any]) -> Any:
 
 def differences(found: LlamaConfig, expected: Any) -> list[str]:
     """Return each field of ``found`` in which it is not transformers' config ``expected``."""
-    pairs = {**_plain(found, expected), **_by_layer(found, expected)}
+    pairs = {**_plain(found, expected), **_by_layer(found, expected), **_experts(found, expected)}
     pairs["rotary embedding"] = (True, _same_rotation(found, expected))
     pairs["parameters"] = _parameters(found, expected)
     return [
@@ -71,7 +72,7 @@ def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]
     pairs["architecture"] = (found.architecture, expected.model_type)
     pairs["head_dim"] = (found.head_dim, getattr(expected, "head_dim", None) or share)
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
-        pairs[name] = (getattr(found, name), getattr(expected, name) if kind == "granite" else 1.0)
+        pairs[name] = (getattr(found, name), getattr(expected, name) if kind in _GRANITE else 1.0)
     if kind.startswith("gemma"):
         pairs["embedding_multiplier"] = (found.embedding_multiplier, expected.hidden_size**0.5)
     if kind.startswith("cohere"):
@@ -85,9 +86,20 @@ def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]
     usual = scalar**-0.5
     pairs["attention_multiplier"] = (
         own,
-        expected.attention_multiplier if expected.model_type == "granite" else usual,
+        expected.attention_multiplier if expected.model_type in _GRANITE else usual,
     )
     return pairs
+
+
+def _experts(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
+    """Compare what shapes of parameters do not show: how many experts a token takes, and their shares."""
+    if not isinstance(found.experts, ExpertsConfig):
+        return {}
+    normalised = getattr(expected, "norm_topk_prob", True)
+    return {
+        "experts of a token": (found.experts.per_token, expected.num_experts_per_tok),
+        "shares add up to one": (found.experts.normalised, normalised),
+    }
 
 
 def _by_layer(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
@@ -104,7 +116,7 @@ def _by_layer(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, obje
 def window_of(expected: Any, layer: int) -> int | None:
     """Return how many tokens a layer sees by transformers' config; None: all."""
     window: int | None = None
-    if expected.model_type in ("mistral", "phi3", "starcoder2"):
+    if expected.model_type in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
         window = expected.sliding_window
     elif "sliding_attention" in (types := getattr(expected, "layer_types", None) or ()):
         window = expected.sliding_window if types[layer] == "sliding_attention" else None
@@ -154,7 +166,9 @@ def _parameters(found: LlamaConfig, expected: Any) -> tuple[object, object]:
     with torch.device("meta"):
         model = _classes(expected, "ForCausalLM")(small)
     theirs = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    ours = {name: shape for name, shape in stored_tensors(found).items() if _within(name, layers)}
+    keys = FAMILIES[found.architecture].experts
+    named = stored_tensors(found, keys.names[0] if keys and found.experts else None)
+    ours = {name: shape for name, shape in named.items() if _within(name, layers)}
     return dict(sorted(ours.items())), dict(sorted(theirs.items()))
 
 

@@ -12,12 +12,11 @@ Matrix = npt.NDArray[np.float32]
 
 
 def unpack(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.int64]:
-    """Return codes along the last axis; at 4 bits the lower nibble of a byte comes first."""
-    if bits == 8:
-        return packed.astype(np.int64)
-    codes = np.empty((*packed.shape[:-1], 2 * packed.shape[-1]), np.int64)
-    codes[..., 0::2] = packed % 16
-    codes[..., 1::2] = packed // 16
+    """Return codes along the last axis; the lowest bits of a byte come first."""
+    each = 8 // bits
+    codes = np.empty((*packed.shape[:-1], each * packed.shape[-1]), np.int64)
+    for place in range(each):
+        codes[..., place::each] = packed.astype(np.int64) // 2 ** (place * bits) % 2**bits
     return codes
 
 

@@ -18,6 +18,7 @@ from llorch_export.checkpoint.packed.base import (
     PackedModule,
     from_codes,
     in_words,
+    require_middle,
     scale_type,
 )
 from llorch_export.checkpoint.packed.floats import float4_matrix, float8_matrix
@@ -80,7 +81,8 @@ def _whole_numbers(module: PackedModule, scheme: CompressedScheme) -> PackedMatr
     else:
         weights.require((rows, columns), ("I8",))
     grid.require(module, scales)
-    zeros = None if scheme.symmetric else module.part("weight_zero_point")
+    place = module.parts.get("weight_zero_point")
+    zeros = place if scheme.symmetric else module.part("weight_zero_point")
     if zeros is not None and zeros.kind == "I32":
         zeros.require((words_of(grid.size[0], bits), grid.size[1]), ("I32",))
     elif zeros is not None:
@@ -91,7 +93,7 @@ def _whole_numbers(module: PackedModule, scheme: CompressedScheme) -> PackedMatr
         bits=bits,
         columns=columns,
         group=order.size,
-        symmetric=zeros is None,
+        symmetric=scheme.symmetric,
         scale_type=scale_type(scales),
         read=_Matrix(module, scheme, grid, order, weights, scales, zeros).read,
         input_order=order.order,
@@ -141,10 +143,17 @@ class _Matrix:
         """Return [rows, groups]."""
         if self.zeros is None:
             return None
-        if self.zeros.kind != "I32":
-            return self._moved(self.grid.read(self.zeros, start, stop), self.zeros)
+        found = self._stored_zero_points(self.zeros, start, stop)
+        if not self.scheme.symmetric:
+            return found
+        require_middle(found, self.scheme.bits, self.zeros, "symmetric: true", "set symmetric to false")
+        return None
+
+    def _stored_zero_points(self, place: StoredArray, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        if place.kind != "I32":
+            return self._moved(self.grid.read(place, start, stop), place)
         # Packed along the outputs; a tensor of small numbers, so all of it is read.
-        of_blocks = unpacked(self.zeros.read().T, self.scheme.bits, self.grid.size[0]).T
+        of_blocks = unpacked(place.read().T, self.scheme.bits, self.grid.size[0]).T
         return of_blocks[np.arange(start, stop) // self.grid.rows]
 
     def _moved(self, numbers: npt.NDArray[np.generic], place: StoredArray) -> npt.NDArray[np.uint8]:

@@ -87,14 +87,15 @@ def _float8(module: PackedModule, weight: StoredArray, scales: StoredArray) -> P
     # Sizes of one stand for dimensions that are not shared by blocks.
     stored = tuple(size for size in scales.shape if size != 1)
     grids = [Grid.of(module.shape, block) for block in _BLOCKS]
-    grid = next((one for one in grids if tuple(size for size in one.size if size != 1) == stored), None)
-    if grid is None:
+    fitting = [one for one in grids if tuple(size for size in one.size if size != 1) == stored]
+    if not fitting:
         raise ArtifactError(
             f"{scales.path}: tensor {scales.name} is {list(scales.shape)}, expected "
             f"{', '.join(str(list(one.size)) for one in grids)} (one scale, one an output, or one a block of "
             f"{_BLOCK} by {_BLOCK}) for {module.name} of {list(module.shape)}; export from the original "
             "weights"
         )
+    grid = fitting[0]
     return float8(weight, grid, stored_scales(grid, dataclasses.replace(scales, shape=grid.size)))
 
 

@@ -13,16 +13,19 @@ from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, Pac
 from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
 from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
+from llorch_export.checkpoint.packed.hqq import HqqReader
 from llorch_export.checkpoint.packed.modelopt import ModelOptReader
 from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.packed.torchao import TorchAoReader
 from llorch_export.checkpoint.stored_tensors import StoredTensor
+from llorch_export.checkpoint.stream import read_float32
 from llorch_export.config.packed.awq import AwqPacking
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.bitsandbytes import BitsAndBytesPacking
 from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
+from llorch_export.config.packed.hqq import HqqPacking
 from llorch_export.config.packed.modelopt import ModelOptPacking
 from llorch_export.config.packed.quark import QuarkPacking
 from llorch_export.config.packed.torchao import TorchAoPacking
@@ -35,6 +38,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     CompressedPacking: CompressedReader,
     BitsAndBytesPacking: BitsAndBytesReader,
     TorchAoPacking: TorchAoReader,
+    HqqPacking: HqqReader,
     ModelOptPacking: ModelOptReader,
     QuarkPacking: QuarkReader,
 }
@@ -82,4 +86,13 @@ def take_packed(
                 "and plain (weight), and it is not known which is meant; remove one of them"
             )
         found[name] = matrix
+        _drop_empty_bias(stored, f"{module}.bias", wanted)
     return found
+
+
+def _drop_empty_bias(
+    stored: dict[str, StoredTensor], name: str, wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Take out zeros that a tool has added where the model has no bias; others stay, and are refused."""
+    if name in stored and name not in wanted and not read_float32(stored[name].source).any():
+        del stored[name]

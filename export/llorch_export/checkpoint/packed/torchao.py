@@ -148,7 +148,8 @@ def _moved(numbers: npt.NDArray[np.generic], bits: int, place: StoredArray) -> n
             f"{place.path}: tensor {place.name} holds {wide.min()} to {wide.max()}, expected {-half} to "
             f"{half - 1}; the file is damaged, fetch it again"
         )
-    return (wide + half).astype(np.uint8)
+    codes: npt.NDArray[np.uint8] = (wide + half).astype(np.uint8)
+    return codes
 
 
 def _floating(module: PackedModule, fields: Fields) -> PackedMatrix:

@@ -25,8 +25,14 @@ def unpacked(words: npt.NDArray[np.generic], bits: int, count: int) -> Bytes:
         shifts = np.arange(0, 32, bits, dtype=np.uint32)
         found = (stream[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
         return found.reshape(len(stream), -1)[:, :count]
-    starts = np.arange(count) * bits
-    first, shift = starts // 32, (starts % 32).astype(np.uint64)
-    padded = np.pad(stream, ((0, 0), (0, 1))).astype(np.uint64)
-    pairs = padded[:, first] | padded[:, first + 1] << np.uint64(32)
-    return (pairs >> shift & np.uint64(2**bits - 1)).astype(np.uint8)
+    periods = -(-count // 32)  # of 32 codes, which take as many words as a code has bits
+    padded = np.pad(stream, ((0, 0), (0, periods * bits - stream.shape[1])))
+    whole = padded.reshape(len(stream), periods, bits)
+    codes = np.empty((len(stream), periods, 32), np.uint8)
+    for place in range(32):
+        first, shift = divmod(place * bits, 32)
+        part = whole[:, :, first] >> np.uint32(shift)
+        if shift + bits > 32:
+            part |= whole[:, :, first + 1] << np.uint32(32 - shift)
+        codes[:, :, place] = part & np.uint32(2**bits - 1)
+    return codes.reshape(len(stream), -1)[:, :count]

@@ -10,8 +10,15 @@ from llorch_export.config.expressions import Expression
 from llorch_export.config.fields import Fields, shown
 from llorch_export.config.packed.awq import AwqPacking
 from llorch_export.config.packed.base import MAX_PATTERNS, WAY_OUT, Packing, refuse_unasked
-from llorch_export.config.packed.gptq import AUTO_ROUND_INERT, INERT, GptqPacking, GptqScheme, gptq_scheme
-from llorch_export.config.packed.patterns import start_expression
+from llorch_export.config.packed.gptq import (
+    AUTO_ROUND_INERT,
+    INERT,
+    GptqPacking,
+    GptqScheme,
+    Rules,
+    gptq_scheme,
+)
+from llorch_export.config.packed.patterns import Expressions
 from llorch_serve.errors import ArtifactError
 
 # By packing_format: what stored zero points lack; None: packed as AWQ does.
@@ -24,6 +31,7 @@ _LAYOUTS: Final[Mapping[str, Literal[0, 1] | None]] = {
     "auto_round:awq": None,
 }
 _PLAIN_BITS: Final = 16
+_PLAIN_NAME: Final = re.compile(r"[\w.-]+")
 _INERT: Final = (
     *INERT,
     *AUTO_ROUND_INERT,
@@ -64,24 +72,24 @@ def _require_whole_numbers(fields: Fields) -> None:
         raise fields.wrong("rotation_config", f"nothing, since it changes what the model computes; {WAY_OUT}")
 
 
-def _rules(fields: Fields, default: GptqScheme) -> tuple[tuple[Expression, GptqScheme | None], ...]:
+def _rules(fields: Fields, default: GptqScheme) -> Rules:
     """Read ``extra_config``: settings of modules by name, or by an expression over the start of it."""
     modules = fields.mapping("extra_config")
     if len(modules) > MAX_PATTERNS:
         raise fields.wrong("extra_config", f"at most {MAX_PATTERNS} modules")
-    found: list[tuple[Expression, GptqScheme | None]] = []
+    found: list[tuple[Expression | str, GptqScheme | None]] = []
+    expressions = Expressions(f"{fields.origin}: extra_config")
     for name, settings in modules.items():
         origin = f"{fields.origin}: extra_config: {shown(name)}"
         if not isinstance(settings, Mapping):
             raise ArtifactError(f"{origin} is no object of settings; {WAY_OUT}")
         own = Fields(settings, origin=origin)
         plain = own.integer("bits", default.bits, low=1, high=32) >= _PLAIN_BITS
-        exact = re.fullmatch(r"[\w.-]+", name) is not None
-        expression = start_expression(f"{re.escape(name)}$" if exact else name, origin)
+        rule = name if _PLAIN_NAME.fullmatch(name) else expressions.start(name)
         if plain:
-            found.append((expression, None))
+            found.append((rule, None))
             continue
         _require_whole_numbers(own)
-        found.append((expression, gptq_scheme(own, default)))
+        found.append((rule, gptq_scheme(own, default)))
         refuse_unasked(own, _INERT)
     return tuple(found)

@@ -15,6 +15,7 @@ _BY_OUTPUT: Final = {"gemm": False, "exllama": False, "gemv": True}
 # How the codes were found, and which kernels were meant; which modules are packed is seen from the tensors.
 _INERT: Final = (
     "quant_method",
+    "method",
     "modules_to_not_convert",
     "do_fuse",
     "fuse_max_seq_len",

@@ -15,7 +15,7 @@ from llorch_export.config.packed.base import (
     names,
     refuse_unasked,
 )
-from llorch_export.config.packed.patterns import ModulePatterns, module_patterns
+from llorch_export.config.packed.patterns import Expressions, ModulePatterns
 from llorch_serve.errors import ArtifactError
 
 _ACTIVATION_BITS: Final = 16  # from which on nothing is rounded that a checkpoint has
@@ -84,19 +84,19 @@ def compressed_packing(fields: Fields) -> CompressedPacking:
     config_groups = fields.mapping("config_groups")
     if len(config_groups) > _MAX_GROUPS:
         raise fields.wrong("config_groups", f"at most {_MAX_GROUPS} groups")
-    groups, notices = [], []
+    groups, notices, expressions = [], [], Expressions(fields.origin)
     for name, value in config_groups.items():
         origin = f"{fields.origin}: config_groups: {shown(name)}"
         if not isinstance(value, Mapping):
             raise ArtifactError(f"{origin} is no object of settings; {WAY_OUT}")
         own = Fields(value, origin=origin)
         scheme = _scheme(own, whole)
-        targets = module_patterns(names(own, "targets"), f"{origin}: targets")
+        targets = expressions.patterns(names(own, "targets"))
         notices += [notice for key in _ACTIVATIONS if (notice := _activations(own, key))]
         refuse_unasked(own)
         if scheme is not None:
             groups.append((targets, scheme))
-    ignored = module_patterns(names(fields, "ignore"), f"{fields.origin}: ignore")
+    ignored = expressions.patterns(names(fields, "ignore"))
     cache = bool(fields.mapping("kv_cache_scheme"))
     if cache:
         notices.append(

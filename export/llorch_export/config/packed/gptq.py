@@ -9,7 +9,7 @@ from typing import Final, Literal, cast
 from llorch_export.config.expressions import Expression
 from llorch_export.config.fields import Fields, shown
 from llorch_export.config.packed.base import MAX_PATTERNS, WAY_OUT, Packing, group_size, refuse_unasked
-from llorch_export.config.packed.patterns import start_expression
+from llorch_export.config.packed.patterns import Expressions
 from llorch_serve.errors import ArtifactError
 
 BITS: Final = (2, 3, 4, 8)
@@ -18,6 +18,7 @@ BITS: Final = (2, 3, 4, 8)
 # packed is seen from the tensors, and so is the order of their inputs.
 INERT: Final = (
     "quant_method",
+    "method",
     "desc_act",
     "damp_percent",
     "damp_auto_increment",
@@ -86,24 +87,30 @@ class GptqScheme:
     symmetric: bool
 
 
+Rules = tuple[tuple[Expression | str, GptqScheme | None], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class GptqPacking(Packing):
     """GPTQ: codes in words of 32 bits along the inputs.
 
     scheme: of modules that no rule names. zero_offset: what stored zero points lack: 1 but in files of
         version 2. carries: whether it was added to whole words, so that it carries over between zero points.
-    rules: expressions over the start of a module's name, of which the first that matches holds; None: such
-        modules are not packed.
+    rules: names, or expressions over the start of a module's name, of which the first that matches holds;
+        None: such modules are not packed.
     """
 
     scheme: GptqScheme
     zero_offset: Literal[0, 1]
     carries: bool = True
-    rules: tuple[tuple[Expression, GptqScheme | None], ...] = ()
+    rules: Rules = ()
 
     def of(self, module: str) -> GptqScheme | None:
         """Return how a module is packed, or None if it is not."""
-        return next((scheme for rule, scheme in self.rules if rule.matches(module)), self.scheme)
+        for rule, scheme in self.rules:
+            if rule == module if isinstance(rule, str) else rule.matches(module):
+                return scheme
+        return self.scheme
 
 
 def gptq_packing(fields: Fields) -> GptqPacking:
@@ -115,6 +122,8 @@ def gptq_packing(fields: Fields) -> GptqPacking:
         raise fields.wrong("checkpoint_format", "'gptq' or 'gptq_v2'")
     if fields.get("pack_dtype") not in (None, "int32"):
         raise fields.wrong("pack_dtype", "'int32'")
+    if fields.get("method") not in (None, "gptq"):
+        raise fields.wrong("method", "'gptq', as quant_method says")
     for key in ("rotation", "adapter", "pre_filters", "preprocessors"):
         if fields.get(key):
             raise fields.wrong(key, f"nothing, since it changes what the model computes; {WAY_OUT}")
@@ -150,15 +159,16 @@ def _ambiguous(scheme: GptqScheme | None) -> bool:
     return scheme is not None and scheme.bits == 3 and not scheme.symmetric
 
 
-def _rules(fields: Fields, default: GptqScheme) -> tuple[tuple[Expression, GptqScheme | None], ...]:
+def _rules(fields: Fields, default: GptqScheme) -> Rules:
     """Read ``dynamic``: GPTQModel's settings for some modules, with ``-:`` before those that stay plain."""
     rules = fields.mapping("dynamic")
     if len(rules) > MAX_PATTERNS:
         raise fields.wrong("dynamic", f"at most {MAX_PATTERNS} rules")
-    found: list[tuple[Expression, GptqScheme | None]] = []
+    found: list[tuple[Expression | str, GptqScheme | None]] = []
+    origin = f"{fields.origin}: dynamic"
+    expressions = Expressions(origin)
     for pattern, settings in rules.items():
-        origin = f"{fields.origin}: dynamic"
-        expression = start_expression(pattern.removeprefix("+:").removeprefix("-:"), origin)
+        expression = expressions.start(pattern.removeprefix("+:").removeprefix("-:"))
         if pattern.startswith("-:"):
             found.append((expression, None))
             continue

@@ -6,7 +6,7 @@ The tools match with Python's ``re.match``; expressions of strangers are matched
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ from llorch_serve.errors import ArtifactError
 EXPRESSION: Final = "re:"
 """What goes before an expression, in formats that have names beside them."""
 
-_MAX_STATES: Final = 8000  # of all expressions of a list: a name is tried against each
+_MAX_STATES: Final = 8000  # of all expressions of a file: each name is tried against each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +34,38 @@ class ModulePatterns:
         return module in self.names or any(one.matches(module) for one in self.expressions)
 
 
-def module_patterns(texts: Iterable[str], origin: str) -> ModulePatterns:
-    """Read names, and expressions that begin with ``re:``. ``origin`` says where they stand, in errors.
-
-    Raises ArtifactError if an expression cannot be matched here.
+class Expressions:
+    """Compiles the expressions of one file, which together take a bounded time. ``origin`` names the file in
+    errors.
     """
-    found, names, states = [], set(), 0
-    for text in texts:
-        if not text.startswith(EXPRESSION):
-            names.add(text)
-            continue
-        found.append(start_expression(text.removeprefix(EXPRESSION), origin))
-        states += found[-1].size
-        if states > _MAX_STATES:
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+        self._states = 0
+
+    def start(self, text: str) -> Expression:
+        """Compile an expression that is to match the start of a name.
+
+        Raises ArtifactError if it cannot be matched here, or if all of them are too many.
+        """
+        try:
+            compiled(text)  # by itself: what follows must not close a bracket of it
+            found = compiled(f"(?:{text}).*")
+        except UnsupportedExpressionError as error:
             raise ArtifactError(
-                f"{origin} has expressions that take more than {_MAX_STATES} steps together to match a name; "
-                "list the names of modules instead"
+                f"{self._origin} has the expression {shown(text)!r}, which cannot be matched: {error}; "
+                f"{WAY_OUT}"
+            ) from error
+        self._states += found.size
+        if self._states > _MAX_STATES:
+            raise ArtifactError(
+                f"{self._origin} has expressions that take more than {_MAX_STATES} steps together to match a "
+                "name; list the names of modules instead"
             )
-    return ModulePatterns(frozenset(names), tuple(found))
+        return found
 
-
-def start_expression(text: str, origin: str) -> Expression:
-    """Compile an expression that is to match the start of a name. Raises as :func:`module_patterns` does."""
-    try:
-        compiled(text)  # by itself: what follows must not close a bracket of it
-        return compiled(f"(?:{text}).*")
-    except UnsupportedExpressionError as error:
-        raise ArtifactError(
-            f"{origin} has the expression {shown(text)!r}, which cannot be matched: {error}; {WAY_OUT}"
-        ) from error
+    def patterns(self, texts: Collection[str]) -> ModulePatterns:
+        """Read names, and expressions that begin with ``re:``. Raises as :meth:`start` does."""
+        names = frozenset(text for text in texts if not text.startswith(EXPRESSION))
+        found = (text.removeprefix(EXPRESSION) for text in texts if text.startswith(EXPRESSION))
+        return ModulePatterns(names, tuple(self.start(text) for text in found))

@@ -80,8 +80,8 @@ def quark_packing(fields: Fields) -> QuarkPacking:
     otherwise = _scheme(everywhere, f"{fields.origin}: global_quant_config", notices)
     cache = bool(fields.mapping("kv_cache_quant_config"))
     if cache:
-        notices["Quark rounds keys and values by stored scales; here the cache is what --kv-dtype says"] = (
-            None
+        notices.append(
+            "Quark rounds keys and values by stored scales; here the cache is what --kv-dtype says"
         )
     refuse_unasked(fields, _INERT)
     return QuarkPacking(

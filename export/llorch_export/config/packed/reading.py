@@ -14,6 +14,7 @@ from llorch_export.config.packed.bitsandbytes import bitsandbytes_packing
 from llorch_export.config.packed.compressed import compressed_packing
 from llorch_export.config.packed.fbgemm import fbgemm_packing
 from llorch_export.config.packed.gptq import gptq_packing
+from llorch_export.config.packed.hqq import hqq_packing
 from llorch_export.config.packed.modelopt import is_modelopt, modelopt_packing
 from llorch_export.config.packed.quark import quark_packing
 from llorch_export.config.packed.torchao import torchao_packing
@@ -24,6 +25,7 @@ _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
     "bitsandbytes": bitsandbytes_packing,
     "compressed-tensors": compressed_packing,
     "torchao": torchao_packing,
+    "hqq": hqq_packing,
     "modelopt": modelopt_packing,
     "quark": quark_packing,
     "fbgemm_fp8": fbgemm_packing,

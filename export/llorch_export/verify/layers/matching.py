@@ -22,6 +22,8 @@ _RESIDUAL: Final = "/residual"
 _KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), Kind.QKV),
     **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "silu", "act", "product"), Kind.SWIGLU),
+    **dict.fromkeys(("gate", "shared_expert_gate"), Kind.ROUTER),
+    **dict.fromkeys(("experts", "mlp"), Kind.EXPERTS),
     **dict.fromkeys(("embedding", SCALED_EMBEDDING), Kind.EMBEDDING),
     "logits": Kind.LOGITS,
 }

@@ -23,7 +23,7 @@ RESTORED: Final = "turned back"
 """Source of a stage that was observed and brought back into the checkpoint's basis."""
 
 _NORMS: Final = ("input_layernorm", "post_attention_layernorm", FINAL_NORM)
-_RESIDUAL: Final = ("/residual", ".o_proj", ".down_proj")
+_RESIDUAL: Final = ("/residual", ".o_proj", ".down_proj", ".mlp.experts", ".mlp")
 
 
 def in_original_basis(graph: GraphRun, recipe: Recipe, checkpoint: Checkpoint) -> GraphRun:

@@ -1,7 +1,7 @@
 """The reference's inner values: what transformers' modules read and wrote, and its attention from inside.
 
 Takes a model that :class:`llorch_export.verify.reference.Reference` loaded; gives arrays under the modules'
-own names.
+names, of routers and experts under those of the graph.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.checkpoint.expert_names import own_name
 from llorch_export.checkpoint.names import own_module
 from llorch_export.checkpoint.row_order import head_order
 from llorch_export.config.families import FAMILIES
@@ -88,7 +89,9 @@ def observe(model: Any, token_ids: list[int], config: LlamaConfig) -> ReferenceR
     AttentionMaskInterface.register(_OBSERVED, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
     model.set_attn_implementation(_OBSERVED)
     hooks = [
-        module.register_forward_hook(_recorder(torch, run, own_module(name, family), len(token_ids)))
+        module.register_forward_hook(
+            _recorder(torch, run, own_name(own_module(name, family)), len(token_ids))
+        )
         for name, module in model.named_modules()
         if name
     ]
@@ -130,6 +133,8 @@ def _by_token(array: Array, tokens: int) -> Array:
 
 
 def _array(tensor: Any) -> Array:
-    """Copy a tensor out, since modules may change theirs in place."""
-    array: Array = tensor[0].numpy().copy()
+    """Copy a tensor out, since modules may change theirs in place; without the batch axis, which values of
+    routers and experts do not have.
+    """
+    array: Array = (tensor[0] if tensor.dim() > 2 else tensor).numpy().copy()
     return array

@@ -1,0 +1,106 @@
+"""HQQ's weights: exact values for every width and both axes, and codes where zero points are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llorch_export.source.open import open_checkpoint
+from llorch_serve.errors import ArtifactError
+from support.builders.packed_checkpoints import Packed
+from support.builders.packed_folders import Maker, write_packed
+from support.builders.packed_hqq import SETTINGS, matrix
+from support.builders.tiny_exports import all_logits, export_tiny, random_ids
+from support.oracles import numpy_llama
+from tolerances import QUANTISED_LOGITS_LEVEL_0
+
+SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+ROWS: dict[str, Maker] = {
+    "4 bits": matrix(4, 64),
+    "4 bits, zero points below 0": matrix(4, 64, low=-20),
+    "4 bits, fractions": matrix(4, 64, whole=False),
+    "4 bits, axis 0": matrix(4, 64, axis=0),
+    "4 bits as bfloat16": matrix(4, 64, storage=ml_dtypes.bfloat16),
+    "8 bits": matrix(8, 128),
+    "3 bits": matrix(3, 64),
+    "3 bits, axis 0": matrix(3, 64, axis=0),
+    "2 bits": matrix(2, 16),
+    "1 bit": matrix(1, 32),
+    "groups across outputs": matrix(4, 256),
+}
+MODULE = "model.layers.0.mlp.up_proj"
+
+
+def _write(path: Path, row: str = "4 bits") -> Packed:
+    return write_packed(path / "m", SHAPE, ROWS[row], SETTINGS, skip=("lm_head",))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_values_are_exact(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    tensors = open_checkpoint(str(packed.folder)).tensors
+    for name, value in packed.values.items():
+        np.testing.assert_array_equal(tensors[name].load(), value, err_msg=name)
+        np.testing.assert_array_equal(tensors[name].load_rows(3, 13), value[3:13], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("row", "bits"),
+    [("4 bits", 4), ("4 bits, zero points below 0", 8), ("3 bits", 3), ("2 bits", 2), ("1 bit", 8)],
+)
+def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str, bits: int) -> None:
+    packed = _write(tmp_path, row)
+    codes = open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].codes
+    assert codes is not None
+    assert codes.bits == bits
+    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", accuracy_level=0)
+    ids = random_ids(24)
+    expected = numpy_llama.forward(packed.config, packed.values, ids)
+    np.testing.assert_allclose(all_logits(artifact, ids), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
+@pytest.mark.parametrize("row", ["4 bits, fractions", "4 bits, axis 0", "groups across outputs"])
+def test_what_no_block_holds_has_no_codes(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    assert open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].codes is None
+
+
+def _refused(packed: Packed) -> str:
+    packed.rewrite()
+    with pytest.raises(ArtifactError) as caught:
+        open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].load()
+    return str(caught.value)
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    kept = dict(packed.stored)
+
+    def refusal(part: str, value: Any) -> str:
+        packed.stored = kept | {f"{MODULE}.{part}": value}
+        return _refused(packed)
+
+    def number(value: int) -> Any:
+        return np.array(value, np.int32)
+
+    assert "has nbits 5, axis 1 and group_size 64" in refusal("nbits", number(5))
+    assert "axis 2" in refusal("axis", number(2))
+    assert "group_size 0" in refusal("group_size", number(0))
+    assert "group_size 63" in refusal("group_size", number(63))
+    assert "scales that are packed themselves" in refusal("quant_scale", number(1))
+    assert "is [192, 127], expected [192, 128]" in refusal("shape", np.array([192, 127]))
+    assert "expected U8 [192, 64]" in refusal("W_q", np.zeros((192, 63), np.uint8))
+    assert "expected F32 or F16 or BF16 [384, 1]" in refusal("zero", np.zeros((383, 1), np.float32))
+    assert "NaN or infinite" in refusal("scale", np.full((384, 1), np.inf, np.float32))
+    packed.stored = {key: value for key, value in kept.items() if key != f"{MODULE}.zero"}
+    assert "but no zero" in _refused(packed)
+
+
+def test_scales_that_are_packed_are_refused_by_the_settings(tmp_path: Path) -> None:
+    packed = _write(tmp_path)
+    packed.config["quantization_config"] = SETTINGS | {"quant_config": {"scale_quant_params": {"nbits": 8}}}
+    assert "expected no scale_quant_params" in _refused(packed)
