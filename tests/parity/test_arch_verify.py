@@ -15,6 +15,7 @@ from llorch_export.verify.divergence import verify
 from llorch_export.verify.reference import Reference
 from llorch_serve.bench.workload import sample_text
 from support.builders.arch_rows import GGUF, HF, usual_first
+from support.builders.arch_rows_experts import EXPERTS
 from support.builders.checkpoints import write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids, silent
 from tolerances import FP32_LOGITS
@@ -23,7 +24,9 @@ READ_HERE = [name for name, row in FAMILIES.items() if not row.gguf_in_transform
 pytestmark = pytest.mark.reference
 
 
-@pytest.mark.parametrize("name", usual_first(name for name in GGUF if "betas" not in name))
+@pytest.mark.parametrize(
+    "name", usual_first((name for name in GGUF if "betas" not in name), only=("gemma3", "phi", *EXPERTS))
+)
 def test_the_reference_of_a_gguf_file_is_that_of_the_folder(tmp_path: Path, name: str) -> None:
     ids = random_ids(128)
     file = Reference(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", HF[name]))))

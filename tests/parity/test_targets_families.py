@@ -14,27 +14,22 @@ import pytest
 
 from llorch_serve.artifact.manifest import Target
 from llorch_serve.runtime.fixed_session import FixedSession
-from support.builders.arch_rows import HF, LATER
+from support.builders.arch_rows import HF, usual_first
 from support.builders.checkpoints import tiny_llama_config, write_hf_folder
 from support.builders.tiny_exports import Logits, export_tiny, open_fixed_tiny, open_tiny, random_ids
 from support.oracles.stepwise import check_steps, reference
 from tolerances import FP32_LOGITS
 
 TOKENS = 128
-# One of each twist that the forms of attention, rotation and norms build in another way.
-QUICK = ("gemma2", "gemma3, pattern", "hunyuan", "stablelm, parallel, biases")
 DYNAMIC: tuple[Target, ...] = ("portable", "directml")
 
 
+# Other targets refuse them.
+WITHOUT_EXPERTS = [name for name, row in HF.items() if not tiny_llama_config(**row).experts]
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in LATER and name not in QUICK else name
-        for name in HF
-        if not tiny_llama_config(**HF[name]).experts  # which other targets refuse
-    ],
-)
+@pytest.mark.parametrize("name", usual_first(WITHOUT_EXPERTS, only=("gemma2", "gemma3, pattern", "hunyuan")))
 def test_every_family_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
     folder = write_hf_folder(tmp_path / "model", HF[name])
     ids = random_ids(TOKENS)

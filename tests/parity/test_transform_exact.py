@@ -14,6 +14,7 @@ from llorch_export.recipes.exact_transforms import why_inexact
 from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.reference import Reference
 from support.builders.arch_rows import usual_first
+from support.builders.arch_rows_experts import EXPERTS
 from support.builders.checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids
 from support.builders.transform_rows import ALL, EACH, MEASURED, TEXT, TOGETHER, uneven
@@ -43,7 +44,7 @@ def test_each_transform_alone_is_exact(tmp_path: Path, name: str, transform: str
     check(tmp_path, EACH[name], (transform,))
 
 
-@pytest.mark.parametrize("name", usual_first(TOGETHER))
+@pytest.mark.parametrize("name", usual_first(TOGETHER, only=("olmo2", "phi", *EXPERTS)))
 def test_all_transforms_together_are_exact(tmp_path: Path, name: str) -> None:
     """All that the family takes: the others are refused."""
     config = tiny_llama_config(**TOGETHER[name])

@@ -103,6 +103,25 @@ def test_packing_that_is_told_beside_the_config_is_refused_before_a_tensor_is_re
             opened(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}),
+        ("quantize_config.json", {"bits": 4, "quant_method": "gptq"}),
+        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}),
+    ],
+)
+def test_settings_of_packing_beside_plain_weights_are_said_to_have_no_effect(
+    tmp_path: Path, name: str, content: dict[str, object]
+) -> None:
+    folder = write_hf_folder(tmp_path / "model")
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    (notice,) = open_checkpoint(str(folder)).notices
+    assert notice == (
+        f"the settings in {folder} say that weights are packed, and none is; they are read as they are"
+    )
+
+
 def test_names_in_a_manifest_make_no_lines_of_their_own(tmp_path: Path) -> None:
     artifact, _ = exported(tmp_path, badwordsids=[1])
     manifest = artifact / "llorch.json"

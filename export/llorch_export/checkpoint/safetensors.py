@@ -118,8 +118,22 @@ def folder_tensors(
         )
         for name, place in places.items()
     }
-    notices = packing.notices if isinstance(packing, Packing) else ()
-    return FolderTensors(tensors, (*_notices(folder, files, index, left_out), *notices), renamed)
+    said = _said_of_packing(folder, packing, packed)
+    return FolderTensors(tensors, (*_notices(folder, files, index, left_out), *said), renamed)
+
+
+def _said_of_packing(
+    folder: ModelFolder, packing: Packing | Fp8Format | None, packed: Collection[str]
+) -> tuple[str, ...]:
+    """Return what a person should know of packed weights, a line each."""
+    if not isinstance(packing, Packing):
+        return ()
+    if packed:
+        return packing.notices
+    # Training leaves the settings of its base model behind, and merges into plain weights.
+    return (
+        f"the settings in {folder.path} say that weights are packed, and none is; they are read as they are",
+    )
 
 
 def _require_values(stored: Mapping[str, StoredTensor], wanted: Collection[str]) -> None:

@@ -9,6 +9,7 @@ transformers leaves it open.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,11 +28,14 @@ from llorch_export.graph.linear import whole_linear
 from llorch_export.graph.mlp import mlp
 from llorch_export.graph.source_forms import requantised
 from llorch_export.graph.weights import Arrays
+from llorch_export.quantize.carried import carried_form
 from llorch_export.quantize.layout import block_count, zero_point_bytes
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form
 from llorch_serve.artifact.manifest import ExpertsConfig, ScaleType
 from llorch_serve.errors import UsageError
 
+_BITS: Final = (4, 8)  # widths of codes that were compared with numpy
+_BLOCKS: Final = (32, 64, 128, 256)
 _SWIGLU: Final[dict[str, int | float | str]] = {
     "activation_type": "swiglu",
     "swiglu_fusion": 1,  # rows of gate and up by turns
@@ -167,7 +171,7 @@ def _block_form(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> _Stored | 
             return _packed_form(b, tensors, kind)
         if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
             return None
-        carried = common_form({tensor.dtype for tensor in tensors})
+        carried = common_form({tensor.dtype for tensor in tensors}, _BITS)
         return _Stored(carried, "float32", lambda weight: carried_chunks(b, [weight], carried))
     assert form.block_size is not None, "a quantised format has a block size"
     if form.block_size < min(one.block_size or 0 for one in forms):
@@ -188,17 +192,12 @@ def _packed_form(b: GraphBuilder, tensors: Sequence[LazyTensor], kind: ExpertsCo
     all as they are, blocks that are found anew.
     """
     sizes = (b.config.hidden_size, kind.intermediate_size)
-    carried = [b.source_forms.carried(tensor) for tensor in tensors]
-    found = {
-        (blocks, codes.scale_type)
-        for codes, blocks in (each for each in carried if each is not None)
-        if codes.input_order is None
-        and blocks.bits in BITS.values()
-        and not any(n % blocks.block_size for n in sizes)
-    }
-    if len(found) == 1 and all(each is not None and each[0].input_order is None for each in carried):
-        ((blocks, scale_type),) = found
-        return _Stored(blocks, scale_type, lambda weight: coded_chunks(b, [weight], blocks))
+    codes = [tensor.codes for tensor in tensors]
+    for finest in _BLOCKS if all(one is not None and one.input_order is None for one in codes) else ():
+        found = {(carried_form(one, _BITS, finest), one.scale_type) for one in codes if one is not None}
+        blocks, scale_type = next(iter(found))
+        if len(found) == 1 and blocks is not None and not any(size % blocks.block_size for size in sizes):
+            return _Stored(blocks, scale_type, functools.partial(_coded, b, blocks))
     form = layer_format([requantised(tensor) for tensor in tensors], *sizes)
     assert form.block_size is not None, "a quantised format has a block size"
     b.notices[
@@ -275,6 +274,10 @@ def _flat_rows(chunks: Iterator[Arrays]) -> Iterator[Arrays]:
     """Give each array as rows of one dimension."""
     for arrays in chunks:
         yield tuple(array.reshape(len(array), -1) for array in arrays)
+
+
+def _coded(b: GraphBuilder, form: BlockForm, weight: str) -> Iterator[Arrays]:
+    return coded_chunks(b, [weight], form)
 
 
 def _module(weight: str) -> str:

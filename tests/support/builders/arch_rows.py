@@ -4,7 +4,7 @@ of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -122,9 +122,12 @@ _FIRST = {str(HF[name].get("model_type")): name for name in reversed(LATER)}
 SLOW = frozenset(name for name in LATER if name not in _FIRST.values())
 
 
-def usual_first(names: Iterable[str]) -> list[Any]:
-    """Return rows as parameters of a test, those in SLOW with that marker."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
+def usual_first(names: Iterable[str], *, only: Collection[str] | None = None) -> list[Any]:
+    """Return rows as parameters of a test, those in SLOW with that marker; or all of later families but
+    ``only``.
+    """
+    slow = SLOW if only is None else LATER.keys() - set(only)
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 # The rows that llama.cpp's converter can store, under the architecture it stores them as.

@@ -202,7 +202,7 @@ class _Matrix:
             place = row // grid.step
             end = min(bottom, (place + 1) * grid.step)
             stored = self.words.rows(row - place * grid.step, end - place * grid.step)
-            words = stored.view(np.int32 if grid.bits == 3 else np.uint8)
+            words: npt.NDArray[np.int64] = stored.astype(np.int64)
             shift = (each - 1 - place) * grid.bits
             parts.append((words >> shift & (2**grid.bits - 1)).astype(np.uint8))
             row = end

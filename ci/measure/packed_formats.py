@@ -1,0 +1,141 @@
+"""Checkpoints that tools have quantised, exported as they are: divergence, size, time and memory of each.
+
+``ci/measurement packed_formats FOLDER``, where FOLDER is what ``ci/make-quantised`` prints. Every checkpoint
+in it is exported twice with ``--precision source``, with activations and cache in fp32 and by default, and
+verified against the values that it stands for. Prints a table in Markdown, and exits with 1 where a form is
+carried inexactly, an answer departs by more than docs/packed.md says, or an artifact is larger than its
+source by more than a twentieth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from llorch_export.checkpoint.folder import ModelFolder
+from llorch_export.checkpoint.safetensors import weight_files
+from llorch_export.verify.divergence import verify
+from llorch_serve.artifact.folder import load_artifact
+
+MOST_EXACT: Final = 1e-6
+MOST_BY_DEFAULT: Final = 0.005
+MOST_LARGER: Final = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A checkpoint's row.
+
+    becomes: what most of its matrices became, in words. exact_kl, kl: divergence with activations and cache
+        in fp32, and by default, in nats; top1: by default. larger: the artifact's data over the source's
+        weights. seconds, mebibytes: of the export by default, and its peak of memory.
+    """
+
+    name: str
+    becomes: str
+    exact_kl: float
+    kl: float
+    top1: float
+    larger: float
+    seconds: float
+    mebibytes: float
+
+
+def measured(source: Path, work: Path) -> Measured:
+    """Export and verify one checkpoint."""
+    exact, _, _ = exported(source, work / "exact", "--accuracy-level", "0", "--kv-dtype", "float32")
+    plain, seconds, peak = exported(source, work / "plain")
+    found = verify(plain, str(source), lambda phase, done, total: None)
+    manifest = load_artifact(plain).manifest
+    forms = manifest.source_forms or ()
+    most = max(forms, key=lambda form: len(form.modules), default=None)
+    stored = sum(path.stat().st_size for path in weight_files(ModelFolder(source)))
+    kept = sum(path.stat().st_size for path in plain.iterdir() if path.suffix == ".data")
+    return Measured(
+        source.name,
+        "" if most is None else most.becomes,
+        verify(exact, str(source), lambda phase, done, total: None).kl,
+        found.kl,
+        found.top1,
+        kept / stored,
+        seconds,
+        peak,
+    )
+
+
+def exported(source: Path, output: Path, *more: str) -> tuple[Path, float, float]:
+    """Export in a process of its own; return the artifact, seconds, and the peak of memory in MiB."""
+    command = [sys.executable, "-P", "-m", "llorch_serve", "export", str(source), "--output", str(output)]
+    command += ["--precision", "source", "--json", *more]
+    started = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    said = child.stderr.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    if status:
+        sys.exit(f"{source.name}: {said[-2000:]}")
+    return output, time.perf_counter() - started, usage.ru_maxrss / 1024
+
+
+def table(rows: list[Measured]) -> Iterator[str]:
+    """Give lines of Markdown."""
+    yield "| checkpoint | in the graph | KL in fp32 | KL | top-1 | of the source's size | s | MiB |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        figures = f"{row.exact_kl:.1g} | {row.kl:.2g} | {row.top1:.2%} | {row.larger:.3f}"
+        yield f"| {row.name} | {row.becomes} | {figures} | {row.seconds:.1f} | {row.mebibytes:.0f} |"
+
+
+def main() -> None:
+    """Run everything; the table goes to stdout."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="names of checkpoints, with commas between")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else packed_folders(arguments.folder)
+    rows = []
+    for name in wanted:
+        with tempfile.TemporaryDirectory() as work:
+            rows.append(measured(arguments.folder / name, Path(work)))
+        sys.stderr.write(f"{rows[-1]}\n")
+        sys.stderr.flush()
+    used = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "transformers", "numpy"))
+    sys.stdout.write("\n".join([f"{datetime.now(UTC):%Y-%m-%d}; {used}", "", *table(rows)]) + "\n")
+    if problems := list(broken(rows)):
+        sys.exit("\n".join(problems))
+
+
+def packed_folders(folder: Path) -> list[str]:
+    """Return the names of the checkpoints in a folder that are packed."""
+    found = []
+    for config in sorted(folder.glob("*/config.json")):
+        sides = [config.parent / name for name in ("hf_quant_config.json", "quantize_config.json")]
+        if "quantization_config" in json.loads(config.read_text("utf-8")) or any(s.exists() for s in sides):
+            found.append(config.parent.name)
+    return found
+
+
+def broken(rows: list[Measured]) -> Iterator[str]:
+    """Give what does not hold."""
+    for row in rows:
+        if row.becomes.endswith("exactly") and row.exact_kl > MOST_EXACT:
+            yield f"{row.name}: {row.exact_kl:.2g} nats with activations in fp32, expected {MOST_EXACT:.2g}"
+        if row.kl > MOST_BY_DEFAULT:
+            yield f"{row.name}: {row.kl:.2g} nats, expected {MOST_BY_DEFAULT:.2g} at most"
+        if row.larger > MOST_LARGER:
+            yield f"{row.name}: {row.larger:.3f} of the source's size, expected {MOST_LARGER} at most"
+
+
+if __name__ == "__main__":
+    main()
