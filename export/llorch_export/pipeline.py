@@ -39,7 +39,7 @@ from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
-from llorch_export.resolved import ResolvedExport, check_source, resolve
+from llorch_export.resolved import ResolvedExport, check_source, resolve, with_cache_of
 from llorch_export.source.open import open_checkpoint
 from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.verify.float_range import probe_activations
@@ -89,7 +89,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     checkpoint = open_checkpoint(options.source)
     check_source(base, checkpoint)
     checkpoint = with_adapters(checkpoint, options.lora)
-    resolved = resolve(options, checkpoint.config)
+    resolved = resolve(with_cache_of(checkpoint.tensors, options), checkpoint.config)
     text = None
     if resolved.calibration is not None:
         text = read_calibration(resolved.calibration, checkpoint)

@@ -7,13 +7,14 @@ text has been run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from llorch_export.calibration.measurements import calibrated_parts, measured_moments, require_use
-from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.formats.module import uses_static
 from llorch_export.formats.precisions import refuse_rules_beyond
 from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
@@ -179,6 +180,17 @@ def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
             f"weights, and {checkpoint.path} is a Hugging Face folder of plain weights; choose fp32, fp16, "
             "bf16, int8 or int4"
         )
+
+
+def with_cache_of(tensors: Mapping[str, LazyTensor], options: ExportOptions) -> ExportOptions:
+    """Return ``options`` with a cache that is not quantised, where packed weights are kept as they are and
+    nobody has asked for another: rounding keys and values would cost as much again as all else.
+    """
+    recipe = base_recipe(options)
+    packed = recipe.precision == "source" and any(tensor.packed is not None for tensor in tensors.values())
+    if packed and options.kv_dtype is None:
+        return replace(options, kv_dtype=recipe.compute_type)
+    return options
 
 
 def resolve_context(config: LlamaConfig, max_context: int | None) -> int:

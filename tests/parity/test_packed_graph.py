@@ -16,6 +16,7 @@ from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.errors import UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from support.builders.checkpoints import of_family, write_hf_folder
@@ -139,6 +140,20 @@ def test_codes_are_no_wider_than_they_must_be(
     artifact = source(write_gptq(tmp_path / "m", SHAPE, **settings), tmp_path / "a")
     found = nodes(artifact, "MatMulNBits")["model.layers.0.self_attn.qkv_proj"]
     assert (found["bits"], found["block_size"]) == (bits, block)
+
+
+def test_a_cache_in_int8_is_added_to_packed_weights_that_are_kept_only_if_asked_for(tmp_path: Path) -> None:
+    packed = write_gptq(tmp_path / "m", SHAPE)
+    cases: tuple[tuple[KvDtype | None, tuple[KvDtype, ...]], ...] = (
+        (None, ("float32",)),
+        ("int8", ("int8", "float32")),
+    )
+    for asked, dtypes in cases:
+        options = ExportOptions(str(packed.folder), tmp_path / str(asked), precision="source", kv_dtype=asked)
+        assert preview(options)["kv_dtype"] == dtypes[0]
+        assert export(options, silent).artifact.manifest.kv_dtypes == dtypes
+    other = ExportOptions(str(packed.folder), tmp_path / "other", precision="int8")
+    assert preview(other)["kv_dtype"] == "int8"
 
 
 def test_the_default_level_adds_what_int8_activations_cost(tmp_path: Path) -> None:

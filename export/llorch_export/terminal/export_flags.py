@@ -184,9 +184,9 @@ class GraphFlags(FlagGroup, frozen=True):
         KvDtype | None,
         typer.Option(
             help="What the KV cache may hold while answers are generated: int8 adds a graph for that, with "
-            "ranges measured on "
-            "--calibration's text or one that comes with llorch. Default: int8 where weights are quantised "
-            "and the target has it.",
+            "ranges measured on --calibration's text or one that comes with llorch. Default: int8 where "
+            "weights are quantised and the target has it, but not beside packed weights that --precision "
+            "source keeps.",
             show_default=False,
         ),
     ] = None
