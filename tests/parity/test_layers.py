@@ -19,7 +19,7 @@ from support.builders.tiny_exports import contents, export_tiny, silent
 
 pytestmark = pytest.mark.reference
 
-KINDS = set(Kind) - {Kind.LLAMA_CPP}
+KINDS = set(Kind) - {Kind.LLAMA_CPP, Kind.ROUTER, Kind.EXPERTS}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,

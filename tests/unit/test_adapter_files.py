@@ -147,7 +147,7 @@ def test_other_tools_files_are_called_by_their_name(base: Checkpoint, tmp_path: 
         ({"base_model_name_or_path": "other/model"}, "trained on other/model, and is merged into m"),
         ({"ensure_weight_tying": True}, "ensure_weight_tying has no effect"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out has no effect"),
-        ({"bias": "all"}, "the base model has none"),
+        ({"bias": "all"}, "the modules that it means have none"),
         ({"layers_pattern": "layers"}, "layers_pattern has no effect"),
         (
             {"target_modules": r"^(?!.*lm_head).*(q_proj|v_proj|down_proj)$"},

@@ -88,7 +88,8 @@ def test_what_fails_fails_the_script_and_is_tried_again(room: Room, call: str, s
 
 FUNCTION = re.compile(r"^(\w+)\(\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 SAFE = re.compile(
-    r"\|\| (return|exit)|^(local|if|elif|else|fi|for|done|echo|export|printf|shift|set|#|\w+=[^(]*$)"
+    r"\|\| (return|exit)|^(local|if|elif|else|fi|for|done|echo|export|printf|return|shift|set|#)"
+    r"|^\w+=([^(]*|\((?!.*\$\().*)$"
 )
 
 

@@ -121,6 +121,7 @@ EXPERTS: Final = (
     Family(
         "olmoe",
         "OlmoeForCausalLM",
+        equal_heads=True,
         defaults={
             "vocab_size": 50304,
             "hidden_size": 2048,

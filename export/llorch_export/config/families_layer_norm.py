@@ -73,6 +73,7 @@ LAYER_NORM: Final = (
     Family(
         "stablelm",
         "StableLmForCausalLM",
+        equal_heads=True,
         defaults={
             "vocab_size": 50304,
             "hidden_size": 2560,

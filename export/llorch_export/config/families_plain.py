@@ -134,6 +134,7 @@ PLAIN: Final = (
     Family(
         "helium",
         "HeliumForCausalLM",
+        equal_heads=True,
         defaults={
             "vocab_size": 48000,
             "hidden_size": 2560,

@@ -40,6 +40,7 @@ class Family:
     multipliers: the config scales embedding, attention, residual and logits.
     no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
     partial_rotary: a leading part of each head may be rotated.
+    equal_heads: heads share the hidden size; transformers cannot run models of other heads.
     outer_original_context: ``original_max_position_embeddings`` where config.json has none beside its rope
         settings.
     longrope_names: further names by which the family's config.json means longrope, the only scaling that such
@@ -97,6 +98,7 @@ class Family:
     multipliers: bool = False
     no_rope_interval: int = 0
     partial_rotary: bool = False
+    equal_heads: bool = False
     outer_original_context: int | None = None
     longrope_names: frozenset[str] = frozenset()
     fused: tuple[str, ...] = ()

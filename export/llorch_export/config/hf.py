@@ -121,6 +121,8 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     kv_usual = heads if stated else int(defaults.get("num_key_value_heads", heads))
     usual = {"head_dim": defaults["head_dim"]} if "head_dim" in defaults else {}
     head_dim = head_size(fields, "head_dim", hidden, heads, origin=origin, default=usual.get("head_dim"))
+    if family.equal_heads and head_dim * heads != hidden:
+        raise fields.wrong("head_dim", f"{hidden} / {heads}: heads of this family share the hidden size")
     rotating = no_rope_layers(fields, family, layers)
     window, layer_types = windows(fields, family, layers, max_positions, rotating)
     if family.rotates_in_windows:

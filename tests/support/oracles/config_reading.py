@@ -116,7 +116,7 @@ def _by_layer(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, obje
 def window_of(expected: Any, layer: int) -> int | None:
     """Return how many tokens a layer sees by transformers' config; None: all."""
     window: int | None = None
-    if expected.model_type in ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
+    if expected.model_type in ("mistral", "ministral3", "phi3", "starcoder2", "mixtral", "qwen3_moe"):
         window = expected.sliding_window
     elif "sliding_attention" in (types := getattr(expected, "layer_types", None) or ()):
         window = expected.sliding_window if types[layer] == "sliding_attention" else None
