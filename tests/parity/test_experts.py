@@ -201,6 +201,13 @@ def test_codes_of_packed_experts_are_carried_over_but_for_those_in_another_order
     whole = all_logits(export_tiny(source, tmp_path / "whole"), IDS)
     logits = all_logits(found.artifact, IDS)
     assert any("quantised anew: int8, block 32" in notice for notice in found.notices) is order
+    # A record by matrix would contradict what the layer's node holds.
+    forms = found.artifact.manifest.source_forms
+    assert isinstance(forms, tuple)
+    named = [module for form in forms for module in form.modules]
+    assert any(module.endswith(".o_proj") for module in named)
+    assert not [module for module in named if ".experts." in module or module.endswith(".mlp.gate")]
+    assert any("llorch inspect shows what experts and routers became" in n for n in found.notices)
     if not order:
         np.testing.assert_allclose(logits, whole, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
     assert divergence(whole, logits) < 0.01

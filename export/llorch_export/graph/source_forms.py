@@ -16,7 +16,7 @@ import numpy as np
 
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.codes import Codes
-from llorch_export.formats.module import EMBEDDING, FINE_MODULES, ModuleFormat
+from llorch_export.formats.module import EMBEDDING, FINE_MODULES, ModuleFormat, is_expert, is_router
 from llorch_export.formats.precisions import BITS
 from llorch_export.formats.targets import Capabilities
 from llorch_export.quantize.carried import carried_bits, carried_form, stored_bits
@@ -123,12 +123,20 @@ def _nbytes(tensor: LazyTensor) -> float:
     return math.prod(tensor.shape) * np.dtype(SCALE_DTYPES[tensor.narrow_type or "float32"]).itemsize
 
 
+def _stored_by_layer(tensor: LazyTensor) -> bool:
+    """Tell whether one node reads a matrix with all others of its layer, so that they settle its form."""
+    module = tensor.name.removesuffix(".weight")
+    return is_expert(module) or is_router(module)
+
+
 def source_forms(tensors: Mapping[str, LazyTensor], target: Capabilities) -> tuple[SourceForm, ...]:
-    """Return how the matrices of a checkpoint of packed weights are stored there, and what they become."""
+    """Return how the matrices of a checkpoint of packed weights are stored there, and what they become;
+    experts and routers apart, whose form a layer settles for all of them.
+    """
     forms = SourceForms(tensors, target)
     found: dict[tuple[str, str], list[str]] = {}
     for name, tensor in tensors.items():
-        if len(tensor.shape) == 2:
+        if len(tensor.shape) == 2 and not _stored_by_layer(tensor):
             form = (tensor.packed or tensor.dtype, forms.becomes(tensor))
             found.setdefault(form, []).append(name.removesuffix(".weight"))
     return tuple(
@@ -140,12 +148,14 @@ def source_forms(tensors: Mapping[str, LazyTensor], target: Capabilities) -> tup
 def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> str:
     """Say what becomes of a checkpoint's matrices at precision ``source``."""
     matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
+    alone = [tensor for tensor in matrices if not _stored_by_layer(tensor)]
+    rest = "; llorch inspect shows what experts and routers became" if len(alone) < len(matrices) else ""
     if all(tensor.packed is None for tensor in matrices):
-        return carried_notice((tensor.dtype, widths_for(tensor.name, target)) for tensor in matrices)
+        return carried_notice((tensor.dtype, widths_for(tensor.name, target)) for tensor in alone) + rest
     forms = (
         f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, target)
     )
-    return f"matrices as the graph has them: {'; '.join(forms)}"
+    return f"matrices as the graph has them: {'; '.join(forms)}{rest}"
 
 
 def packed_notice(tensors: Mapping[str, LazyTensor]) -> str | None:
