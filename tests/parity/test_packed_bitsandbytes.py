@@ -14,11 +14,11 @@ from llorch_export.checkpoint.packed.tables import nearest_codes
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_export.source.open import open_checkpoint
-from llorch_serve.errors import ArtifactError
 from support.builders.packed_bitsandbytes import eight_bits, four_bits, normal_table, settings, table_of
 from support.builders.packed_checkpoints import Packed
 from support.builders.packed_folders import Maker, write_packed
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids, silent
+from support.harness.packed import load_error
 from support.oracles import numpy_llama
 from tolerances import FP32_LOGITS, QUANTISED_LOGITS_LEVEL_0
 
@@ -116,13 +116,6 @@ def test_old_settings_without_a_method_are_understood(tmp_path: Path) -> None:
 MODULE = "model.layers.0.mlp.up_proj"
 
 
-def _refused(packed: Packed) -> str:
-    packed.rewrite()
-    with pytest.raises(ArtifactError) as caught:
-        open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].load()
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -145,7 +138,7 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, 
     name = f"{MODULE}.weight.quant_state.bitsandbytes__nf4"
     state = json.loads(packed.stored[name].tobytes()) | change
     packed.stored[name] = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    assert said in _refused(packed)
+    assert said in load_error(packed, f"{MODULE}.weight")
 
 
 def test_damaged_parts_are_refused_by_name(tmp_path: Path) -> None:
@@ -155,7 +148,7 @@ def test_damaged_parts_are_refused_by_name(tmp_path: Path) -> None:
 
     def refusal(changed: dict[str, Any]) -> str:
         packed.stored = kept | changed
-        return _refused(packed)
+        return load_error(packed, f"{MODULE}.weight")
 
     assert "not valid JSON" in refusal({state: np.frombuffer(b"[1", np.uint8)})
     assert "not an object" in refusal({state: np.frombuffer(b"[]", np.uint8)})
@@ -165,21 +158,23 @@ def test_damaged_parts_are_refused_by_name(tmp_path: Path) -> None:
     infinite = np.full(384, np.inf, np.float32)
     assert "scales that are NaN or infinite" in refusal({f"{MODULE}.weight.absmax": infinite})
     packed.stored = {name: value for name, value in kept.items() if name != f"{MODULE}.weight.absmax"}
-    assert "but no weight.absmax" in _refused(packed)
+    assert "but no weight.absmax" in load_error(packed, f"{MODULE}.weight")
     packed.stored = {name: value for name, value in kept.items() if name != state}
-    assert "but no weight.quant_state.bitsandbytes__nf4" in _refused(packed)
+    assert "but no weight.quant_state.bitsandbytes__nf4" in load_error(packed, f"{MODULE}.weight")
 
 
 def test_eight_bits_in_the_order_of_a_kernel_are_refused(tmp_path: Path) -> None:
     packed = _write(tmp_path, "int8")
     packed.stored[f"{MODULE}.weight_format"] = np.array(2, np.uint8)
-    assert "load the model with bitsandbytes and save it again" in _refused(packed)
+    assert "load the model with bitsandbytes and save it again" in load_error(packed, f"{MODULE}.weight")
 
 
 def test_settings_that_contradict_themselves_are_refused(tmp_path: Path) -> None:
     both = _write(tmp_path, load_in_8bit=True)
-    assert "load_in_4bit is True, expected true, or load_in_8bit true instead" in _refused(both)
+    assert "load_in_4bit is True, expected true, or load_in_8bit true instead" in load_error(
+        both, f"{MODULE}.weight"
+    )
     unknown = _write(tmp_path, bnb_4bit_quant_type="nf5")
-    assert "bnb_4bit_quant_type is 'nf5', expected 'nf4' or 'fp4'" in _refused(unknown)
+    assert "bnb_4bit_quant_type is 'nf5', expected 'nf4' or 'fp4'" in load_error(unknown, f"{MODULE}.weight")
     new = _write(tmp_path, bnb_9bit=True)
-    assert "keys that are not understood: bnb_9bit" in _refused(new)
+    assert "keys that are not understood: bnb_9bit" in load_error(new, f"{MODULE}.weight")

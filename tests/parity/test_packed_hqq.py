@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from llorch_export.source.open import open_checkpoint
-from llorch_serve.errors import ArtifactError
 from support.builders.packed_checkpoints import Packed
 from support.builders.packed_folders import Maker, write_packed
 from support.builders.packed_hqq import SETTINGS, matrix
-from support.builders.tiny_exports import all_logits, export_tiny, random_ids
-from support.oracles import numpy_llama
-from tolerances import QUANTISED_LOGITS_LEVEL_0
+from support.harness.packed import load_error, require_carried, require_values
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 ROWS: dict[str, Maker] = {
@@ -42,10 +39,7 @@ def _write(path: Path, row: str = "4 bits") -> Packed:
 @pytest.mark.parametrize("row", ROWS)
 def test_values_are_exact(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
-    tensors = open_checkpoint(str(packed.folder)).tensors
-    for name, value in packed.values.items():
-        np.testing.assert_array_equal(tensors[name].load(), value, err_msg=name)
-        np.testing.assert_array_equal(tensors[name].load_rows(3, 13), value[3:13], err_msg=name)
+    require_values(packed)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +51,7 @@ def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str, bits: int) 
     codes = open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].codes
     assert codes is not None
     assert codes.bits == bits
-    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", accuracy_level=0)
-    ids = random_ids(24)
-    expected = numpy_llama.forward(packed.config, packed.values, ids)
-    np.testing.assert_allclose(all_logits(artifact, ids), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+    require_carried(packed, tmp_path / "a")
 
 
 @pytest.mark.parametrize("row", ["4 bits, fractions", "4 bits, axis 0", "groups across outputs"])
@@ -69,20 +60,13 @@ def test_what_no_block_holds_has_no_codes(tmp_path: Path, row: str) -> None:
     assert open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].codes is None
 
 
-def _refused(packed: Packed) -> str:
-    packed.rewrite()
-    with pytest.raises(ArtifactError) as caught:
-        open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].load()
-    return str(caught.value)
-
-
 def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     packed = _write(tmp_path)
     kept = dict(packed.stored)
 
     def refusal(part: str, value: Any) -> str:
         packed.stored = kept | {f"{MODULE}.{part}": value}
-        return _refused(packed)
+        return load_error(packed, f"{MODULE}.weight")
 
     def number(value: int) -> Any:
         return np.array(value, np.int32)
@@ -97,10 +81,10 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert "expected F32 or F16 or BF16 [384, 1]" in refusal("zero", np.zeros((383, 1), np.float32))
     assert "NaN or infinite" in refusal("scale", np.full((384, 1), np.inf, np.float32))
     packed.stored = {key: value for key, value in kept.items() if key != f"{MODULE}.zero"}
-    assert "but no zero" in _refused(packed)
+    assert "but no zero" in load_error(packed, f"{MODULE}.weight")
 
 
 def test_scales_that_are_packed_are_refused_by_the_settings(tmp_path: Path) -> None:
     packed = _write(tmp_path)
     packed.config["quantization_config"] = SETTINGS | {"quant_config": {"scale_quant_params": {"nbits": 8}}}
-    assert "expected no scale_quant_params" in _refused(packed)
+    assert "expected no scale_quant_params" in load_error(packed, f"{MODULE}.weight")

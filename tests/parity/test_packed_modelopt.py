@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from llorch_export.source.open import open_checkpoint
-from llorch_serve.errors import ArtifactError
 from support.builders.packed_checkpoints import Packed
 from support.builders.packed_folders import Maker, write_packed
 from support.builders.packed_modelopt import (
@@ -21,9 +20,7 @@ from support.builders.packed_modelopt import (
     whole_bytes,
     whole_nibbles,
 )
-from support.builders.tiny_exports import all_logits, export_tiny, random_ids
-from support.oracles import numpy_llama
-from tolerances import QUANTISED_LOGITS_LEVEL_0
+from support.harness.packed import load_error, require_carried, require_values
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 ROWS: dict[str, tuple[str, Maker]] = {
@@ -47,19 +44,13 @@ def _write(path: Path, row: str = "nvfp4", **more: object) -> Packed:
 @pytest.mark.parametrize("row", ROWS)
 def test_values_are_exact(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
-    tensors = open_checkpoint(str(packed.folder)).tensors
-    for name, value in packed.values.items():
-        np.testing.assert_array_equal(tensors[name].load(), value, err_msg=name)
-        np.testing.assert_array_equal(tensors[name].load_rows(3, 8), value[3:8], err_msg=name)
+    require_values(packed)
 
 
 @pytest.mark.parametrize("row", ["nvfp4", "mxfp4", "int4", "int8"])
 def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
-    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", accuracy_level=0)
-    ids = random_ids(24)
-    expected = numpy_llama.forward(packed.config, packed.values, ids)
-    np.testing.assert_allclose(all_logits(artifact, ids), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+    require_carried(packed, tmp_path / "a")
 
 
 def test_settings_beside_the_config_are_found(tmp_path: Path) -> None:
@@ -89,20 +80,13 @@ def test_settings_without_a_method_are_told_by_their_producer(tmp_path: Path) ->
     np.testing.assert_array_equal(found.load(), packed.values[f"{MODULE}.weight"])
 
 
-def _refused(packed: Packed) -> str:
-    packed.rewrite()
-    with pytest.raises(ArtifactError) as caught:
-        open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].load()
-    return str(caught.value)
-
-
 def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     packed = _write(tmp_path)
     kept = dict(packed.stored)
 
     def refusal(part: str, value: Any) -> str:
         packed.stored = kept | {f"{MODULE}.{part}": value}
-        return _refused(packed)
+        return load_error(packed, f"{MODULE}.weight")
 
     assert "expected [192, groups] with equal groups of the 128 inputs" in refusal(
         "weight_scale", kept[f"{MODULE}.weight_scale"][:, :7]
@@ -117,9 +101,13 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_a_grid_of_scales_that_nobody_writes_is_refused(tmp_path: Path) -> None:
     packed = _write(tmp_path, "fp8")
     packed.stored[f"{MODULE}.weight_scale"] = np.ones((3, 5), np.float32)
-    assert "is [3, 5], expected [1, 1], [192, 1], [2, 1]" in _refused(packed)
+    assert "is [3, 5], expected [1, 1], [192, 1], [2, 1]" in load_error(packed, f"{MODULE}.weight")
 
 
 def test_algorithms_that_add_matrices_are_refused(tmp_path: Path) -> None:
-    assert "quant_algo is 'NVFP4_SVD'" in _refused(_write(tmp_path, quant_algo="NVFP4_SVD"))
-    assert "keys that are not understood: svd_rank" in _refused(_write(tmp_path, svd_rank=32))
+    assert "quant_algo is 'NVFP4_SVD'" in load_error(
+        _write(tmp_path, quant_algo="NVFP4_SVD"), f"{MODULE}.weight"
+    )
+    assert "keys that are not understood: svd_rank" in load_error(
+        _write(tmp_path, svd_rank=32), f"{MODULE}.weight"
+    )

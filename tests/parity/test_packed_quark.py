@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from llorch_export.source.open import open_checkpoint
-from llorch_serve.errors import ArtifactError
 from support.builders.packed_checkpoints import Packed
 from support.builders.packed_folders import Maker, write_packed
 from support.builders.packed_quark import channels, fp8, groups, mxfp4, settings
-from support.builders.tiny_exports import all_logits, export_tiny, random_ids
-from support.oracles import numpy_llama
-from tolerances import QUANTISED_LOGITS_LEVEL_0
+from support.harness.packed import load_error, require_carried, require_values
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 ROWS: dict[str, tuple[dict[str, object], Maker]] = {
@@ -41,26 +38,13 @@ def _write(path: Path, row: str = "uint4") -> Packed:
 @pytest.mark.parametrize("row", ROWS)
 def test_values_are_exact(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
-    tensors = open_checkpoint(str(packed.folder)).tensors
-    for name, value in packed.values.items():
-        np.testing.assert_array_equal(tensors[name].load(), value, err_msg=name)
-        np.testing.assert_array_equal(tensors[name].load_rows(3, 13), value[3:13], err_msg=name)
+    require_values(packed)
 
 
 @pytest.mark.parametrize("row", ["int4", "uint8, groups", "int8"])
 def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
-    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", accuracy_level=0)
-    ids = random_ids(24)
-    expected = numpy_llama.forward(packed.config, packed.values, ids)
-    np.testing.assert_allclose(all_logits(artifact, ids), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
-
-
-def _refused(packed: Packed) -> str:
-    packed.rewrite()
-    with pytest.raises(ArtifactError) as caught:
-        open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].load()
-    return str(caught.value)
+    require_carried(packed, tmp_path / "a")
 
 
 def _said(packed: Packed) -> dict[str, Any]:
@@ -114,7 +98,7 @@ def test_what_quark_rounds_beside_weights_is_said(tmp_path: Path) -> None:
 def test_schemes_that_cannot_be_read_are_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     packed = _write(tmp_path)
     _said(packed)["global_quant_config"]["weight"] |= change
-    assert said in _refused(packed)
+    assert said in load_error(packed, f"{MODULE}.weight")
 
 
 def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -123,7 +107,7 @@ def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
     def refusal(**changed: object) -> str:
         packed.config["quantization_config"] = kept | changed
-        return _refused(packed)
+        return load_error(packed, f"{MODULE}.weight")
 
     assert "pack_method is 'odd'" in refusal(export={"pack_method": "odd"})
     assert "weight_format is 'fake_quantized'" in refusal(export={"weight_format": "fake_quantized"})
@@ -139,11 +123,11 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
     def refusal(part: str, value: Any) -> str:
         packed.stored = kept | {f"{MODULE}.{part}": value}
-        return _refused(packed)
+        return load_error(packed, f"{MODULE}.weight")
 
     assert "expected [groups, 192]" in refusal("weight_scale", np.ones((3, 192), np.float32))
     assert "expected I32 [128, 24]" in refusal("weight", np.zeros((128, 23), np.int32))
     assert "expected I32 [2, 24]" in refusal("weight_zero_point", np.zeros((2, 23), np.int32))
     assert "NaN or infinite" in refusal("weight_scale", np.full((2, 192), np.nan, np.float32))
     packed.stored = {key: value for key, value in kept.items() if not key.endswith("weight_zero_point")}
-    assert "but no weight_zero_point" in _refused(packed)
+    assert "but no weight_zero_point" in load_error(packed, f"{MODULE}.weight")

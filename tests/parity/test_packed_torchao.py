@@ -15,9 +15,7 @@ from llorch_serve.errors import ArtifactError
 from support.builders.packed_checkpoints import Packed
 from support.builders.packed_folders import Maker
 from support.builders.packed_torchao import floats, offsets, whole_numbers, write_torchao
-from support.builders.tiny_exports import all_logits, export_tiny, random_ids
-from support.oracles import numpy_llama
-from tolerances import QUANTISED_LOGITS_LEVEL_0
+from support.harness.packed import load_error, require_carried, require_values
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 INT4 = {"target_dtype": {"_type": "torch.dtype", "_data": "int4"}}
@@ -43,26 +41,13 @@ def _write(path: Path, row: str = "int4") -> Packed:
 @pytest.mark.parametrize("row", ROWS)
 def test_values_are_exact(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
-    tensors = open_checkpoint(str(packed.folder)).tensors
-    for name, value in packed.values.items():
-        np.testing.assert_array_equal(tensors[name].load(), value, err_msg=name)
-        np.testing.assert_array_equal(tensors[name].load_rows(3, 8), value[3:8], err_msg=name)
+    require_values(packed)
 
 
 @pytest.mark.parametrize("row", ["int8, zero points", "int4, zero points", "int3"])
 def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
-    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", accuracy_level=0)
-    ids = random_ids(24)
-    expected = numpy_llama.forward(packed.config, packed.values, ids)
-    np.testing.assert_allclose(all_logits(artifact, ids), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
-
-
-def _refused(packed: Packed) -> str:
-    packed.rewrite()
-    with pytest.raises(ArtifactError) as caught:
-        open_checkpoint(str(packed.folder)).tensors[WEIGHT].load()
-    return str(caught.value)
+    require_carried(packed, tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -93,13 +78,13 @@ def test_a_description_that_does_not_fit_is_refused(tmp_path: Path, note: str | 
     del packed.notes[WEIGHT]
     if note is not None:
         packed.notes[WEIGHT] = note
-    assert said in _refused(packed)
+    assert said in load_error(packed, WEIGHT)
 
 
 def test_inputs_that_are_to_be_multiplied_are_refused(tmp_path: Path) -> None:
     packed = _write(tmp_path)
     packed.stored[f"{MODULE}._weight_act_pre_scale"] = np.ones(128, np.float32)
-    assert "has act_pre_scale" in _refused(packed)
+    assert "has act_pre_scale" in load_error(packed, WEIGHT)
 
 
 def test_pickles_are_refused_with_the_line_that_converts(tmp_path: Path) -> None:
