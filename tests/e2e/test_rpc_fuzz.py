@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import grpc
-import pytest
 
 from fuzz.calls import RandomCalls
 from fuzz.messages import random_bytes, random_message
@@ -14,7 +13,7 @@ from llorch_serve.rpc import worker_pb2 as pb
 from support.harness.rpc import running_server
 from support.harness.worker import make_session, make_worker
 
-CALLS = 400
+CALLS = 300
 
 
 def test_messages_are_drawn_from_their_seed() -> None:
@@ -27,19 +26,18 @@ def test_messages_are_drawn_from_their_seed() -> None:
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_no_message_makes_an_internal_error(tmp_path: Path, seed: int) -> None:
+def test_no_message_makes_an_internal_error(tmp_path: Path) -> None:
     worker = make_worker(tmp_path, make_session(context=256))
     try:
         with running_server(worker) as server, grpc.insecure_channel(server.address) as channel:
-            calls = RandomCalls(channel, seed)
+            calls = RandomCalls(channel, seed=0)
             findings = [
                 f"{each.found}: {each.method} {each.raw.hex()}" for each in calls.run(lambda n: n < CALLS)
             ]
             assert findings == []
             for method in ("Generate", "GenerateStream", "Tokenize", "Score"):
-                assert calls.statuses[f"{method} OK"] > 5  # or nothing has been tried but refusals
-                assert calls.statuses[f"{method} INVALID_ARGUMENT"] > 5
+                assert calls.statuses[f"{method} OK"] > 3  # or nothing has been tried but refusals
+                assert calls.statuses[f"{method} INVALID_ARGUMENT"] > 3
             assert calls.plain_call_works()
     finally:
         worker.close()
