@@ -139,7 +139,7 @@ def test_forms_hold_the_answer(model: llorch.Model, form, matches):
 def test_two_forms_are_refused_and_so_are_unknown_names(model: llorch.Model):
     with pytest.raises(ValueError, match="regex and choices"):
         model.generate("Once", regex="a", choices=["a"])
-    with pytest.raises(TypeError, match="'max_token' is no setting; expected one of .*max_tokens"):
+    with pytest.raises(TypeError, match=r"'max_token' is no setting; expected one of .*max_tokens"):
         model.generate("Once", max_token=3)
     with pytest.raises(TypeError, match="a conversation goes to chat"):
         model.generate([{"role": "user", "content": "Hello"}])
@@ -198,7 +198,7 @@ def test_a_worker_that_is_not_there_is_told(tmp_path: Path):
         llorch.connect("127.0.0.1:1", wait_s=0)
     with pytest.raises(llorch.UsageError, match="expected printable ASCII"):
         llorch.connect("127.0.0.1:1", token="\n")
-    with pytest.raises(llorch.UsageError, match="tls_ca .* cannot be read"):
+    with pytest.raises(llorch.UsageError, match=r"tls_ca .* cannot be read"):
         llorch.connect("127.0.0.1:1", tls_ca=tmp_path / "none.pem")
 
 
