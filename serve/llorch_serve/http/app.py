@@ -5,14 +5,14 @@ Input: the service and whoever keeps records. Output: one ASGI application for u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from llorch_serve.errors import LlorchError
@@ -20,9 +20,11 @@ from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
 from llorch_serve.http.page import PAGE_PATHS, page_file
+from llorch_serve.http.paths import nearest_path
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.http.service import GenerationRoute, HttpService
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.observe.observer import Answered
 
 _JOB_PATHS: Final = ("/v1/inference", "/execute", "/cancel")
@@ -47,14 +49,18 @@ def make_app(
     exposition: Exposition,
     access: Access,
     on_answered: Callable[[Answered], None],
+    unknown: UnknownFields = UnknownFields.REFUSE,
 ) -> ASGIApp:
-    """Return the application."""
+    """Return the application. unknown: what becomes of fields that OpenAI's routes do not know."""
     status, jobs = StatusRoutes(service, exposition), JobDialect()
 
     def generates(path: str, dialect: JobDialect | None = None) -> Route:
         return Route(path, GenerationRoute(service, dialect or dialects[path], path), methods=["POST"])
 
-    dialects = {"/v1/completions": completions_dialect(), "/v1/chat/completions": chat_dialect()}
+    dialects = {
+        "/v1/completions": completions_dialect(unknown),
+        "/v1/chat/completions": chat_dialect(unknown),
+    }
     routes = [
         *(generates(path) for path in dialects),
         generates("/v1/inference", jobs),
@@ -70,6 +76,7 @@ def make_app(
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _refuse, LlorchError: _refuse, Exception: _refuse}
     )
+    app.router.redirect_slashes = False  # clients of JSON do not send their body again
     return Guard(app, access, on_answered)
 
 
@@ -77,7 +84,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     """Answer an error outside of generation in the shape that the route's clients read."""
     path = request.url.path
     if isinstance(error, HTTPException):
-        error = _http_error(error, request.method, path)
+        error = _http_error(error, request.method, path, request.app.routes)
     problem = describe(error, route=path)
     body = problem.plain() if path in _JOB_PATHS else problem.openai()
     response = json_response(body, problem.status)
@@ -85,11 +92,16 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return response
 
 
-def _http_error(error: HTTPException, method: str, path: str) -> HttpError:
+def _http_error(error: HTTPException, method: str, path: str, routes: Sequence[BaseRoute]) -> HttpError:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         found = f"{method} is not what {path[:200]} takes; use {allowed}"
         return HttpError(405, "method_not_allowed", found, (("Allow", allowed),))
-    return HttpError(
-        error.status_code, "not_found", f"nothing is served at {path[:200]}; docs/http.md lists what is"
-    )
+    right = nearest_path(path, _paths_of(routes))
+    hint = f"call {right}" if right else "docs/http.md lists what is"
+    return HttpError(error.status_code, "not_found", f"nothing is served at {path[:200]}; {hint}")
+
+
+def _paths_of(routes: Sequence[BaseRoute]) -> frozenset[str]:
+    """Return the paths that are served, but for those that hold a name."""
+    return frozenset(route.path for route in routes if isinstance(route, Route) and "{" not in route.path)
