@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes
 from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.stored_names import untrained_name
 from llorch_serve.artifact.manifest import ScaleType
 from llorch_serve.errors import ArtifactError
 
@@ -24,12 +25,19 @@ class PackedModule:
     """A module that a file may have packed.
 
     name: ``model.layers.0.self_attn.q_proj``. shape: of its weight, [out, in], as the config calls for it.
-    parts: what the files hold of it, by what follows the module's name: ``qweight``, ``weight.absmax``.
+    parts: at least one; what the files hold of it, by what follows the module's name: ``qweight``,
+        ``weight.absmax``.
     """
 
     name: str
     shape: tuple[int, int]
     parts: Mapping[str, StoredArray]
+
+    @property
+    def own_name(self) -> str:
+        """What the module was called when it was packed, by which settings mean it; files keep that name."""
+        part, stored = next(iter(self.parts.items()))
+        return untrained_name(stored.name.removesuffix(f".{part}"))
 
     def part(self, name: str) -> StoredArray:
         """Return a part that must be there. Raises ArtifactError if it is not."""

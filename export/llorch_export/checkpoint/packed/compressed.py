@@ -30,6 +30,7 @@ from llorch_export.config.packed.compressed import CompressedPacking, Compressed
 from llorch_serve.errors import ArtifactError
 
 _FLOATS: Final = ("F16", "BF16", "F32")
+_EMBEDDING: Final = "model.embed_tokens"
 _WEIGHTS: Final = (".weight_packed", ".weight")
 _PARTS: Final = (
     ".weight_scale",
@@ -52,7 +53,7 @@ class CompressedReader:
 
     def read(self, module: PackedModule) -> PackedMatrix | None:
         """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
-        scheme = self.packing.of(module.name)
+        scheme = self.packing.of(module.own_name, embedding=module.name == _EMBEDDING)
         weight = module.parts.get("weight")
         if "weight_packed" not in module.parts and (
             "weight_scale" not in module.parts and weight is not None and weight.kind in _FLOATS
@@ -60,7 +61,7 @@ class CompressedReader:
             return None
         if scheme is None:
             raise ArtifactError(
-                f"{next(iter(module.parts.values())).path}: module {module.name} has "
+                f"{next(iter(module.parts.values())).path}: module {module.own_name} has "
                 f"{', '.join(sorted(module.parts))}, and quantization_config says that it is not quantised; "
                 "the config belongs to another model, fetch both again"
             )

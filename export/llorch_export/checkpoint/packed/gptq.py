@@ -43,12 +43,12 @@ class GptqReader:
 
     def read(self, module: PackedModule) -> PackedMatrix:
         """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
-        scheme, (rows, columns) = self.packing.of(module.name), module.shape
+        scheme, (rows, columns) = self.packing.of(module.own_name), module.shape
         weights, scales = module.part("qweight"), module.part("scales")
         if scheme is None:
             raise ArtifactError(
-                f"{weights.path}: module {module.name} is packed, and quantization_config says that it is "
-                "not; the config belongs to another model, fetch both again"
+                f"{weights.path}: module {module.own_name} is packed, and quantization_config says that it "
+                "is not; the config belongs to another model, fetch both again"
             )
         group = columns if scheme.group == -1 else min(scheme.group, columns)
         groups = -(-columns // group)

@@ -35,6 +35,7 @@ Floats = npt.NDArray[np.float32]
 
 _FLOATS: Final = ("F32", "F16", "BF16")
 _POWERS: Final = ("U8", "F8_E8M0")
+_SECOND: Final = "weight_scale_2"
 _BLOCK: Final = 128
 _BLOCKS: Final = ((ONE_GROUP, ONE_GROUP), (1, ONE_GROUP), (_BLOCK, _BLOCK))
 """Outputs and inputs that share a scale of E4M3; no setting says which."""
@@ -50,7 +51,7 @@ class ModelOptReader:
     suffixes: tuple[str, ...] = (
         ".weight",
         ".weight_scale",
-        ".weight_scale_2",
+        f".{_SECOND}",
         ".pre_quant_scale",
         *_UNUSED,
     )
@@ -67,17 +68,36 @@ class ModelOptReader:
 
 def _matrix(module: PackedModule, weight: StoredArray) -> PackedMatrix:
     (rows, columns), scales = module.shape, module.part("weight_scale")
+    if weight.shape == (rows, -(-columns // 2)) and weight.kind not in ("F8_E4M3", "I8"):
+        weight.require(weight.shape, ("U8",))
+        return _float4(module, weight, scales)
     if weight.kind == "F8_E4M3":
         weight.require(module.shape, ("F8_E4M3",))
+        _refuse_second(module)
         return _float8(module, weight, scales)
     if weight.kind == "I8":
         weight.require(module.shape, ("I8",))
+        _refuse_second(module)
         return _bytes(module, weight, scales)
     if weight.shape == (rows // 2, columns) and rows % 2 == 0:
         weight.require(weight.shape, ("U8",))
+        _refuse_second(module)
         return _whole_nibbles(module, weight, scales)
-    weight.require((rows, -(-columns // 2)), ("U8",))
-    return _float4(module, weight, scales)
+    raise ArtifactError(
+        f"{weight.path}: tensor {weight.name} is {weight.kind} {list(weight.shape)}, expected F8_E4M3 or I8 "
+        f"{[rows, columns]}, or U8 {[rows, -(-columns // 2)]} or {[rows // 2, columns]}; the file is damaged "
+        "or its config belongs to another model, fetch both again"
+    )
+
+
+def _refuse_second(module: PackedModule) -> None:
+    """Raise ArtifactError if there is a scale that NVFP4 alone has."""
+    if _SECOND in module.parts:
+        place = module.part(_SECOND)
+        raise ArtifactError(
+            f"{place.path}: {module.own_name} has {_SECOND}, expected it beside NVFP4 alone: other weights "
+            "that have it were rounded twice, which cannot be read; export from the original weights"
+        )
 
 
 def _float8(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
@@ -139,11 +159,11 @@ def _codes(
 
 def _float4(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
     grid = _groups(module, scales)
-    if "weight_scale_2" not in module.parts:
+    if _SECOND not in module.parts:
         scales.require(scales.shape, _POWERS)
         return float4(weight, grid, powers(grid, scales), "MXFP4", "bfloat16")
     scales.require(scales.shape, ("F8_E4M3",))
-    whole = module.part("weight_scale_2")
+    whole = module.part(_SECOND)
     whole.require((1,) if whole.shape else (), ("F32",))
 
     def read(start: int, stop: int) -> Floats:

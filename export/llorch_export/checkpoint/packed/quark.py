@@ -51,10 +51,10 @@ class QuarkReader:
         weight = module.part("weight")
         if set(module.parts) == {"weight"} and weight.kind in _FLOATS:
             return None
-        scheme, scales = self.packing.of(module.name), module.part("weight_scale")
+        scheme, scales = self.packing.of(module.own_name), module.part("weight_scale")
         if scheme is None:
             raise ArtifactError(
-                f"{weight.path}: module {module.name} has {', '.join(sorted(module.parts))}, and "
+                f"{weight.path}: module {module.own_name} has {', '.join(sorted(module.parts))}, and "
                 "quantization_config says that it is not quantised; the config belongs to another model, "
                 "fetch both again"
             )
