@@ -129,5 +129,5 @@ def require_middle(
 
 def in_words(name: str, bits: int, group: int, columns: int, *more: str) -> str:
     """Say how a matrix is packed: ``GPTQ, 4 bits, groups of 128``."""
-    grouping = "one scale an output" if group >= columns else f"groups of {group}"
+    grouping = "one scale an output" if group == columns else f"groups of {group}"
     return ", ".join((name, f"{bits} bits", grouping, *more))
