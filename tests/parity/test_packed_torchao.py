@@ -69,7 +69,7 @@ def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
         (
             '{"_type": "IntxUnpackedToInt8Tensor", "_data": {"block_size": [1, 32], "target_dtype": '
             '{"_data": "int2"}}}',
-            "expected -2 to 1",
+            "from -2 to 1",
         ),
         ('{"_type": "Float8Tensor", "_data": {"block_size": [1, 32]}}', "expected F8_E4M3 or F8_E5M2"),
     ],

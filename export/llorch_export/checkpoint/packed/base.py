@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,10 @@ from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.stored_names import untrained_name
 from llorch_serve.artifact.manifest import ScaleType
 from llorch_serve.errors import ArtifactError
+
+SCALE_TYPES: Final[Mapping[str, ScaleType]] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""By safetensors' name of the type."""
+FLOATS: Final = tuple(SCALE_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +93,13 @@ def scale_type(scales: StoredArray) -> ScaleType:
     """Return the type that scales are stored in. Raises ArtifactError if they are no floating point
     numbers.
     """
-    found: ScaleType | None = _SCALE_TYPES.get(scales.kind)
+    found: ScaleType | None = SCALE_TYPES.get(scales.kind)
     if found is None:
         raise ArtifactError(
             f"{scales.path}: tensor {scales.name} is {scales.kind}, expected scales in one of "
-            f"{', '.join(_SCALE_TYPES)}; fetch the model again"
+            f"{', '.join(SCALE_TYPES)}; fetch the model again"
         )
     return found
-
-
-_SCALE_TYPES: dict[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def require_finite_scales(scales: npt.NDArray[np.float32], place: StoredArray) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     from_codes,
@@ -53,7 +54,7 @@ class GptqReader:
         group = columns if scheme.group == -1 else min(scheme.group, columns)
         groups = -(-columns // group)
         weights.require((words_of(columns, scheme.bits), rows), _WORDS)
-        scales.require((groups, rows), ("F32", "F16", "BF16"))
+        scales.require((groups, rows), FLOATS)
         zeros = module.parts.get("qzeros") if scheme.symmetric else module.part("qzeros")
         if zeros is not None:
             zeros.require((groups, words_of(rows, scheme.bits)), _WORDS)

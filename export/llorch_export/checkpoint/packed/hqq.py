@@ -18,6 +18,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     in_words,
@@ -31,7 +32,6 @@ from llorch_serve.errors import ArtifactError
 
 Floats = npt.NDArray[np.float32]
 
-_FLOATS: Final = ("F32", "F16", "BF16")
 # How the weight was found, or what the tool's own kernels do with it.
 _UNUSED: Final = (
     ".packing",
@@ -63,7 +63,7 @@ class HqqReader:
         grid = hqq_grid(module)
         scales, zeros = module.part("scale"), module.part("zero")
         for place in (scales, zeros):
-            place.require((grid.rows, 1) if grid.by_row else (1, grid.columns), _FLOATS)
+            place.require((grid.rows, 1) if grid.by_row else (1, grid.columns), FLOATS)
         matrix = _Matrix(module.shape, grid, _words(module, grid), scales, zeros)
         form = (
             in_words("HQQ", grid.bits, grid.group, module.shape[1])
