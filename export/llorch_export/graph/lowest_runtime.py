@@ -19,7 +19,12 @@ def lowest_runtime(graph: ir.Graph, target: Capabilities) -> str:
         needs.append(MIN_ONNXRUNTIME_BLOCK_EXPERTS)
     if any(_odd_zero_points(node) for node in graph):
         needs.append(MIN_ONNXRUNTIME_ODD_ZERO_POINTS)
-    return max(needs, key=_numbers)
+    return later(*needs)
+
+
+def later(*versions: str) -> str:
+    """Return the latest of some versions."""
+    return max(versions, key=_numbers)
 
 
 def lag_notice(lowest: str, target: Capabilities, precision: Precision) -> str | None:
