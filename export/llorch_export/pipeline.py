@@ -140,7 +140,7 @@ def storage_notices(tensors: Mapping[str, LazyTensor], resolved: ResolvedExport)
         anew = prompts is not None and prompts.precision != "source"
         more = "; the graph for prompts has them anew, by its own recipe" if anew else ""
         return (source_notice(tensors, TARGETS[resolved.target]) + more,)
-    notice = packed_notice(tensors)
+    notice = packed_notice(tensors, adapted=bool(resolved.options.lora))
     return () if notice is None else (notice,)
 
 
