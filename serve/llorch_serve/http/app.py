@@ -18,20 +18,31 @@ from starlette.types import ASGIApp
 from llorch_serve.errors import LlorchError
 from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
+from llorch_serve.http.messages.routes import Versioned, count_tokens, messages_dialect
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.problems import HttpError, describe
-from llorch_serve.http.service import GenerationRoute, HttpService
+from llorch_serve.http.service import ComputedRoute, GenerationRoute, HttpService
+from llorch_serve.http.shapes import JOB_PATHS, refusal_body
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
 from llorch_serve.observe.observer import Answered
 
-_JOB_PATHS: Final = ("/v1/inference", "/execute", "/cancel")
 OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})
 """Paths that need no token: they hold nothing of the model or its users."""
 
 
 _ROUTES: Final = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/load", "/metrics", "/v1/models", *_JOB_PATHS, *OPEN_PATHS}
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/load",
+        "/metrics",
+        "/v1/models",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        *JOB_PATHS,
+        *OPEN_PATHS,
+    }
 )
 
 
@@ -57,6 +68,16 @@ def make_app(
     dialects = {"/v1/completions": completions_dialect(), "/v1/chat/completions": chat_dialect()}
     routes = [
         *(generates(path) for path in dialects),
+        Route(
+            "/v1/messages",
+            Versioned(GenerationRoute(service, messages_dialect(), "/v1/messages")),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/messages/count_tokens",
+            Versioned(ComputedRoute(service, count_tokens, "/v1/messages/count_tokens")),
+            methods=["POST"],
+        ),
         generates("/v1/inference", jobs),
         generates("/execute", jobs),
         Route("/cancel", status.cancel, methods=["POST"]),
@@ -79,8 +100,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = _http_error(error, request.method, path)
     problem = describe(error, route=path)
-    body = problem.plain() if path in _JOB_PATHS else problem.openai()
-    response = json_response(body, problem.status)
+    response = json_response(refusal_body(problem, path), problem.status)
     response.headers.update(dict(problem.headers))
     return response
 

@@ -72,14 +72,21 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     )
     answers = AnswerOptions(body.n, best_of, body.logprobs if body.echo else None, body.echo)
     names = {"input": "prompt", "prompt_logprobs": "logprobs"}
-    return _plan("cmpl", prompts, _Options(sampling, answers), body, bad, info, caller, names)
+    return _plan("cmpl-", prompts, _Options(sampling, answers), body, bad, info, caller, names)
 
 
 def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     """Return what a body of /v1/chat/completions asks for. Raises InvalidRequestError or
     ModelMismatchError.
     """
-    body = read_struct(raw, ChatBody)
+    return plan_chat(read_struct(raw, ChatBody), info, caller)
+
+
+def plan_chat(body: ChatBody, info: ModelInfo, caller: Caller, prefix: str = "chatcmpl-") -> Plan:
+    """Return what a chat asks for, whichever API it came through. prefix: of the answer's id.
+
+    Raises InvalidRequestError or ModelMismatchError.
+    """
     bad: list[FieldViolation] = []
     if body.top_logprobs is not None and not body.logprobs:
         bad.append(
@@ -115,7 +122,7 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         "json_schema": "response_format.json_schema.schema",
     }
     options = _Options(sampling, AnswerOptions(body.n))
-    return _plan("chatcmpl", [prompt], options, body, bad, info, caller, names)
+    return _plan(prefix, [prompt], options, body, bad, info, caller, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ class _Options:
 
 
 def _plan(
-    kind: str,
+    prefix: str,
     prompts: list[Prompt],
     options: _Options,
     body: Shared,
@@ -139,7 +146,7 @@ def _plan(
     if bad:
         refuse_fields(bad)
     check_model(body.model, info)
-    answer_id = f"{kind}-{secrets.token_hex(12)}"
+    answer_id = f"{prefix}{secrets.token_hex(12)}"
     several = len(prompts) > 1
     requests = tuple(
         GenerationRequest(

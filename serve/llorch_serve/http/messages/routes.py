@@ -1,0 +1,52 @@
+"""Routes of Anthropic's Messages API.
+
+Input: bodies of /v1/messages and /v1/messages/count_tokens. Output: answers of the model, and counts of
+tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llorch_serve.calls.callers import Caller
+from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.messages.answers import MessageAnswer
+from llorch_serve.http.messages.errors import error_body
+from llorch_serve.http.messages.reading import read_count, read_message
+from llorch_serve.http.problems import HttpError
+from llorch_serve.http.translated.answering import TranslatedDialect
+from llorch_serve.requests import ModelInfo, TextGenerator
+
+VERSIONS: Final = ("2026-10-21", "2023-06-01")
+"""Versions of the API whose answers have these shapes. The newer one has no ``temperature``, ``top_p`` and
+``top_k``, which are taken with both.
+"""
+
+
+class Versioned:
+    """Wraps a route, which a request for another version of the API does not get to."""
+
+    def __init__(self, route: ASGIApp) -> None:
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on. Raises HttpError for another version."""
+        asked = Exchange(scope, receive, send).header("anthropic-version")
+        if asked not in (None, *VERSIONS):
+            expected = " or ".join(VERSIONS)
+            found = f"anthropic-version is {asked[:32]!r}, expected {expected}; send that, or leave it out"
+            raise HttpError(400, "unsupported_version", found)
+        await self._route(scope, receive, send)
+
+
+def messages_dialect() -> TranslatedDialect:
+    """Return the dialect of POST /v1/messages."""
+    return TranslatedDialect(read_message, MessageAnswer, error_body)
+
+
+def count_tokens(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
+    """Return how many tokens the model would be given, as POST /v1/messages/count_tokens tells it."""
+    (request,) = read_count(raw, info, caller).requests
+    return {"input_tokens": len(generator.tokenize(request.prompt)[0])}
