@@ -292,7 +292,7 @@ def test_every_bad_field_has_the_name_that_the_api_has(served):
         "tools[1]",
         "tool_choice",
     ]
-    found = refusals(served[0], max_tokens=-1, temperature=3, stop_sequences=[""])
+    found = refusals(served[0], max_tokens=-2, temperature=3, stop_sequences=[""])
     assert list(found) == ["temperature", "max_tokens", "stop_sequences[0]"]
     assert list(refusals(served[0], messages=[])) == ["messages"]
 

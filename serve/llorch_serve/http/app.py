@@ -18,11 +18,13 @@ from starlette.types import ASGIApp
 from llorch_serve.errors import LlorchError
 from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
-from llorch_serve.http.messages.routes import Versioned, count_tokens, messages_dialect
+from llorch_serve.http.messages.routes import count_tokens, messages_dialect, versioned
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.problems import HttpError, describe
-from llorch_serve.http.service import ComputedRoute, GenerationRoute, HttpService
+from llorch_serve.http.responses.kept import KeptResponses
+from llorch_serve.http.responses.routes import ResponseRoutes
+from llorch_serve.http.service import Computation, ComputedRoute, Dialect, GenerationRoute, HttpService
 from llorch_serve.http.shapes import JOB_PATHS, refusal_body
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
 from llorch_serve.observe.observer import Answered
@@ -39,6 +41,8 @@ _ROUTES: Final = frozenset(
         "/metrics",
         "/v1/models",
         "/v1/messages",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/messages/count_tokens",
         *JOB_PATHS,
         *OPEN_PATHS,
@@ -50,6 +54,8 @@ def route_of(path: str) -> str:
     """Return the route of a path for metrics, which must not grow with what people ask for."""
     if path.startswith("/v1/models/"):
         return "/v1/models/ID"
+    if path.startswith("/v1/responses/") and path not in _ROUTES:
+        return "/v1/responses/ID"
     return path if path in _ROUTES else "other"
 
 
@@ -61,23 +67,23 @@ def make_app(
 ) -> ASGIApp:
     """Return the application."""
     status, jobs = StatusRoutes(service, exposition), JobDialect()
+    responses = ResponseRoutes(KeptResponses())
 
-    def generates(path: str, dialect: JobDialect | None = None) -> Route:
-        return Route(path, GenerationRoute(service, dialect or dialects[path], path), methods=["POST"])
+    def generates(path: str, dialect: Dialect) -> Route:
+        return Route(path, GenerationRoute(service, dialect, path), methods=["POST"])
 
-    dialects = {"/v1/completions": completions_dialect(), "/v1/chat/completions": chat_dialect()}
+    def computes(path: str, computation: Computation) -> Route:
+        return Route(path, ComputedRoute(service, computation, path), methods=["POST"])
+
     routes = [
-        *(generates(path) for path in dialects),
-        Route(
-            "/v1/messages",
-            Versioned(GenerationRoute(service, messages_dialect(), "/v1/messages")),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/messages/count_tokens",
-            Versioned(ComputedRoute(service, count_tokens, "/v1/messages/count_tokens")),
-            methods=["POST"],
-        ),
+        generates("/v1/completions", completions_dialect()),
+        generates("/v1/chat/completions", chat_dialect()),
+        generates("/v1/responses", responses.dialect()),
+        computes("/v1/responses/input_tokens", responses.count),
+        Route("/v1/responses/{response_id}", responses.find, methods=["GET"]),
+        Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+        versioned(generates("/v1/messages", messages_dialect())),
+        versioned(computes("/v1/messages/count_tokens", count_tokens)),
         generates("/v1/inference", jobs),
         generates("/execute", jobs),
         Route("/cancel", status.cancel, methods=["POST"]),

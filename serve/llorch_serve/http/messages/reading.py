@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 
 from llorch_serve.calls.callers import Caller
-from llorch_serve.errors import FieldViolation
 from llorch_serve.http.fields import read_struct, refuse_fields
 from llorch_serve.http.messages.schema import (
     TOOLS,
@@ -22,11 +21,12 @@ from llorch_serve.http.messages.schema import (
     Tool,
     ToolChoice,
 )
-from llorch_serve.http.messages.turns import Conversation, read_turns
+from llorch_serve.http.messages.turns import read_turns
 from llorch_serve.http.openai_prompts import refuse
 from llorch_serve.http.openai_schema import ChatBody, JsonSchemaFormat, ResponseFormat
 from llorch_serve.http.service import Plan
-from llorch_serve.http.translated.blocks import is_full, read_block
+from llorch_serve.http.translated.blocks import Findings, read_block
+from llorch_serve.http.translated.conversation import Conversation
 from llorch_serve.http.translated.planning import Translation, extras
 from llorch_serve.requests import ModelInfo
 
@@ -54,11 +54,15 @@ class MessageShape:
     ignored: tuple[str, ...]
 
 
-def read_message(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
-    """Return what a body of /v1/messages asks for. Raises InvalidRequestError or ModelMismatchError."""
-    body = read_struct(raw, MessagesBody)
+def read_message(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None = None) -> Plan:
+    """Return what a body of /v1/messages asks for. ignored: gets unknown fields, as in ``read_struct``.
+
+    Raises InvalidRequestError or ModelMismatchError.
+    """
+    body = read_struct(raw, MessagesBody, ignored)
     translation = _translate(
         body,
+        ignored,
         max_completion_tokens=body.max_tokens,
         stream=body.stream,
         stop=body.stop_sequences,
@@ -74,32 +78,32 @@ def read_message(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     return translation.plan("msg_", info, caller, shape)
 
 
-def read_count(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
+def read_count(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None = None) -> Plan:
     """Return a plan whose prompt is the one that a body of /v1/messages/count_tokens is about. Raises as
     :func:`read_message` does.
     """
-    translation = _translate(read_struct(raw, CountBody))
+    translation = _translate(read_struct(raw, CountBody, ignored), ignored)
     return translation.plan("msg_", info, caller, lambda _: None)
 
 
-def _translate(body: CountBody, **sampling: Any) -> Translation:
-    bad: list[FieldViolation] = []
-    ignored: list[str] = []
-    refuse(bad, "container", body.container, (None,))
-    refuse(bad, "mcp_servers", body.mcp_servers, (None, []))
-    found = read_turns(body.system, body.messages, bad, ignored)
+def _translate(body: CountBody, unknown: list[str] | None, **sampling: Any) -> Translation:
+    findings = Findings(ignored=list(unknown or ()), lenient=unknown is not None)
+    refuse(findings.bad, "container", body.container, (None,))
+    refuse(findings.bad, "mcp_servers", body.mcp_servers, (None, []))
+    found = read_turns(body.system, body.messages, findings)
     tools = [
-        _chat_tool(tool, f"tools[{index}]", ignored)
-        for index, raw in enumerate(body.tools or ())
-        if not is_full(bad) and (tool := read_block(raw, f"tools[{index}]", TOOLS, bad, default="custom"))
+        _chat_tool(tool, path, findings.ignored)
+        for path, raw in ((f"tools[{index}]", raw) for index, raw in enumerate(body.tools or ()))
+        if not findings.is_full
+        and (tool := read_block(raw, path, TOOLS, findings, default="custom", optional=True))
     ]
-    choice, one_call = _read_choice(body.tool_choice, bad)
-    more_fields = extras(body, _thinking(body, ignored), bad)
-    form, form_name = _read_form(body, bad)
+    choice, one_call = _read_choice(body.tool_choice, findings)
+    more_fields = extras(body, _thinking(body, findings.ignored), findings)
+    form, form_name = _read_form(body, findings)
     if body.context_management is not None:
-        ignored.append("context_management")
-    if bad:
-        refuse_fields(bad)
+        findings.ignored.append("context_management")
+    if findings.bad:
+        refuse_fields(findings.bad)
     chat = ChatBody(
         messages=found.messages,
         model=body.model,
@@ -107,6 +111,7 @@ def _translate(body: CountBody, **sampling: Any) -> Translation:
         tool_choice=choice,
         parallel_tool_calls=False if one_call else None,
         response_format=form,
+        continue_final_message=_is_prefilled(found),
         **sampling,
         **more_fields,
     )
@@ -115,8 +120,7 @@ def _translate(body: CountBody, **sampling: Any) -> Translation:
         chat,
         found.origins,
         (*names, ("tools[", "tools[")),
-        continues=_is_prefilled(found),
-        ignored=tuple(dict.fromkeys(ignored)),
+        ignored=tuple(dict.fromkeys(findings.ignored)),
     )
 
 
@@ -143,13 +147,13 @@ def _chat_tool(tool: Tool, path: str, ignored: list[str]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({"type": "function", "function": function}))
 
 
-def _read_choice(choice: ToolChoice | None, bad: list[FieldViolation]) -> tuple[Any, bool]:
+def _read_choice(choice: ToolChoice | None, findings: Findings) -> tuple[Any, bool]:
     """Return a chat's ``tool_choice``, and whether at most one call may be made."""
     if choice is None:
         return None, False
     if (choice.type == "tool") != (choice.name is not None):
         found = f"found type {choice.type} {'without' if choice.name is None else 'with'} a name"
-        bad.append(FieldViolation("tool_choice", f"{found}; type tool needs one, no other has one"))
+        findings.refuse("tool_choice", f"{found}; type tool needs one, no other has one")
     one_call = bool(choice.disable_parallel_tool_use)
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}, one_call
@@ -170,13 +174,13 @@ def _thinking(body: CountBody, ignored: list[str]) -> dict[str, Any]:
     return variables
 
 
-def _read_form(body: CountBody, bad: list[FieldViolation]) -> tuple[ResponseFormat | None, str]:
+def _read_form(body: CountBody, findings: Findings) -> tuple[ResponseFormat | None, str]:
     """Return the form that an answer is held to, and the name of the field that has it."""
     form: OutputFormat | None = None if body.output_config is None else body.output_config.format
     name = "output_config.format"
     if body.output_format is not None:
         if form is not None:
-            bad.append(FieldViolation("output_format", "found beside output_config.format; send only one"))
+            findings.refuse("output_format", "found beside output_config.format; send only one")
         form, name = body.output_format, "output_format"
     if form is None:
         return None, name

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.http.exchange import Exchange
@@ -25,20 +26,22 @@ VERSIONS: Final = ("2026-10-21", "2023-06-01")
 """
 
 
-class Versioned:
-    """Wraps a route, which a request for another version of the API does not get to."""
+def versioned(route: Route) -> Route:
+    """Return the same route, for requests for a version of the API that is served here."""
+    inner = route.endpoint
 
-    def __init__(self, route: ASGIApp) -> None:
-        self._route = route
+    class Versioned:
+        """Passes requests on. Raises HttpError for another version."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on. Raises HttpError for another version."""
-        asked = Exchange(scope, receive, send).header("anthropic-version")
-        if asked not in (None, *VERSIONS):
-            expected = " or ".join(VERSIONS)
-            found = f"anthropic-version is {asked[:32]!r}, expected {expected}; send that, or leave it out"
-            raise HttpError(400, "unsupported_version", found)
-        await self._route(scope, receive, send)
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            asked = Exchange(scope, receive, send).header("anthropic-version")
+            if asked not in (None, *VERSIONS):
+                expected = " or ".join(VERSIONS)
+                found = f"anthropic-version is {asked[:32]!r}, expected {expected}; send that, or none"
+                raise HttpError(400, "unsupported_version", found)
+            await inner(scope, receive, send)
+
+    return Route(route.path, Versioned(), methods=["POST"])
 
 
 def messages_dialect() -> TranslatedDialect:

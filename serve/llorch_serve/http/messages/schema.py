@@ -1,7 +1,7 @@
 """The bodies of Anthropic's Messages API, as msgspec structures.
 
-A field that is not here is unknown and refused. What is here and cannot be honoured is refused or told of in
-``reading.py``; what is marked without effect says nothing about the answer.
+A field that is not here is unknown, and treated as those of OpenAI's routes are. What is here and cannot be
+honoured is refused or told of in ``reading.py``; what is marked without effect says nothing about the answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from llorch_serve.http.translated.planning import Extras
 
 
-class Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Block(msgspec.Struct, kw_only=True):
     """What blocks of all types have. cache_control: without effect, since every prompt's beginning is kept
     for reuse.
     """
@@ -64,14 +64,14 @@ ASSISTANT_BLOCKS: Final[dict[str, type[Block]]] = {
 TEXT_BLOCKS: Final[dict[str, type[Block]]] = {"text": TextBlock}
 
 
-class Turn(msgspec.Struct, forbid_unknown_fields=True):
+class Turn(msgspec.Struct):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[msgspec.Raw]
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
+class Tool(msgspec.Struct):
     """A tool that the caller runs. input_schema: a JSON Schema.
 
     Without effect: cache_control, eager_input_streaming. What templates have no place for is told of:
@@ -93,7 +93,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
 TOOLS: Final[dict[str, type[Tool]]] = {"custom": Tool}
 
 
-class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+class ToolChoice(msgspec.Struct):
     """Whether the model is to call. name: of the tool, for type ``tool``."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -101,7 +101,7 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+class Thinking(msgspec.Struct):
     """Whether the model is to think before it answers. budget_tokens, display: told of, not held."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
@@ -109,14 +109,14 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True):
     display: str | None = None
 
 
-class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+class OutputFormat(msgspec.Struct):
     """The form that the answer is held to. schema: a JSON Schema."""
 
     type: Literal["json_schema"]
     schema: msgspec.Raw
 
 
-class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+class OutputConfig(msgspec.Struct):
     """How the answer is to be. effort: given to the template as ``reasoning_effort``."""
 
     effort: str | None = None

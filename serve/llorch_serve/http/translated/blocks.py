@@ -7,17 +7,39 @@ is not in the table is refused by its name before its fields are looked at, sinc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from llorch_serve.errors import FieldViolation
 from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.http.fields import MAX_LISTED
-
-_MAX_SHOWN_CHARS: Final = 64
+from llorch_serve.http.unknown_fields import MAX_NAME_CHARS, unknown_fields
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found in a body beside what it asks for. bad: what it is refused for.
+
+    ignored: names of what has no effect, for the answer to tell. lenient: fields that are not known, and
+    tools that this worker cannot offer, are among those; else they are refused.
+    """
+
+    bad: list[FieldViolation] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    lenient: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more has been found than is listed, so that no more need be looked for."""
+        return len(self.bad) > MAX_LISTED
+
+    def refuse(self, name: str, found: str) -> None:
+        """Note what a field is refused for."""
+        self.bad.append(FieldViolation(name, found))
 
 
 class _Typed(msgspec.Struct):
@@ -28,31 +50,45 @@ def read_block(
     raw: msgspec.Raw,
     path: str,
     kinds: Mapping[str, type[S]],
-    bad: list[FieldViolation],
+    findings: Findings,
     *,
     default: str | None = None,
+    optional: bool = False,
 ) -> S | None:
-    """Return a part as the structure of its type; None where ``bad`` got what is wrong with it.
+    """Return a part as the structure of its type; None where it is refused, or left aside.
 
-    path: its name in the body. default: the type of a part that names none.
+    path: its name in the body. default: the type of a part that names none. optional: the model can do
+    without a part of a type that is not known.
     """
     try:
         str(memoryview(raw), "utf-8")  # msgspec does not look into what is kept as it came
-        kind = msgspec.json.decode(raw, type=_Typed).type or default
-        if kind in kinds:
-            return msgspec.json.decode(raw, type=kinds[kind])
+        named = msgspec.json.decode(raw, type=_Typed).type or default
+        kind = kinds.get(named or "")
+        if kind is not None:
+            block = msgspec.json.decode(raw, type=kind)
+            _note_unknown(raw, path, kind, findings)
+            return block
     except NOT_JSON as error:
-        bad.append(_violation(path, error))
+        findings.bad.append(_violation(path, error))
         return None
-    shown = "none" if kind is None else repr(kind[:_MAX_SHOWN_CHARS])
+    if optional and findings.lenient:
+        findings.ignored.append(path)
+        return None
+    shown = "none" if named is None else repr(named[:MAX_NAME_CHARS])
     expected = ", ".join(kinds)
-    bad.append(FieldViolation(f"{path}.type", f"found {shown}, expected one of {expected}; leave it out"))
+    hint = ", or start the worker with --unknown-fields ignore" if optional else ""
+    findings.refuse(f"{path}.type", f"found {shown}, expected one of {expected}; leave it out{hint}")
     return None
 
 
-def is_full(bad: list[FieldViolation]) -> bool:
-    """Tell whether more violations than are listed have been found, so that no more need be looked for."""
-    return len(bad) > MAX_LISTED
+def _note_unknown(raw: msgspec.Raw, path: str, kind: type[msgspec.Struct], findings: Findings) -> None:
+    for unknown in unknown_fields(raw, kind, path):
+        if findings.lenient:
+            findings.ignored.append(unknown.path)
+        else:
+            findings.refuse(unknown.path, unknown.description)
+        if findings.is_full or len(findings.ignored) > MAX_LISTED:
+            return
 
 
 def _violation(path: str, error: Exception) -> FieldViolation:

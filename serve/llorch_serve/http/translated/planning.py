@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,8 @@ from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.http.openai_requests import plan_chat
 from llorch_serve.http.openai_schema import ChatBody
 from llorch_serve.http.service import AnswerPlan, Plan
-from llorch_serve.requests import ChatPrompt, ModelInfo
+from llorch_serve.http.translated.blocks import Findings
+from llorch_serve.requests import ModelInfo
 
 _MESSAGE: Final = re.compile(r"messages\[(\d+)\].*")
 
@@ -41,7 +42,7 @@ class Extras(msgspec.Struct, kw_only=True):
     chat_template_kwargs: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # empty if absent
 
 
-def extras(body: Extras, thinking: dict[str, Any], bad: list[FieldViolation]) -> dict[str, Any]:
+def extras(body: Extras, thinking: dict[str, Any], findings: Findings) -> dict[str, Any]:
     """Return the extra fields of a body as keywords of a chat's.
 
     thinking: variables of the template that fields of the API's own set; those of ``chat_template_kwargs``
@@ -52,7 +53,7 @@ def extras(body: Extras, thinking: dict[str, Any], bad: list[FieldViolation]) ->
         try:
             given = msgspec.json.decode(bytes(body.chat_template_kwargs) or b"{}", type=dict[str, Any])
         except NOT_JSON as error:
-            bad.append(FieldViolation("chat_template_kwargs", f"{error}; expected an object"))
+            findings.refuse("chat_template_kwargs", f"{error}; expected an object")
             given = {}
         found["chat_template_kwargs"] = msgspec.Raw(msgspec.json.encode(thinking | given))
     return found
@@ -64,14 +65,12 @@ class Translation:
 
     origins: for each message, the name of what it was made from.
     names: from beginnings of a chat's field names to the API's own; the first that fits counts.
-    continues: the answer goes on with the last message.
     ignored: fields that the body has and that have no effect here, for the answer to tell.
     """
 
     chat: ChatBody
     origins: tuple[str, ...]
     names: tuple[tuple[str, str], ...]
-    continues: bool = False
     ignored: tuple[str, ...] = ()
 
     def plan(self, prefix: str, info: ModelInfo, caller: Caller, detail: Callable[[str], Any]) -> Plan:
@@ -86,9 +85,6 @@ class Translation:
             bad = [FieldViolation(_own(v.field, origins, names), v.description) for v in error.violations]
             raise InvalidRequestError(bad) from error
         (request,) = plan.requests
-        assert isinstance(request.prompt, ChatPrompt)
-        if self.continues:
-            request = replace(request, prompt=replace(request.prompt, continue_final_message=True))
         chat_names = plan.answer.names
         answer = AnswerPlan(
             plan.answer.stream,

@@ -64,6 +64,7 @@ class Segments:
     def __init__(self) -> None:
         self.found: list[Segment] = []
         self._open = False
+        self._pending: tuple[TokenLogprobs, ...] = ()  # of tokens whose text has not come yet
         self._call = -1  # which of the answer's calls is open, or was last
 
     def take(self, update: GenerationUpdate) -> list[Change]:
@@ -74,7 +75,11 @@ class Segments:
         if update.reasoning:
             changes += self._grow(SegmentKind.THOUGHT, update.reasoning)
         if update.text:
-            changes += self._grow(SegmentKind.TEXT, update.text, update.logprobs)
+            changes += self._grow(SegmentKind.TEXT, update.text, self._pending + update.logprobs)
+            self._pending = ()
+        else:
+            silent = not (update.reasoning or update.tool_calls)
+            self._pending = self._pending + update.logprobs if silent else ()
         for call in update.tool_calls:
             if call.index != self._call:
                 changes += self._begin(Segment(SegmentKind.CALL, len(self.found), call.id, call.name))
