@@ -10,6 +10,8 @@ import pytest
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import NonFiniteLogitsError
 from llorch_serve.http.messages.answers import UNSIGNED
+from llorch_serve.http.settings import HttpSettings
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta
 from llorch_serve.structured.spec import JsonSchema
 from support.fakes.generator import INFO, PATIENCE_S
@@ -383,6 +385,26 @@ def test_a_body_of_claude_code_is_answered_and_says_what_had_no_effect(served):
         "messages[2].content[0].is_error",
         "context_management",
     ]
+
+
+def test_what_is_not_known_is_left_aside_where_the_worker_is_told_to():
+    settings = HttpSettings(unknown=UnknownFields.IGNORE)
+    marked = text("Hi") | {"colour": "red"}
+    with fake_front(settings=settings) as (front, generator), client_of(front) as client:
+        message = ask(
+            client,
+            messages=[{"role": "user", "content": [marked]}],
+            tools=[{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, WEATHER],
+            extra_body={"temprature": 1},
+        )
+        with pytest.raises(anthropic.BadRequestError, match="found 'image'"):
+            ask(client, messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])
+    assert message.llorch["ignored"] == ["temprature", "messages[0].content[0].colour", "tools[0]"]
+    assert len(generator.submitted[0].prompt.tools) == 1
+    with fake_front() as (front, _):
+        assert list(refusals(front, messages=[{"role": "user", "content": [marked]}])) == [
+            "messages[0].content[0].colour"
+        ]
 
 
 @pytest.mark.parametrize(

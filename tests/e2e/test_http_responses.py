@@ -12,6 +12,8 @@ from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import NonFiniteLogitsError
 from llorch_serve.http.responses.items import wrapped_thoughts
 from llorch_serve.http.responses.reading import MAX_ECHOED_BYTES
+from llorch_serve.http.settings import HttpSettings
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta
 from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.structured.spec import JsonObject, JsonSchema
@@ -439,6 +441,23 @@ def test_a_body_of_codex_is_answered_and_says_what_had_no_effect(served):
     assert last.response.llorch["ignored"] == ["reasoning.summary"]
     roles = [message.role for message in generator.submitted[0].prompt.messages]
     assert roles == ["system", "user", "user", "assistant", "tool"]
+
+
+def test_what_is_not_known_is_left_aside_where_the_worker_is_told_to():
+    settings = HttpSettings(unknown=UnknownFields.IGNORE)
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA", "colour": "red"}
+    with fake_front(settings=settings) as (front, generator), client_of(front) as client:
+        response = ask(
+            client,
+            input=[thought, {"role": "user", "content": "Hi"}],
+            tools=[{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, WEATHER],
+            extra_body={"temprature": 1},
+        )
+        with pytest.raises(openai.BadRequestError, match="found 'web_search_call'"):
+            ask(client, input=[{"type": "web_search_call", "id": "ws_1", "status": "completed"}])
+    assert response.llorch["ignored"] == ["temprature", "input[0].colour", "input[0]", "tools[0]", "tools[1]"]
+    assert len(generator.submitted[0].prompt.tools) == 1
+    assert [message.role for message in generator.submitted[0].prompt.messages] == ["user"]
 
 
 @pytest.mark.parametrize(

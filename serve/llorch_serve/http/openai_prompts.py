@@ -71,9 +71,8 @@ def continues_last(body: ChatBody, bad: list[FieldViolation]) -> bool:
     """Tell whether the answer goes on with the last message; ``bad`` gets another message that asks for
     that.
     """
-    *others, _ = body.messages or [None]
-    for index, message in enumerate(others):
-        if message is not None and message.prefix and not _is_full(bad):
+    for index, message in enumerate(body.messages[:-1]):
+        if message.prefix and not _is_full(bad):
             found = "found true, expected it of the last message alone, which the answer goes on with"
             bad.append(FieldViolation(f"messages[{index}].prefix", found))
     return body.continue_final_message or bool(body.messages and body.messages[-1].prefix)

@@ -188,7 +188,7 @@ def _plan(
     shape = AnswerShape(
         answer_id,
         int(time.time()),
-        info.model_id,
+        body.model or info.names[0],
         include_usage,
         answers=options.answers.n,
         logprobs=options.sampling.logprobs is not None,
@@ -198,11 +198,12 @@ def _plan(
 
 
 def check_model(asked: str | None, info: ModelInfo) -> None:
-    """Raise ModelMismatchError unless the served model is asked for, or none."""
-    if asked is not None and asked != info.model_id:
+    """Raise ModelMismatchError unless the served model is asked for by one of its names, or none is."""
+    if asked is not None and asked not in info.names:
+        served = ", ".join(map(repr, info.names))
         raise ModelMismatchError(
-            f"model {asked[:200]!r} was asked for, this worker serves {info.model_id!r}; "
-            "ask for that, leave model out, or call another worker"
+            f"model {asked[:200]!r} was asked for, this worker serves {served}; ask for that, leave model "
+            "out, call another worker, or start this one with --served-model-name"
         )
 
 

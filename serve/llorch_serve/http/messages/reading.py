@@ -70,10 +70,10 @@ def read_message(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str]
         top_p=body.top_p,
         top_k=body.top_k,
     )
-    stops, limit = tuple(body.stop_sequences or ()), body.max_tokens
+    stops, limit, model = tuple(body.stop_sequences or ()), body.max_tokens, body.model or info.names[0]
 
     def shape(message_id: str) -> MessageShape:
-        return MessageShape(message_id, info.model_id, stops, limit, translation.ignored)
+        return MessageShape(message_id, model, stops, limit, translation.ignored)
 
     return translation.plan("msg_", info, caller, shape)
 

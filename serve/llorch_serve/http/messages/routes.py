@@ -13,11 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.ignored_fields import noting
 from llorch_serve.http.messages.answers import MessageAnswer
 from llorch_serve.http.messages.errors import error_body
 from llorch_serve.http.messages.reading import read_count, read_message
 from llorch_serve.http.problems import HttpError
+from llorch_serve.http.service import Computation
 from llorch_serve.http.translated.answering import TranslatedDialect
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ModelInfo, TextGenerator
 
 VERSIONS: Final = ("2026-10-21", "2023-06-01")
@@ -44,12 +47,17 @@ def versioned(route: Route) -> Route:
     return Route(route.path, Versioned(), methods=["POST"])
 
 
-def messages_dialect() -> TranslatedDialect:
-    """Return the dialect of POST /v1/messages."""
-    return TranslatedDialect(read_message, MessageAnswer, error_body)
+def messages_dialect(unknown: UnknownFields) -> TranslatedDialect:
+    """Return the dialect of POST /v1/messages. unknown: what becomes of fields that it does not know."""
+    return TranslatedDialect(noting(read_message, unknown), MessageAnswer, error_body)
 
 
-def count_tokens(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
-    """Return how many tokens the model would be given, as POST /v1/messages/count_tokens tells it."""
-    (request,) = read_count(raw, info, caller).requests
-    return {"input_tokens": len(generator.tokenize(request.prompt)[0])}
+def counting(unknown: UnknownFields) -> Computation:
+    """Return what counts the tokens that the model would be given, for POST /v1/messages/count_tokens."""
+    read = noting(read_count, unknown)
+
+    def count(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
+        (request,) = read(raw, info, caller).requests
+        return {"input_tokens": len(generator.tokenize(request.prompt)[0])}
+
+    return count

@@ -89,7 +89,7 @@ class ResponseShape:
 
 
 def read_response(
-    raw: bytes, info: ModelInfo, caller: Caller, kept: KeptResponses, ignored: list[str] | None = None
+    kept: KeptResponses, raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None = None
 ) -> Plan:
     """Return what a body of /v1/responses asks for. ignored: gets unknown fields, as in ``read_struct``.
 
@@ -106,13 +106,13 @@ def read_response(
         add_items(body.input, conversation, findings, lambda name: kept.find_item(name, caller.owner))
     translation = _translate(body, conversation, findings)
     echoed, created, wraps = _echoed(body), int(time.time()), THOUGHTS in (body.include or ())
-    logprobs = bool(translation.chat.logprobs)
+    logprobs, model = bool(translation.chat.logprobs), body.model or info.names[0]
     beginning = Beginning(caller.owner, tuple(conversation.messages), size + len(raw))
 
     def shape(response_id: str) -> ResponseShape:
         begins = [beginning] if body.store else []
         return ResponseShape(
-            response_id, created, info.model_id, echoed, wraps, logprobs, translation.ignored, begins
+            response_id, created, model, echoed, wraps, logprobs, translation.ignored, begins
         )
 
     return translation.plan("resp_", info, caller, shape)

@@ -14,25 +14,31 @@ from starlette.responses import Response
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.http.exchange import CALLER
+from llorch_serve.http.ignored_fields import noting
 from llorch_serve.http.problems import HttpError, Problem
 from llorch_serve.http.responses.answers import ResponseAnswer
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.reading import read_response
 from llorch_serve.http.status_routes import json_response
 from llorch_serve.http.translated.answering import TranslatedDialect
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ModelInfo, TextGenerator
 
 
 class ResponseRoutes:
-    """The handlers of what is kept, and the dialect that keeps it."""
+    """The handlers of what is kept, and the dialect that keeps it. unknown: what becomes of fields that are
+    not known.
+    """
 
-    def __init__(self, kept: KeptResponses) -> None:
+    def __init__(self, kept: KeptResponses, unknown: UnknownFields) -> None:
         self._kept = kept
+        self._read = noting(functools.partial(read_response, kept), unknown)
 
     def dialect(self) -> TranslatedDialect:
         """Return the dialect of POST /v1/responses."""
-        read = functools.partial(read_response, kept=self._kept)
-        return TranslatedDialect(read, functools.partial(ResponseAnswer, kept=self._kept), Problem.openai)
+        return TranslatedDialect(
+            self._read, functools.partial(ResponseAnswer, kept=self._kept), Problem.openai
+        )
 
     async def find(self, request: Request) -> Response:
         """GET /v1/responses/ID: an answer that is kept."""
@@ -55,7 +61,7 @@ class ResponseRoutes:
 
     def count(self, raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
         """POST /v1/responses/input_tokens: how many tokens the model would be given."""
-        (request,) = read_response(raw, info, caller, self._kept).requests
+        (request,) = self._read(raw, info, caller).requests
         count = len(generator.tokenize(request.prompt)[0])
         return {"object": "response.input_tokens", "input_tokens": count}
 
