@@ -13,12 +13,28 @@ from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.exact_transforms import why_inexact
+from llorch_export.source.open import open_config
 from llorch_serve.artifact.manifest import LlamaConfig
 
 MOST_MEASURED: Final = 500_000_000
 """Parameters of models that are measured in fp32 without being asked; that takes four bytes of memory and
 disk for each.
 """
+
+
+_STORAGE: Final = (
+    "precision",
+    "head_precision",
+    "block_size",
+    "fine_block_size",
+    "quantizer",
+    "scale_type",
+    "compute_type",
+    "activations",
+    "interop",
+    "transforms",
+)
+"""Options that say how weights are stored, or what the default recipes cannot be combined with."""
 
 
 def default_recipe(config: LlamaConfig) -> str:
@@ -28,6 +44,19 @@ def default_recipe(config: LlamaConfig) -> str:
     if why_inexact("smooth", config) is not None or config.experts:
         return "cpu"
     return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
+
+
+def unasked_recipe(options: ExportOptions) -> str | None:
+    """Return the recipe of an export whose options leave open how weights are stored; None where any of them
+    says so.
+
+    Raises ArtifactError or HubError if the source's settings cannot be read.
+    """
+    if options.target != "cpu" or any(getattr(options, name) for name in _STORAGE):
+        return None
+    if options.accuracy_level is not None:  # which may be 0
+        return None
+    return default_recipe(open_config(options.source))
 
 
 def quantizer_open(options: ExportOptions) -> bool:

@@ -130,6 +130,17 @@ def with_prefill(options: ExportOptions, name_or_path: str) -> ExportOptions:
     return replace(options, prompts=recipe.options(base))
 
 
+def with_recipes(options: ExportOptions, recipe: str | None, prefill: str | None) -> ExportOptions:
+    """Return ``options`` with what recipes say; ``prefill`` is ``none``, or one for a graph of prompts
+    alone. Raises UsageError as :func:`load_recipe`.
+    """
+    if recipe is not None:
+        options = load_recipe(recipe).options(options)
+    if prefill == "none":
+        return replace(options, prompts=None)
+    return options if prefill is None else with_prefill(options, prefill)
+
+
 def shipped_recipes() -> list[str]:
     """Return the names of the recipes that come with llorch."""
     here = resources.files(__package__)
