@@ -25,9 +25,11 @@ from llorch_serve.http.paths import nearest_path
 from llorch_serve.http.problems import HttpError, describe
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.routes import ResponseRoutes
+from llorch_serve.http.score_routes import ScoreDialect
 from llorch_serve.http.service import Computation, ComputedRoute, Dialect, GenerationRoute, HttpService
 from llorch_serve.http.shapes import JOB_PATHS, refusal_body
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
+from llorch_serve.http.token_routes import detokenize, tokenize
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.observe.observer import Answered
 
@@ -44,6 +46,9 @@ _ROUTES: Final = frozenset(
         "/v1/models",
         "/v1/messages",
         "/v1/responses",
+        "/v1/score",
+        "/tokenize",
+        "/detokenize",
         "/v1/responses/input_tokens",
         "/v1/messages/count_tokens",
         *JOB_PATHS,
@@ -87,6 +92,9 @@ def make_app(
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
         versioned(generates("/v1/messages", messages_dialect(unknown))),
         versioned(computes("/v1/messages/count_tokens", counting(unknown))),
+        generates("/v1/score", ScoreDialect()),
+        computes("/tokenize", tokenize),
+        computes("/detokenize", detokenize),
         generates("/v1/inference", jobs),
         generates("/execute", jobs),
         Route("/cancel", status.cancel, methods=["POST"]),

@@ -22,7 +22,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Bodies, Exchange
 from llorch_serve.http.problems import Problem, describe
 from llorch_serve.http.shapes import refusal_body
-from llorch_serve.requests import GenerationRequest, ModelInfo, TextGenerator
+from llorch_serve.requests import GenerationRequest, ModelInfo, ScoreRequest, TextGenerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class AnswerPlan:
 class Plan:
     """What one body asks for. requests: one for each prompt."""
 
-    requests: tuple[GenerationRequest, ...]
+    requests: tuple[GenerationRequest | ScoreRequest, ...]
     answer: AnswerPlan
 
 
@@ -162,7 +162,11 @@ class HttpService:
         plan = dialect.read(raw, info, caller)
         submitted = []
         for request in plan.requests:
-            submit = functools.partial(generator.submit, replace(request, owner=caller.owner))
+            owned = replace(request, owner=caller.owner)
+            if isinstance(owned, ScoreRequest):
+                submit = functools.partial(generator.submit_score, owned)
+            else:
+                submit = functools.partial(generator.submit, owned)
             try:
                 submitted.append(calls.submit(request.request_id, submit, whole=not plan.answer.stream))
             except InvalidRequestError as error:

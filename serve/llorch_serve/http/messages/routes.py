@@ -18,6 +18,7 @@ from llorch_serve.http.messages.answers import MessageAnswer
 from llorch_serve.http.messages.errors import error_body
 from llorch_serve.http.messages.reading import read_count, read_message
 from llorch_serve.http.problems import HttpError
+from llorch_serve.http.prompt_bodies import prompt_of
 from llorch_serve.http.service import Computation
 from llorch_serve.http.translated.answering import TranslatedDialect
 from llorch_serve.http.unknown_fields import UnknownFields
@@ -57,7 +58,7 @@ def counting(unknown: UnknownFields) -> Computation:
     read = noting(read_count, unknown)
 
     def count(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
-        (request,) = read(raw, info, caller).requests
-        return {"input_tokens": len(generator.tokenize(request.prompt)[0])}
+        prompt = prompt_of(read(raw, info, caller))
+        return {"input_tokens": len(generator.tokenize(prompt)[0])}
 
     return count
