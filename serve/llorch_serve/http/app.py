@@ -20,6 +20,7 @@ from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.messages.routes import counting, messages_dialect, versioned
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
+from llorch_serve.http.openapi import openapi
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.paths import nearest_path
 from llorch_serve.http.problems import HttpError, describe
@@ -27,43 +28,14 @@ from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.routes import ResponseRoutes
 from llorch_serve.http.score_routes import ScoreDialect
 from llorch_serve.http.service import Computation, ComputedRoute, Dialect, GenerationRoute, HttpService
-from llorch_serve.http.shapes import JOB_PATHS, refusal_body
+from llorch_serve.http.shapes import refusal_body
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
 from llorch_serve.http.token_routes import detokenize, tokenize
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.observe.observer import Answered
 
-OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})
+OPEN_PATHS: Final = frozenset({"/health", "/openapi.json", *PAGE_PATHS})
 """Paths that need no token: they hold nothing of the model or its users."""
-
-
-_ROUTES: Final = frozenset(
-    {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/load",
-        "/metrics",
-        "/v1/models",
-        "/v1/messages",
-        "/v1/responses",
-        "/v1/score",
-        "/tokenize",
-        "/detokenize",
-        "/v1/responses/input_tokens",
-        "/v1/messages/count_tokens",
-        *JOB_PATHS,
-        *OPEN_PATHS,
-    }
-)
-
-
-def route_of(path: str) -> str:
-    """Return the route of a path for metrics, which must not grow with what people ask for."""
-    if path.startswith("/v1/models/"):
-        return "/v1/models/ID"
-    if path.startswith("/v1/responses/") and path not in _ROUTES:
-        return "/v1/responses/ID"
-    return path if path in _ROUTES else "other"
 
 
 def make_app(
@@ -101,6 +73,7 @@ def make_app(
         Route("/health", status.health),
         Route("/load", status.load),
         Route("/metrics", status.metrics),
+        Route("/openapi.json", openapi),
         Route("/v1/models", status.models),
         Route("/v1/models/{model_id:path}", status.model),
         *(Route(path, page_file) for path in PAGE_PATHS),

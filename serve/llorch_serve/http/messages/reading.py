@@ -17,8 +17,8 @@ from llorch_serve.http.messages.schema import (
     TOOLS,
     CountBody,
     MessagesBody,
+    MessagesTool,
     OutputFormat,
-    Tool,
     ToolChoice,
 )
 from llorch_serve.http.messages.turns import read_turns
@@ -130,7 +130,7 @@ def _is_prefilled(found: Conversation) -> bool:
     return last is not None and last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
-def _chat_tool(tool: Tool, path: str, ignored: list[str]) -> msgspec.Raw:
+def _chat_tool(tool: MessagesTool, path: str, ignored: list[str]) -> msgspec.Raw:
     """Return a tool as chats have it; ``ignored`` gets what they have no place for."""
     if tool.defer_loading:
         ignored.append(f"{path}.defer_loading")

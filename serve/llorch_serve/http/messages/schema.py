@@ -6,10 +6,11 @@ honoured is refused or told of in ``reading.py``; what is marked without effect 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from llorch_serve.http.translated.blocks import any_of
 from llorch_serve.http.translated.planning import Extras
 
 
@@ -27,6 +28,10 @@ class TextBlock(Block, kw_only=True):
 
     text: str
     citations: list[Any] | None = None
+
+
+TEXT_BLOCKS: Final[dict[str, type[Block]]] = {"text": TextBlock}
+TextPart = Annotated[msgspec.Raw, any_of(TEXT_BLOCKS)]
 
 
 class ThinkingBlock(Block, kw_only=True):
@@ -50,7 +55,7 @@ class ToolResultBlock(Block, kw_only=True):
     """What a call came to. content: a text or text blocks. is_error: templates have no place for it."""
 
     tool_use_id: str
-    content: str | list[msgspec.Raw] | None = None
+    content: str | list[TextPart] | None = None
     is_error: bool | None = None
     toolset_name: str | None = None
 
@@ -61,17 +66,17 @@ ASSISTANT_BLOCKS: Final[dict[str, type[Block]]] = {
     "thinking": ThinkingBlock,
     "tool_use": ToolUseBlock,
 }
-TEXT_BLOCKS: Final[dict[str, type[Block]]] = {"text": TextBlock}
+TurnPart = Annotated[msgspec.Raw, any_of(USER_BLOCKS, ASSISTANT_BLOCKS)]
 
 
 class Turn(msgspec.Struct):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[msgspec.Raw]
+    content: str | list[TurnPart]
 
 
-class Tool(msgspec.Struct):
+class MessagesTool(msgspec.Struct):
     """A tool that the caller runs. input_schema: a JSON Schema.
 
     Without effect: cache_control, eager_input_streaming. What templates have no place for is told of:
@@ -90,7 +95,8 @@ class Tool(msgspec.Struct):
     allowed_callers: list[str] | None = None
 
 
-TOOLS: Final[dict[str, type[Tool]]] = {"custom": Tool}
+TOOLS: Final[dict[str, type[MessagesTool]]] = {"custom": MessagesTool}
+ToolPart = Annotated[msgspec.Raw, any_of(TOOLS)]
 
 
 class ToolChoice(msgspec.Struct):
@@ -130,8 +136,8 @@ class CountBody(Extras, kw_only=True):
 
     messages: list[Turn]
     model: str | None = None
-    system: str | list[msgspec.Raw] | None = None
-    tools: list[msgspec.Raw] | None = None
+    system: str | list[TextPart] | None = None
+    tools: list[ToolPart] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -21,10 +21,10 @@ from llorch_serve.http.responses.schema import (
     THOUGHT_PARTS,
     FunctionCall,
     FunctionCallOutput,
-    InputText,
     ItemReference,
     MessageItem,
     Reasoning,
+    ThoughtText,
 )
 from llorch_serve.http.translated.blocks import Findings, read_block
 from llorch_serve.http.translated.conversation import Conversation
@@ -100,7 +100,7 @@ def _read_texts(content: str | list[msgspec.Raw], path: str, findings: Findings)
     if isinstance(content, str):
         return content
     parts = (read_block(raw, f"{path}[{i}]", TEXT_PARTS, findings) for i, raw in enumerate(content))
-    return [ContentPart("text", part.text) for part in parts if isinstance(part, InputText)]
+    return [ContentPart("text", part.text) for part in parts if part is not None]
 
 
 def _read_thoughts(item: Reasoning, path: str, findings: Findings) -> str:
@@ -123,7 +123,7 @@ def _read_thoughts(item: Reasoning, path: str, findings: Findings) -> str:
 
 
 def _joined(
-    parts: list[msgspec.Raw] | None, path: str, kinds: dict[str, type[InputText]], findings: Findings
+    parts: list[msgspec.Raw] | None, path: str, kinds: dict[str, type[ThoughtText]], findings: Findings
 ) -> str:
     read = (read_block(raw, f"{path}[{i}]", kinds, findings) for i, raw in enumerate(parts or ()))
     return "".join(part.text for part in read if part is not None)

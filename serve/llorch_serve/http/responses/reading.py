@@ -19,10 +19,10 @@ from llorch_serve.http.responses.items import add_items
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.schema import (
     TOOLS,
+    ChosenTools,
     FunctionTool,
     ResponsesBody,
     TextFormat,
-    ToolChoice,
 )
 from llorch_serve.http.service import Plan
 from llorch_serve.http.translated.blocks import Findings, read_block
@@ -216,9 +216,9 @@ def _chat_tool(tool: FunctionTool, path: str, findings: Findings) -> msgspec.Raw
     return msgspec.Raw(msgspec.json.encode({"type": "function", "function": function}))
 
 
-def _chat_choice(choice: str | ToolChoice | None) -> Any:
+def _chat_choice(choice: str | ChosenTools | None) -> Any:
     """Return a chat's ``tool_choice``."""
-    if not isinstance(choice, ToolChoice):
+    if not isinstance(choice, ChosenTools):
         return choice
     if choice.type == "function":
         return {"type": "function", "function": {"name": choice.name}}

@@ -7,16 +7,17 @@ the answer.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from llorch_serve.http.openai_schema import StreamOptions
+from llorch_serve.http.translated.blocks import any_of
 from llorch_serve.http.translated.planning import Extras
 
 
-class InputText(msgspec.Struct):
-    """Text that the model is given. annotations, logprobs: of a text that it wrote."""
+class ItemText(msgspec.Struct):
+    """Text that the model is given, or wrote. annotations, logprobs: of the latter."""
 
     text: str
     type: str | None = None
@@ -24,9 +25,18 @@ class InputText(msgspec.Struct):
     logprobs: Any = None
 
 
-TEXT_PARTS: Final[dict[str, type[InputText]]] = {"input_text": InputText, "output_text": InputText}
-THOUGHT_PARTS: Final[dict[str, type[InputText]]] = {"reasoning_text": InputText}
-SUMMARY_PARTS: Final[dict[str, type[InputText]]] = {"summary_text": InputText}
+class ThoughtText(msgspec.Struct):
+    """A part of what the model thought, or of a summary of it."""
+
+    text: str
+    type: str | None = None
+
+
+TEXT_PARTS: Final[dict[str, type[ItemText]]] = {"input_text": ItemText, "output_text": ItemText}
+THOUGHT_PARTS: Final[dict[str, type[ThoughtText]]] = {"reasoning_text": ThoughtText}
+SUMMARY_PARTS: Final[dict[str, type[ThoughtText]]] = {"summary_text": ThoughtText}
+TextPart = Annotated[msgspec.Raw, any_of(TEXT_PARTS)]
+ThoughtPart = Annotated[msgspec.Raw, any_of(THOUGHT_PARTS, SUMMARY_PARTS)]
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -41,7 +51,7 @@ class MessageItem(Item, kw_only=True):
     """A message. phase: what part of an answer it is to its vendor; without effect."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[msgspec.Raw]
+    content: str | list[TextPart]
     phase: str | None = None
 
 
@@ -59,7 +69,7 @@ class FunctionCallOutput(Item, kw_only=True):
     """What a call came to: a text or text parts."""
 
     call_id: str
-    output: str | list[msgspec.Raw]
+    output: str | list[TextPart]
     name: str | None = None
     namespace: str | None = None
     caller: Any = None
@@ -68,8 +78,8 @@ class FunctionCallOutput(Item, kw_only=True):
 class Reasoning(Item, kw_only=True):
     """What the model thought. encrypted_content: as this worker gave it, for clients that keep that alone."""
 
-    content: list[msgspec.Raw] | None = None
-    summary: list[msgspec.Raw] | None = None
+    content: list[ThoughtPart] | None = None
+    summary: list[ThoughtPart] | None = None
     encrypted_content: str | None = None
 
 
@@ -87,6 +97,7 @@ ITEMS: Final[dict[str, type[msgspec.Struct]]] = {
     "reasoning": Reasoning,
     "item_reference": ItemReference,
 }
+ItemPart = Annotated[msgspec.Raw, any_of(ITEMS)]
 
 
 class FunctionTool(msgspec.Struct):
@@ -101,6 +112,7 @@ class FunctionTool(msgspec.Struct):
 
 
 TOOLS: Final[dict[str, type[FunctionTool]]] = {"function": FunctionTool}
+ToolPart = Annotated[msgspec.Raw, any_of(TOOLS)]
 
 
 class ChosenTool(msgspec.Struct):
@@ -110,7 +122,7 @@ class ChosenTool(msgspec.Struct):
     name: str
 
 
-class ToolChoice(msgspec.Struct):
+class ChosenTools(msgspec.Struct):
     """One function, or those that may be called: of type ``allowed_tools``, with mode and tools."""
 
     type: Literal["function", "allowed_tools"]
@@ -149,7 +161,7 @@ class ReasoningConfig(msgspec.Struct):
 class ResponsesBody(Extras, kw_only=True):
     """POST /v1/responses. Absent and null are the same."""
 
-    input: str | list[msgspec.Raw]
+    input: str | list[ItemPart]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -161,8 +173,8 @@ class ResponsesBody(Extras, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stop: str | list[str] | None = None
-    tools: list[msgspec.Raw] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tools: list[ToolPart] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

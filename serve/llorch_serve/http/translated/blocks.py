@@ -42,6 +42,14 @@ class Findings:
         self.bad.append(FieldViolation(name, found))
 
 
+def any_of(*tables: Mapping[str, type[msgspec.Struct]]) -> msgspec.Meta:
+    """Return what /openapi.json says of a part that is one of the types of some tables."""
+    names = dict.fromkeys(kind.__name__ for table in tables for kind in table.values())
+    return msgspec.Meta(
+        extra_json_schema={"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
+    )
+
+
 class _Typed(msgspec.Struct):
     type: str | None = None
 
