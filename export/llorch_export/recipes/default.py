@@ -21,8 +21,13 @@ disk for each.
 """
 
 
-def default_recipe(config: LlamaConfig) -> str:
-    """Return the recipe for the CPU of a model of this size and form."""
+def default_recipe(config: LlamaConfig, *, embeds: bool = False) -> str:
+    """Return the recipe for the CPU of a model of this size and form.
+
+    embeds: its graph gives vectors. What a rounded grid costs them is more than one in a thousand.
+    """
+    if embeds:
+        return "int8"
     if why_inexact("rotate", config) is not None:
         return "int8"
     if why_inexact("smooth", config) is not None or config.experts:

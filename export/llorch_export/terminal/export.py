@@ -89,7 +89,7 @@ def command(
         from llorch_export.options import ExportOptions
         from llorch_export.preview import preview
         from llorch_export.recipes.default import default_recipe
-        from llorch_export.source.open import open_config
+        from llorch_export.source.open import open_settings
     from llorch_export.terminal.export_output import show_preview, show_result
 
     source = hub.of(source)
@@ -98,13 +98,15 @@ def command(
         output=artifact.output or Path(),
         lora=parse_choices(artifact.lora or ()),
         target=artifact.target,
+        embed=artifact.embed,
         force=replacing.force,
         if_changed=replacing.if_changed,
     )
     options = transform.add_to(graph.add_to(weights.add_to(options)))
-    exporter.check(artifact.target, dry_run=dry_run)
+    exporter.check(artifact.target, artifact.embed, dry_run=dry_run)
     if recipe is None and leaves_storage_open(artifact, weights, graph, exporter, transform):
-        recipe = default_recipe(open_config(source))
+        settings = open_settings(source, artifact.embed)
+        recipe = default_recipe(settings.config, embeds=settings.embedding is not None)
     options = _with_recipes(exporter.add_to(options), recipe, graph.prefill_recipe)
     if dry_run:
         show_preview(preview(options), as_json=as_json)
@@ -120,12 +122,17 @@ def command(
 def _with_recipes(options: ExportOptions, recipe: str | None, prefill: str | None) -> ExportOptions:
     """Return the options with what recipes say; ``prefill`` is none, or one for a graph of prompts alone."""
     from llorch_export.recipes.file import load_recipe, with_prefill
+    from llorch_export.source.open import open_settings
 
     if recipe is not None:
         options = load_recipe(recipe).options(options)
     if prefill == "none":
         return replace(options, prompts=None)
-    return options if prefill is None else with_prefill(options, prefill)
+    if prefill is not None:
+        return with_prefill(options, prefill)
+    if options.prompts is not None and open_settings(options.source, options.embed).embedding is not None:
+        return replace(options, prompts=None)  # a graph that embeds texts takes prompts alone
+    return options
 
 
 def _export(options: ExportOptions, exporter: ExporterFlags) -> ExportResult:
