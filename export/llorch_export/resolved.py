@@ -186,6 +186,11 @@ def _prompt_recipe(
     found = with_rules(base_recipe(options.prompts), options.prompts.rules, config, peaks)
     refuse_rules_beyond(options.target, found)
     refuse_unknown_scales(found, options.calibration)
+    if found.precision == "source" != first.precision:
+        raise UsageError(
+            f"--prefill-recipe has precision source, and the other graph {first.precision}: the checkpoint's "
+            "codes are kept for answers first; choose --precision source, or another precision for prompts"
+        )
     if found.compute_type != first.compute_type:
         raise UsageError(
             f"--prefill-recipe computes in {found.compute_type} and the other graph in "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ from llorch_export.formats.targets import MIN_ONNXRUNTIME_INT8_CACHE
 from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder
+from llorch_export.graph.lowest_runtime import later
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.resolved import ResolvedExport
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
@@ -53,6 +55,17 @@ def with_prompt_graph(
     return msgspec.structs.replace(manifest, files=listed(writer), prompts=prompts)
 
 
+def including(first: DecoderGraph, prompts: DecoderGraph) -> DecoderGraph:
+    """Return the first graph of an artifact with what is to be known of both: notices, and the lowest
+    onnxruntime.
+    """
+    return replace(
+        first,
+        notices=tuple(dict.fromkeys((*first.notices, *prompts.notices))),
+        min_onnxruntime=later(first.min_onnxruntime, prompts.min_onnxruntime),
+    )
+
+
 def planned(
     resolved: ResolvedExport, config: LlamaConfig, tensors: Mapping[str, LazyTensor]
 ) -> tuple[DecoderGraph, int | None]:
@@ -77,8 +90,8 @@ def planned(
     if resolved.prompts is None:
         return graph, None
     plan = prompt_plan(resolved.recipe, resolved.prompts, graph)
-    build(recipe=resolved.prompts, weights=plan)
-    return graph, plan.total_bytes
+    prompts = build(recipe=resolved.prompts, weights=plan)
+    return including(graph, prompts), plan.total_bytes
 
 
 def prompt_plan(first: Recipe, prompts: Recipe, graph: DecoderGraph) -> WeightPlan:

@@ -19,7 +19,7 @@ from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.lazy_parts import arranged, packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
 from llorch_export.checkpoint.packed.base import PackedReader
-from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take_packed
+from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, refuse_packed_head, take_packed
 from llorch_export.checkpoint.safetensors_file import CODECS, file_tensors, unsupported_type
 from llorch_export.checkpoint.stored_names import SCALE_PARTS, is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
@@ -110,6 +110,8 @@ def folder_tensors(
     renamed = bool(left_out.wrappers)
     if config.tie_word_embeddings:
         renamed |= names.EMBEDDING not in stored  # which transformers knows since 5
+        if reader is not None:
+            refuse_packed_head(stored, reader, str(folder.path))
         settle_tied(stored, str(folder.path), packed)
     found = {name: tensor.source.shape for name, tensor in stored.items()}
     found |= {name: wanted[name] for name in packed}

@@ -20,7 +20,6 @@ from llorch_export.calibration.measurements import Calibration
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.targets import (
     CONTRIB,
-    MIN_ONNXRUNTIME_BLOCK_EXPERTS,
     TARGETS,
     Capabilities,
 )
@@ -31,6 +30,7 @@ from llorch_export.graph.experts import experts
 from llorch_export.graph.front import Front, Interface, genai_logits, make_front
 from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.linear import linear
+from llorch_export.graph.lowest_runtime import lag_notice, lowest_runtime
 from llorch_export.graph.mlp import mlp
 from llorch_export.graph.norm import norm
 from llorch_export.graph.pooling import embedding_front, pooled
@@ -192,6 +192,9 @@ def _graph(
         opset_imports={"": b.target.opset, **({CONTRIB: 1} if _uses_contrib(b.target) else {})},
         name="decoder",
     )
+    lowest = lowest_runtime(graph, b.target)
+    if (lag := lag_notice(lowest, b.target, b.recipe.precision)) is not None:
+        b.notices[lag] = None
     return DecoderGraph(
         model=ir.Model(graph, ir_version=b.target.ir_version, producer_name="llorch"),
         jobs=tuple(b.weights.jobs),
@@ -201,7 +204,7 @@ def _graph(
         outputs=tuple(_spec(value) for value in outputs),
         weight_cast=b.weight_cast,
         notices=tuple(b.notices),
-        min_onnxruntime=_min_onnxruntime(graph, b.target),
+        min_onnxruntime=lowest,
     )
 
 
@@ -261,12 +264,6 @@ def _feed_forward(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[in
     """Append what a layer has behind its attention: one block, or several experts."""
     name, kind = f"model.layers.{layer}.mlp", b.config.layer_experts(layer)
     return mlp(b, x, name, lead=lead) if kind is None else experts(b, x, name, kind, lead=lead)
-
-
-def _min_onnxruntime(graph: ir.Graph, target: Capabilities) -> str:
-    """Return the lowest release that runs the graph; a target's own where nothing in it is newer."""
-    newer = any(node.op_type == "QMoE" for node in graph)
-    return MIN_ONNXRUNTIME_BLOCK_EXPERTS if newer else target.min_onnxruntime
 
 
 def _uses_contrib(target: Capabilities) -> bool:

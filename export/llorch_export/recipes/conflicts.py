@@ -288,7 +288,8 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         lambda s: s.activations == "static" and "rotate" not in s.options.transforms,
         lambda _: (
             "--activations static without a rotation lets a few large channels settle the step of all (0.14 "
-            "nats on SmolLM2-135M); add --transform rotate, or choose --activations row"
+            "nats on SmolLM2-135M); add --transform rotate if the model is one that can be rotated "
+            "(docs/families.md), or choose --activations row"
         ),
     ),
 )

@@ -350,15 +350,3 @@ class TransformFlags(FlagGroup, frozen=True):
                     f"expected some of {', '.join(known)}, separated by commas"
                 )
         return tuple(known[name] for name in names)
-
-
-def leaves_storage_open(
-    artifact: ArtifactFlags,
-    weights: WeightFlags,
-    graph: GraphFlags,
-    exporter: ExporterFlags,
-    transform: TransformFlags,
-) -> bool:
-    """Whether no flag says how weights are stored, so that the default recipe of the model does."""
-    shaping = (graph.compute_type, graph.activations, graph.interop, exporter.via, transform.transform)
-    return artifact.target == "cpu" and not weights.given() and all(value is None for value in shaping)
