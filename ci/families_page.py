@@ -105,7 +105,11 @@ def _differences(family: Family) -> Iterator[str]:
         yield f"RMS norm of {over}{', after rotation' if form.qk_norm_after_rope else ''}"
     if family.experts is not None:
         shared = ", and a block for every token" if family.experts.shared else ""
+        if family.experts.clamped is not None:
+            shared += ", with biases and limits"
         yield f"experts that a router chooses{shared}{' (some layers)' if family.experts.some_layers else ''}"
+    if form.sinks:
+        yield "a learned score in each head that stands for no value"
     yield from _scales(family)
     yield from _positions(family)
     if family.fused:

@@ -73,6 +73,7 @@ class Family:
     interleaved: rotary pairs are neighbours in a head, not half a head apart.
     scales_queries: rotary settings must be there, with a ``llama_4_scaling_beta`` of 0: another one scales
         queries by their position, and so does what absent settings mean.
+    usual_rope: what absent rotary settings mean, where that is not the plain rotation.
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
     gguf: ``general.architecture`` where it is another name.
@@ -125,6 +126,7 @@ class Family:
     local_key: str = "rope_local_base_freq"
     interleaved: bool = False
     scales_queries: bool = False
+    usual_rope: Mapping[str, object] = field(default_factory=dict)
     alpha: bool = False
     module: str = ""
     gguf: str = ""

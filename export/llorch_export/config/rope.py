@@ -117,7 +117,8 @@ def _rope_fields(fields: Fields, context: RopeContext) -> tuple[Fields, str]:
         )
     place = "rope_parameters" if parameters else "rope_scaling"
     check_count(parameters or scaling, f"{context.origin}: {place}")
-    return Fields(parameters or scaling, origin=f"{context.origin}: {place}"), place
+    found = parameters or scaling or context.family.usual_rope
+    return Fields(found, origin=f"{context.origin}: {place}"), place
 
 
 def _refuse_differences(fields: Fields, rope: Fields, place: str, origin: str) -> None:

@@ -97,16 +97,18 @@ class GroupQuery:
         window, cache, scales = c.window(layer), self.caches[layer], self._scales[layer]
         tables = (rotary.cos, rotary.sin) if inside else ()
         softcap = c.form.attention_softcap
-        # Behind the tables: positions, a bias and a sink, which no family has.
-        quantised = (*[None] * (5 - len(tables)), *scales) if scales else ()
+        sinks = b.vector(f"{prefix}.sinks") if c.form.sinks else None
+        # Behind the tables: positions and a bias, which no family has.
+        more = [*tables, *[None] * (4 - len(tables)), sinks, *scales]
+        while more and more[-1] is None:
+            more.pop()
         b.tape.op_multi_out(
             "GroupQueryAttention",
             [
                 *query_key_value,
                 *cache.past,
                 *self._lengths,
-                *tables,
-                *quantised,
+                *more,
             ],
             {
                 "num_heads": c.num_attention_heads,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.names import stored_places
+from llorch_export.checkpoint.names import StoredRows, stored_places
 from llorch_export.checkpoint.norm_offset import norm_offset
 from llorch_export.checkpoint.row_order import row_order
 from llorch_export.config.families import FAMILIES
@@ -110,9 +110,19 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
             place = places[name]
             if order is not None:
                 stored = stored[order]
-            rows = parameters[place.name].view(-1, *tensor.shape[1:])  # of all matrices in a stack
-            rows[place.start : place.stop].copy_(torch.from_numpy(stored))
+            _put(torch, parameters[place.name], place, stored)
     return model.eval()
+
+
+def _put(torch: Any, parameter: Any, place: StoredRows, values: npt.NDArray[np.float32]) -> None:
+    """Write a tensor into the rows of a parameter that ``place`` names."""
+    first, target = place.start, parameter
+    if place.stack is not None:
+        matrices = parameter.transpose(1, 2) if place.turned else parameter
+        number, first = divmod(place.start, matrices.shape[1])
+        target = matrices[number]
+    last = None if place.stop is None else first + place.stop - place.start
+    target[first : last : place.step].copy_(torch.from_numpy(values))
 
 
 def _adjust_rotary(torch: Any, rotary: Any, config: LlamaConfig) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.family import Family
 from llorch_export.config.layer_form import LOGITS_CAP, SCORES_CAP
@@ -63,6 +65,8 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
             "norm_topk_prob": experts.normalised,
             "shared_expert_intermediate_size": experts.shared_intermediate_size or 0,
         }
+        if experts.clamped is not msgspec.UNSET:
+            settings |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
     settings |= _form_settings(config, family)
     if family.outer_original_context is not None and config.rope.original_max_position_embeddings is not None:
         settings["original_max_position_embeddings"] = config.rope.original_max_position_embeddings

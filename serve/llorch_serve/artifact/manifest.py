@@ -91,6 +91,15 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
         return self.original_max_position_embeddings if changes else None
 
 
+class ClampedGate(_Struct, frozen=True, kw_only=True):
+    """SwiGLU whose factors have limits: ``g sigmoid(alpha g) (u + 1)`` of a gate ``g`` of ``limit`` at most
+    and a second projection ``u`` that is at most as far from 0.
+    """
+
+    alpha: float
+    limit: float
+
+
 class ExpertsConfig(_Struct, frozen=True, kw_only=True):
     """Feed-forward blocks of which each token takes a few: those that a router gives the largest logits.
 
@@ -99,6 +108,7 @@ class ExpertsConfig(_Struct, frozen=True, kw_only=True):
         them gives.
     shared_intermediate_size: of a block that every token takes too, scaled by a sigmoid; None: there is none.
     sparse_layers: one number a layer, 0 where it has one plain block; empty: all layers have experts.
+    biases: the router and all matrices have one. clamped: the activation of experts, where it is not SwiGLU.
     """
 
     count: Count
@@ -107,6 +117,8 @@ class ExpertsConfig(_Struct, frozen=True, kw_only=True):
     normalised: bool = True
     shared_intermediate_size: Count | None = None
     sparse_layers: tuple[int, ...] = ()
+    biases: bool | msgspec.UnsetType = msgspec.UNSET
+    clamped: ClampedGate | msgspec.UnsetType = msgspec.UNSET
 
 
 class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,6 +134,8 @@ class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     attention_softcap, logits_softcap: ``cap * tanh(x / cap)`` of scores and logits; None: none.
     sliding_rope: rotation of the layers that have a window; None: as the others'.
     head_bias: the output layer has a bias.
+    sinks: each head has one more score, learned and the same for all tokens, which takes its share in the
+        softmax and stands for no value.
     """
 
     norm: Literal["rms", "layer"] = "rms"
@@ -136,6 +150,7 @@ class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     logits_softcap: float | None = None
     sliding_rope: RopeConfig | None = None
     head_bias: bool = False
+    sinks: bool = False
 
 
 _LLAMA_FORM: Final = LayerForm()

@@ -178,4 +178,5 @@ GGUF = [
     "qwen3_moe",
     "granitemoe",
     "olmoe",
+    "gpt_oss, no scaling",
 ]

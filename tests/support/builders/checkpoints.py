@@ -436,7 +436,7 @@ def gguf_tokenizer_metadata() -> dict[str, object]:
 
 def gguf_tensor_name(name: str, architecture: str = "llama") -> str:
     """Return the GGUF name of a Hugging Face tensor, by gguf's own table."""
-    base, kind = name.rsplit(".", 1)
+    base, kind = (name, "weight") if name.endswith(".sinks") else name.rsplit(".", 1)
     found = _gguf_names(architecture).get_name(base)
     return f"{found}.{kind}" if found is not None else name
 

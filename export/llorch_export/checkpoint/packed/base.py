@@ -25,11 +25,13 @@ class PackedModule:
 
     name: ``model.layers.0.self_attn.q_proj``. shape: of its weight, [out, in], as the config calls for it.
     parts: what the files hold of it, by what follows the module's name: ``qweight``, ``weight.absmax``.
+    stack: the weight is so many matrices, whose rows are counted through; None: it is one.
     """
 
     name: str
     shape: tuple[int, int]
     parts: Mapping[str, StoredArray]
+    stack: int | None = None
 
     def part(self, name: str) -> StoredArray:
         """Return a part that must be there. Raises ArtifactError if it is not."""
