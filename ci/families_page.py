@@ -52,7 +52,13 @@ _PLACES: Final = {
     "after": "norms behind attention and MLP, none before",
     "around": "norms before and behind attention and MLP",
 }
-_ACTIVATIONS: Final = {"gelu_tanh": "GELU by tanh", "gelu": "GELU", "relu2": "squared ReLU", "silu": "SiLU"}
+_ACTIVATIONS: Final = {
+    "gelu_tanh": "GELU by tanh",
+    "gelu": "GELU",
+    "relu2": "squared ReLU",
+    "silu": "SiLU",
+    "xielu": "xIELU",
+}
 # Families that GGUF files keep under another's name, beside models of that one.
 _IN_ANOTHERS_FILES: Final = {family.with_experts for family in FAMILIES.values()}
 _TRANSFORMS: Final = ("rotate", "hadamard", "equalise", "smooth")

@@ -46,6 +46,8 @@ pytestmark = pytest.mark.reference
             "qwen2_moe, one layer without",
             "granitemoe",
             "gpt_oss",
+            "apertus",
+            "ministral3",
         ],
         only=("gemma3", "olmo2", "cohere2", "phi", "qwen2_moe, one layer without", "gpt_oss"),
     ),

@@ -25,6 +25,8 @@ FINAL_NORM = "model.norm.weight"
 FINAL_NORM_BIAS = "model.norm.bias"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
+XIELU = ("act_fn.alpha_p", "act_fn.alpha_n", "act_fn.beta", "act_fn.eps")
+"""The factors of an MLP's activation; they have no further name of what kind of parameter they are."""
 SINKS = "self_attn.sinks"
 """Of a layer; it has no further name of what kind of parameter it is."""
 
@@ -93,6 +95,8 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"model.layers.{layer}.{module}.weight"] = shape
             if _has_bias(config, module):
                 shapes[f"model.layers.{layer}.{module}.bias"] = shape[:1]
+        if form.activation == "xielu":
+            shapes |= dict.fromkeys((f"model.layers.{layer}.mlp.{factor}" for factor in XIELU), (1,))
         if form.sinks:
             shapes[f"model.layers.{layer}.{SINKS}"] = (config.num_attention_heads,)
     shapes[FINAL_NORM] = (hidden,)

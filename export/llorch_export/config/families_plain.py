@@ -94,6 +94,17 @@ PLAIN: Final = (
         },
         windows="all layers",
         scales_queries=True,
+        usual_rope={
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
         in_gguf=False,
     ),
     Family(

@@ -71,8 +71,7 @@ class Family:
     local_theta: layers with a window rotate by ``rope_local_base_freq``, which is this where absent; 0: as
         the others. local_key: that key; "": the base cannot be set.
     interleaved: rotary pairs are neighbours in a head, not half a head apart.
-    scales_queries: rotary settings must be there, with a ``llama_4_scaling_beta`` of 0: another one scales
-        queries by their position, and so does what absent settings mean.
+    scales_queries: queries are scaled by their position, as ``llama_4_scaling_beta`` says.
     usual_rope: what absent rotary settings mean, where that is not the plain rotation.
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.

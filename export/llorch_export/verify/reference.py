@@ -99,7 +99,7 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
 def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -> Any:
     """Return a model of the config with the checkpoint's tensors put in."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    parameters = dict(model.named_parameters())
+    parameters = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     keys = FAMILIES[checkpoint.config.architecture].experts
     own = keys.names[0] if keys is not None and checkpoint.config.experts else None
     places = stored_places(checkpoint.config, own)
@@ -122,6 +122,7 @@ def _put(torch: Any, parameter: Any, place: StoredRows, values: npt.NDArray[np.f
         number, first = divmod(place.start, matrices.shape[1])
         target = matrices[number]
     last = None if place.stop is None else first + place.stop - place.start
+    target = target.view(1) if target.dim() == 0 else target
     target[first : last : place.step].copy_(torch.from_numpy(values))
 
 

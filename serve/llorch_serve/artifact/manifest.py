@@ -24,7 +24,7 @@ Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
 Activations = Literal["block", "row", "quarters", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "xielu"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
 KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -51,6 +51,13 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the manifest's parts: immutable, and strict about unknown fields."""
 
 
+class QueryScale(_Struct, frozen=True, kw_only=True):
+    """Queries are multiplied by ``1 + beta log(1 + floor(position / positions))`` (Llama 4)."""
+
+    beta: float
+    positions: Count
+
+
 class RopeConfig(_Struct, frozen=True, kw_only=True):
     """Rotary position embedding.
 
@@ -65,6 +72,7 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
     beta_fast, beta_slow, truncate: turns over the original context between which yarn's ramp lies, and
         whether its ends are rounded to whole pairs.
     rotary_dim: how many leading elements of a head are rotated; absent: all.
+    query_scale: by what queries are multiplied at their position; absent: nothing.
     """
 
     theta: float
@@ -81,6 +89,7 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
     rotary_dim: int | None = None
+    query_scale: QueryScale | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def exact_positions(self) -> int | None:
@@ -128,7 +137,8 @@ class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     norm_placement: ``before`` attention and MLP, ``after`` them (on what they add to the residual), or
         ``around``: both.
     parallel: attention and MLP read one norm of the layer's input, and the residual gets both at once.
-    activation: of the MLP. gated: it is multiplied with a second projection.
+    activation: of the MLP; ``xielu`` has factors of its own in each layer. gated: it is multiplied with a
+        second projection.
     qk_norm_over: each query and key head, or ``row``: all heads of a token together.
     qk_norm_after_rope: queries and keys are normalised after rotation, not before it.
     attention_softcap, logits_softcap: ``cap * tanh(x / cap)`` of scores and logits; None: none.

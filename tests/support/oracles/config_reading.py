@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from llorch_export.checkpoint.names import stored_tensors
@@ -34,6 +35,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 LAYERS = 2
 """Layers whose parameters are compared: all of a model's have the same shapes."""
@@ -53,6 +55,7 @@ def differences(found: LlamaConfig, expected: Any) -> list[str]:
     pairs = {**_plain(found, expected), **_by_layer(found, expected), **_experts(found, expected)}
     pairs["rotary embedding"] = (True, _same_rotation(found, expected))
     pairs["parameters"] = _parameters(found, expected)
+    pairs["query scale"] = _query_scale(found, expected)
     return [
         f"{name}: {ours!r}, transformers has {theirs!r}"
         for name, (ours, theirs) in pairs.items()
@@ -96,7 +99,11 @@ def _experts(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, objec
     if not isinstance(found.experts, ExpertsConfig):
         return {}
     normalised = getattr(expected, "norm_topk_prob", True)
+    clamped = found.experts.clamped
+    ours = None if clamped is msgspec.UNSET else (clamped.alpha, clamped.limit)
+    gpt_oss = expected.model_type == "gpt_oss"
     return {
+        "gate": (ours, (expected.swiglu_alpha, expected.swiglu_limit) if gpt_oss else None),
         "experts of a token": (found.experts.per_token, expected.num_experts_per_tok),
         "shares add up to one": (found.experts.normalised, normalised),
     }
@@ -124,6 +131,13 @@ def window_of(expected: Any, layer: int) -> int | None:
     by_kind = "rope_theta" not in expected.rope_parameters
     hides_nothing = window is not None and window >= expected.max_position_embeddings and not by_kind
     return None if hides_nothing else window
+
+
+def _query_scale(found: LlamaConfig, expected: Any) -> tuple[object, object]:
+    ours, rope = found.rope.query_scale, expected.rope_parameters
+    beta = rope.get("llama_4_scaling_beta") if expected.model_type == "ministral3" else None
+    theirs = (beta, rope.get("original_max_position_embeddings")) if beta else None
+    return (None if ours is msgspec.UNSET else (ours.beta, ours.positions)), theirs
 
 
 def _same_rotation(found: LlamaConfig, expected: Any) -> bool:
@@ -168,7 +182,10 @@ def _parameters(found: LlamaConfig, expected: Any) -> tuple[object, object]:
     theirs = {name: tuple(value.shape) for name, value in model.named_parameters()}
     keys = FAMILIES[found.architecture].experts
     named = stored_tensors(found, keys.names[0] if keys and found.experts else None)
-    ours = {name: shape for name, shape in named.items() if _within(name, layers)}
+    buffers = (".act_fn.beta", ".act_fn.eps")
+    ours = {
+        name: shape for name, shape in named.items() if _within(name, layers) and not name.endswith(buffers)
+    }
     return dict(sorted(ours.items())), dict(sorted(theirs.items()))
 
 
