@@ -20,7 +20,12 @@ QWEN2_MOE = {
     "shared_expert_intermediate_size": 48,
 }
 QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9}
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 9,
+    "attention_bias": True,
+}
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": of_family("mixtral", num_local_experts=4),
     "mixtral, 8 experts by default, each taken alone": of_family("mixtral", num_experts_per_tok=1),
@@ -73,10 +78,9 @@ EXPERTS: dict[str, dict[str, Any]] = {
     ),
     "gpt_oss, no biases, layer types, tied": of_family(
         "gpt_oss",
-        **GPT_OSS,
+        **{**GPT_OSS, "attention_bias": False},
         swiglu_limit=0.5,
         swiglu_alpha=1.0,
-        attention_bias=False,
         layer_types=["full_attention", "sliding_attention"],
         rope_scaling={**YARN, "truncate": False},
         tie_word_embeddings=True,
