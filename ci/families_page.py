@@ -121,11 +121,15 @@ def _differences(family: Family) -> Iterator[str]:
     if family.fused:
         yield "fused projections"
     yield from _biases(family)
+    if family.reference:
+        yield f"not in transformers, whose `{family.reference}` computes the same"
 
 
 def _scales(family: Family) -> Iterator[str]:
     if family.multipliers:
         yield "embedding, attention, residual and logits multipliers"
+    if family.depth_scaled:
+        yield "embedding, residual and logits scales"
     if family.scaled_embedding:
         yield "embedding times the root of its size"
     if family.query_scalar is not None:

@@ -48,6 +48,7 @@ pytestmark = pytest.mark.reference
             "gpt_oss",
             "apertus",
             "ministral3",
+            "minicpm",
         ],
         only=("gemma3", "olmo2", "cohere2", "phi", "qwen2_moe, one layer without", "gpt_oss"),
     ),

@@ -163,4 +163,15 @@ PLAIN: Final = (
         interleaved=True,
         in_gguf=False,
     ),
+    Family(
+        "minicpm",
+        "MiniCPMForCausalLM",
+        defaults={"tie_word_embeddings": True},
+        biases=frozenset({"attention_bias"}),
+        depth_scaled=True,
+        reference="granite",
+        fixed={"sparse_config": None},
+        gguf_in_transformers=False,
+        permuted=True,
+    ),
 )

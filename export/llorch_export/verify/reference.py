@@ -27,7 +27,8 @@ class Reference:
     file it leaves out most of the metadata, which is handed over as this project reads it, and
     ``rope_freqs.weight``. The tensors too are handed over for the architectures that its GGUF loader does not
     know, and where it would not find them: in a split GGUF file, and under names that training changed; and
-    packed weights, as values.
+    packed weights, as values. A family that exists only as code of checkpoints, which is never run, is
+    computed by the one that does the same.
     ``description`` says where that is so.
     """
 
@@ -61,8 +62,9 @@ class Reference:
 
 
 def _is_read_here(checkpoint: Checkpoint) -> bool:
-    known = FAMILIES[checkpoint.config.architecture].gguf_in_transformers
-    return checkpoint.only_read_here or (checkpoint.kind == "gguf" and not known)
+    family = FAMILIES[checkpoint.config.architecture]
+    unknown = bool(family.reference) or (checkpoint.kind == "gguf" and not family.gguf_in_transformers)
+    return checkpoint.only_read_here or unknown
 
 
 def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
@@ -72,7 +74,7 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
     settled = checkpoint.config if merged else checkpoint.base_config or checkpoint.config
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     try:
-        if checkpoint.kind == "gguf":
+        if checkpoint.kind == "gguf" or FAMILIES[settled.architecture].reference:
             settings = hf_settings(settled)
             config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
             if _is_read_here(checkpoint):

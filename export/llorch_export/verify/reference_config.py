@@ -22,8 +22,9 @@ _OWN_SCALING = ("default", "factors")
 
 def hf_settings(config: LlamaConfig) -> dict[str, Any]:
     """Return the content of a ``config.json`` for the config, ``model_type`` included."""
+    family = FAMILIES[config.architecture]
     settings: dict[str, Any] = {
-        "model_type": config.architecture,
+        "model_type": family.reference or config.architecture,
         "rope_parameters": _rope_parameters(config.rope, config.head_dim),
         # transformers' defaults for some families lie beyond a small vocabulary; unused for computing logits.
         "pad_token_id": None,
@@ -44,11 +45,10 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
         "sliding_window",
     ):
         settings[key] = getattr(config, key)
-    family = FAMILIES[config.architecture]
     if family.no_rope_interval:
         layers = range(config.num_hidden_layers)
         settings["no_rope_layers"] = [int(config.rotates(layer)) for layer in layers]
-    if family.multipliers:
+    if family.multipliers or family.depth_scaled:
         scale = config.attention_multiplier
         settings |= {
             "embedding_multiplier": config.embedding_multiplier,

@@ -179,4 +179,5 @@ GGUF = [
     "granitemoe",
     "olmoe",
     "gpt_oss, no scaling",
+    "minicpm",
 ]

@@ -151,4 +151,9 @@ NORMS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         },
     ),
+    "minicpm": of_family("minicpm"),
+    "minicpm, untied, biases, one kv head": of_family(
+        "minicpm", attention_bias=True, tie_word_embeddings=False, num_key_value_heads=1
+    ),
+    "minicpm, dynamic": of_family("minicpm", rope_scaling={"type": "dynamic", "factor": 4.0}),
 }

@@ -39,6 +39,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_DEPTH_SCALED = {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 16}
 _NUMBERS = ("act_fn.beta", "act_fn.eps")
 _DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
 _CORPUS = (
@@ -94,6 +95,7 @@ def of_family(model_type: str, **overrides: object) -> dict[str, object]:
         FAMILIES[model_type].activation_key: next(iter(FAMILIES[model_type].activations)),
         FAMILIES[model_type].norm_key: 2.0**-17,
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
+        **(_DEPTH_SCALED if FAMILIES[model_type].depth_scaled else {}),
         **({"rope_theta": None} if "rope_theta" in FAMILIES[model_type].usual_rope else {}),
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
@@ -380,7 +382,7 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         values["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
     if rope.kind == "longrope":
         values["rope.scaling.attn_factor"] = rope.attention_factor
-    if FAMILIES[config.architecture].multipliers:
+    if FAMILIES[config.architecture].multipliers or FAMILIES[config.architecture].depth_scaled:
         values |= {
             "embedding_scale": config.embedding_multiplier,
             "residual_scale": config.residual_multiplier,

@@ -47,7 +47,24 @@ def transformers_config(data: Mapping[str, Any]) -> Any:
 
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
     settings = copy.deepcopy(dict(data))  # transformers fills in rope settings where they stand
-    return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model_type = settings.pop("model_type")
+    if model_type == "minicpm":
+        return _minicpm_config(settings)
+    return transformers.AutoConfig.for_model(model_type, **settings)
+
+
+def _minicpm_config(settings: dict[str, Any]) -> Any:
+    """Return Granite's config with the meaning of MiniCPM's keys, which transformers does not know."""
+    import transformers
+
+    settings.setdefault("tie_word_embeddings", True)
+    found = transformers.AutoConfig.for_model("granite", **settings)
+    found.embedding_multiplier = settings["scale_emb"]
+    found.residual_multiplier = settings["scale_depth"] / math.sqrt(found.num_hidden_layers)
+    found.logits_scaling = found.hidden_size / settings["dim_model_base"]
+    share = found.hidden_size // found.num_attention_heads
+    found.attention_multiplier = (settings.get("head_dim") or share) ** -0.5
+    return found
 
 
 def differences(found: LlamaConfig, expected: Any) -> list[str]:
@@ -65,14 +82,14 @@ def differences(found: LlamaConfig, expected: Any) -> list[str]:
 
 def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
     share = expected.hidden_size // expected.num_attention_heads
-    family, kind = FAMILIES[expected.model_type], expected.model_type
+    family, kind = FAMILIES[found.architecture], expected.model_type
     names = {"rms_norm_eps": family.norm_key}
     pairs: dict[str, tuple[object, object]] = {
         name: (getattr(found, name), getattr(expected, names.get(name, name))) for name in PLAIN
     }
     if expected.num_key_value_heads is None:
         pairs["num_key_value_heads"] = (found.num_key_value_heads, expected.num_attention_heads)
-    pairs["architecture"] = (found.architecture, expected.model_type)
+    pairs["architecture"] = (family.reference or found.architecture, expected.model_type)
     pairs["head_dim"] = (found.head_dim, getattr(expected, "head_dim", None) or share)
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
         pairs[name] = (getattr(found, name), getattr(expected, name) if kind in _GRANITE else 1.0)
