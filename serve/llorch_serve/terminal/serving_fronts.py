@@ -138,7 +138,7 @@ def _http_front(
     on_bound: told the front's URL once it listens.
     """
     with required("http"):
-        from llorch_serve.http.app import route_of
+        from llorch_serve.http.operations import route_of
         from llorch_serve.http.server import HttpConfig, HttpFront, read_address
         from llorch_serve.observe.meters import Meters
     host, port = read_address(address)
