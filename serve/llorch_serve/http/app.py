@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from llorch_serve.errors import LlorchError
+from llorch_serve.http.embedding_routes import EmbeddingsDialect
 from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.messages.routes import counting, messages_dialect, versioned
@@ -65,6 +66,7 @@ def make_app(
         versioned(generates("/v1/messages", messages_dialect(unknown))),
         versioned(computes("/v1/messages/count_tokens", counting(unknown))),
         generates("/v1/score", ScoreDialect()),
+        generates("/v1/embeddings", EmbeddingsDialect(unknown)),
         computes("/tokenize", tokenize),
         computes("/detokenize", detokenize),
         generates("/v1/inference", jobs),

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.http.embedding_routes import EmbeddingsBody
 from llorch_serve.http.job_routes import CancelBody, JobBody
 from llorch_serve.http.messages.schema import CountBody, MessagesBody
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody
@@ -54,6 +55,7 @@ OPERATIONS: Final = (
     Operation("POST", "/v1/messages", "Answer messages of blocks", Answers.JSON_OR_EVENTS, MessagesBody),
     Operation("POST", "/v1/messages/count_tokens", "Count the tokens of messages", body=CountBody),
     Operation("POST", "/v1/score", "Tell how likely continuations of a context are", body=ScoreBody),
+    Operation("POST", "/v1/embeddings", "Give a vector for each text", body=EmbeddingsBody),
     Operation("POST", "/tokenize", "Turn a text or a chat into token ids", body=TokenizeBody),
     Operation("POST", "/detokenize", "Turn token ids into a text", body=DetokenizeBody),
     Operation("GET", "/v1/models", "List the model"),
