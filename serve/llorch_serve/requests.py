@@ -231,6 +231,25 @@ class ContinuationScore:
 
 
 @dataclass(frozen=True, slots=True)
+class RankRequest:
+    """A request for how relevant documents are to a query.
+
+    instruction: what makes a document relevant; None: what the model was trained on.
+    client_id, owner, correlation_id, traceparent, priority: as in :class:`GenerationRequest`.
+    """
+
+    request_id: str
+    query: str
+    documents: tuple[str, ...]
+    instruction: str | None = None
+    client_id: str = ""
+    owner: str = ""
+    correlation_id: str = ""
+    traceparent: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedRequest:
     """A request for the vectors of texts.
 
@@ -471,6 +490,13 @@ class TextGenerator(Protocol):
 
         Returns and raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot
         score.
+        """
+
+    def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue the documents of a request; each ends with two updates, one with the
+        score of "yes" and then one with that of "no".
+
+        Returns and raises what :meth:`submit` does, and UnsupportedError where the model does not rank.
         """
 
     def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from starlette.types import Receive, Scope, Send
 
@@ -27,10 +27,14 @@ from llorch_serve.requests import (
     EmbedRequest,
     GenerationRequest,
     ModelInfo,
+    RankRequest,
     ScoreRequest,
     TextGenerator,
     UpdateSink,
 )
+
+Request: TypeAlias = GenerationRequest | ScoreRequest | RankRequest | EmbedRequest
+"""What a body may ask a generator for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class AnswerPlan:
 class Plan:
     """What one body asks for. requests: one for each prompt."""
 
-    requests: tuple[GenerationRequest | ScoreRequest | EmbedRequest, ...]
+    requests: tuple[Request, ...]
     answer: AnswerPlan
 
 
@@ -179,13 +183,13 @@ class HttpService:
         return plan.answer, submitted
 
 
-def _submission(
-    generator: TextGenerator, request: GenerationRequest | ScoreRequest | EmbedRequest
-) -> Callable[[UpdateSink], Abort]:
+def _submission(generator: TextGenerator, request: Request) -> Callable[[UpdateSink], Abort]:
     """Return what submits a request, once it is given where updates go."""
     match request:
         case ScoreRequest():
             return functools.partial(generator.submit_score, request)
+        case RankRequest():
+            return functools.partial(generator.submit_rank, request)
         case EmbedRequest():
             return functools.partial(generator.submit_embedding, request)
         case _:

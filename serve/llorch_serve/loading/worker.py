@@ -100,6 +100,7 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
         ("--no-kv-cache", "kv_cache"),
         ("--tool-format", "tool_format"),
         ("--reasoning-format", "reasoning_format"),
+        ("--rank-format", "rank_format"),
     ):
         if getattr(config, field) != getattr(usual, field):
             raise UsageError(f"{flag} has no effect on {folder}, whose graph embeds texts; leave it out")

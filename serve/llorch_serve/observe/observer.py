@@ -14,6 +14,7 @@ from llorch_serve.requests import (
     ContinuationScore,
     EmbedRequest,
     GenerationRequest,
+    RankRequest,
     ScoreRequest,
 )
 
@@ -45,11 +46,13 @@ class RequestFacts:
     seed: int | None = None
 
     @classmethod
-    def of(cls, request: GenerationRequest | ScoreRequest | EmbedRequest) -> RequestFacts:
+    def of(cls, request: GenerationRequest | ScoreRequest | RankRequest | EmbedRequest) -> RequestFacts:
         """Return those of a request."""
         ids = (request.correlation_id, request.traceparent)
         if isinstance(request, ScoreRequest):
             return cls(request.request_id, SCORE, *ids, continuations=len(request.continuations))
+        if isinstance(request, RankRequest):
+            return cls(request.request_id, SCORE, *ids, continuations=2 * len(request.documents))
         if isinstance(request, EmbedRequest):
             return cls(request.request_id, EMBED, *ids)
         sampling = request.sampling

@@ -30,6 +30,7 @@ from llorch_serve.requests import (
     GenerationUpdate,
     ModelInfo,
     Prompt,
+    RankRequest,
     ScoreRequest,
     UpdateSink,
 )
@@ -96,6 +97,10 @@ class ObservedGenerator:
         """Pass a request for scores on; see :meth:`llorch_serve.requests.TextGenerator.submit_score`."""
         return self._pass_in(request, sink, lambda tap: self._inner.submit_score(request, tap))
 
+    def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
+        """Pass a request for ranks on; see :meth:`llorch_serve.requests.TextGenerator.submit_rank`."""
+        return self._pass_in(request, sink, lambda tap: self._inner.submit_rank(request, tap))
+
     def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:
         """Pass a request for vectors on; see
         :meth:`llorch_serve.requests.TextGenerator.submit_embedding`.
@@ -104,7 +109,7 @@ class ObservedGenerator:
 
     def _pass_in(
         self,
-        request: GenerationRequest | ScoreRequest | EmbedRequest,
+        request: GenerationRequest | ScoreRequest | RankRequest | EmbedRequest,
         sink: UpdateSink,
         submit: Callable[[UpdateSink], Abort],
     ) -> Abort:

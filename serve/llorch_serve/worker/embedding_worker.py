@@ -22,6 +22,7 @@ from llorch_serve.requests import (
     GenerationRequest,
     ModelInfo,
     Prompt,
+    RankRequest,
     ScoreRequest,
     TokenPrompt,
     UpdateSink,
@@ -90,6 +91,10 @@ class EmbeddingWorker(LoadedModel):
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Raise UnsupportedError: the graph gives no logits."""
         self._refuse("scores nothing")
+
+    def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
+        """Raise UnsupportedError: the graph gives no logits."""
+        self._refuse("ranks nothing")
 
     def violations(
         self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions

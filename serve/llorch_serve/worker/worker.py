@@ -20,6 +20,7 @@ from llorch_serve.requests import (
     GenerationRequest,
     ModelInfo,
     Prompt,
+    RankRequest,
     ScoreRequest,
     TokenPrompt,
     UpdateSink,
@@ -31,6 +32,7 @@ from llorch_serve.worker.live_requests import LiveRequests
 from llorch_serve.worker.loaded import LoadedModel
 from llorch_serve.worker.local import stream
 from llorch_serve.worker.prompts import PromptEncoder
+from llorch_serve.worker.ranking import choose_ranking
 from llorch_serve.worker.served import ServedModel, ServedSession
 
 
@@ -68,6 +70,7 @@ class Worker(LoadedModel):
             attention_crossover=able.attention_crossover,
         )
         self._lookup = config.lookup
+        self._ranking = choose_ranking(config.rank_format, prompts, artifact.manifest.model_id)
         self._intake = Intake(
             artifact,
             session,
@@ -126,6 +129,19 @@ class Worker(LoadedModel):
         UnavailableError.
         """
         return self._requests.enter(self._intake.score(request, sink))
+
+    def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue the documents of a request; return what ends it early.
+
+        Raises InvalidRequestError with every bad field, UnsupportedError where the model does not rank, or
+        UnavailableError.
+        """
+        if self._ranking is None:
+            raise UnsupportedError(
+                f"{self.artifact.manifest.model_id} is not served as a model that ranks documents; of one "
+                f"that was trained as Qwen3-Reranker was, start the worker with --rank-format qwen3"
+            )
+        return self._requests.enter(self._intake.rank(request, self._ranking, sink))
 
     def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:
         """Raise UnsupportedError: the graph gives logits."""
