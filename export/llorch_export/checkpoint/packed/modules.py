@@ -16,6 +16,7 @@ from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.hqq import HqqReader
 from llorch_export.checkpoint.packed.modelopt import ModelOptReader
+from llorch_export.checkpoint.packed.quanto import QuantoReader
 from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.packed.torchao import TorchAoReader
@@ -28,6 +29,7 @@ from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
 from llorch_export.config.packed.hqq import HqqPacking
 from llorch_export.config.packed.modelopt import ModelOptPacking
+from llorch_export.config.packed.quanto import QuantoPacking
 from llorch_export.config.packed.quark import QuarkPacking
 from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
@@ -42,6 +44,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     HqqPacking: HqqReader,
     ModelOptPacking: ModelOptReader,
     QuarkPacking: QuarkReader,
+    QuantoPacking: QuantoReader,
 }
 
 
