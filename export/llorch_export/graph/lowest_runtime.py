@@ -50,7 +50,7 @@ def _odd_zero_points(node: ir.Node) -> bool:
     assert scales is not None, "the operator has scales"
     assert scales.shape is not None, "whose shape is known"
     blocks = scales.shape[-1]
-    assert isinstance(blocks, int), "as that of every weight"
+    assert isinstance(blocks, int), "in every dimension"
     return blocks % 2 == 1
 
 
