@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from llorch_export.config.families import FAMILIES, SUPPORTED_HF
 from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions
@@ -51,12 +53,12 @@ class _Count:
         except (ArtifactError, UsageError) as error:
             self.wrong.append(f"{name} cannot be planned: {error}")
         try:
-            self.wrong += [
-                f"{name}: {line}" for line in (others := differences(found, transformers_config(data)))
-            ]
-            self.equal += not others
-        except Exception as error:  # whatever transformers says of a file that it cannot read
+            others = differences(found, transformers_config(data))
+        except (KeyError, TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
             self.wrong.append(f"{name}: transformers cannot read it: {' '.join(str(error).split())[:200]}")
+            return
+        self.equal += not others
+        self.wrong += [f"{name}: {line}" for line in others]
 
     def row(self, name: str) -> str:
         """Return the row of a table."""
