@@ -33,7 +33,7 @@ LATENT = "which compresses keys and values into one latent vector"
 RECURRENT = "which has layers with a recurrent state in the place of attention"
 GPT_2 = r"which is built as GPT-2, with blocks that no graph here has \(n_embd\)"
 CODE = r"which exists only as code of the checkpoint \(.*\), and that is never run"
-NOWHERE = "which transformers has no code for"
+NOWHERE = "of which transformers has no language model"
 # What a person would say of each, by its model_type.
 REASONS = {
     "baichuan": NOWHERE,

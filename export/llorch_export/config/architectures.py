@@ -46,8 +46,8 @@ def family_of(fields: Fields, origin: str) -> Family:
             reasons.append(
                 f"which exists only as code of the checkpoint ({', '.join(files[:4])}), and that is never run"
             )
-        elif not known:
-            reasons.append("which transformers has no code for")
+        elif not known and not reasons[0]:
+            reasons.append("of which transformers has no language model")
         why = f", {' and '.join(filter(None, reasons))}" if any(reasons) else ""
         raise ArtifactError(f"{origin}: model_type is {quoted(model_type)}{why}; {SUPPORTED_HF}")
     names = fields.get("architectures")

@@ -1,4 +1,4 @@
-"""A configuration that is exported and held against transformers: its logits, in steps too, and its layers."""
+"""A configuration that is exported and held against transformers: logits, steps and layers."""
 
 from __future__ import annotations
 
