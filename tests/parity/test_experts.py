@@ -184,6 +184,18 @@ def test_codes_of_packed_experts_are_carried_over_but_for_those_in_another_order
     assert divergence(whole, logits) < 0.01
 
 
+def test_experts_that_cannot_be_multiplied_as_asked_are_refused_with_a_way_that_works(tmp_path: Path) -> None:
+    source = write_gptq(tmp_path / "model", HF["qwen3_moe"], bits=8).folder
+    options = ExportOptions(str(source), tmp_path / "out", "source", kv_dtype="float32", accuracy_level=0)
+    with pytest.raises(
+        UsageError, match=r"multiplies 8-bit experts in int8 alone.*--precision fp32"
+    ) as error:
+        export(options, silent)
+    assert "*.experts.*" not in str(error.value)  # no rule goes with precision source
+    for way in ({"accuracy_level": None}, {"precision": "fp32", "accuracy_level": None}):
+        export(replace(options, output=tmp_path / str(len(way)), **way), silent)
+
+
 def test_a_gguf_file_of_before_2024_has_tensors_for_each_expert(tmp_path: Path) -> None:
     """llama.cpp called them ``ffn_gate.0`` then; the weights are those of a file of today."""
     today = write_gguf(tmp_path / "today.gguf", HF["mixtral"])

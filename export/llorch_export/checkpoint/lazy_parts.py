@@ -5,9 +5,8 @@ one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +15,16 @@ from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.fp8 import scaled_rows
 from llorch_export.checkpoint.norm_offset import with_offset
-from llorch_export.checkpoint.packed.base import PackedMatrix
+from llorch_export.checkpoint.packed.base import SCALE_TYPES, PackedMatrix
 from llorch_export.checkpoint.row_order import in_order, row_order
 from llorch_export.checkpoint.stored_tensors import StoredTensor
 from llorch_export.checkpoint.stream import read_rows
 from llorch_export.config.fp8 import Fp8Format
 from llorch_export.config.packed.base import Packing
-from llorch_serve.artifact.manifest import LlamaConfig, ScaleType
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
 LoadRows = Callable[[int, int], npt.NDArray[np.float32]]
-_NARROW_TYPES: Final[Mapping[str, ScaleType]] = {"F16": "float16", "BF16": "bfloat16"}
 
 
 def packed_tensor(
@@ -72,7 +70,7 @@ def plain_tensor(
         load_rows=_reader(tensor, place, scaled) if whole is None else lambda a, b: whole()[a:b],
         load_whole=whole,
         packed=None if tensor.scale is None else "floating point of 8 bits, with scales",
-        narrow_type=_NARROW_TYPES.get(tensor.dtype) if narrow else None,
+        narrow_type=SCALE_TYPES.get(tensor.dtype) if narrow and tensor.dtype != "F32" else None,
     )
 
 

@@ -19,7 +19,7 @@ from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.lazy_parts import arranged, packed_tensor, plain_tensor
 from llorch_export.checkpoint.other_weights import NEVER_READ, advice, convert_pickle
 from llorch_export.checkpoint.packed.base import PackedReader
-from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, take_packed
+from llorch_export.checkpoint.packed.modules import drop_unused, reader_of, refuse_packed_head, take_packed
 from llorch_export.checkpoint.safetensors_file import CODECS, file_tensors, unsupported_type
 from llorch_export.checkpoint.stored_names import SCALE_PARTS, is_value_head, module_name
 from llorch_export.checkpoint.stored_tensors import StoredTensor, require_copy, settle_tied, take_scales
@@ -78,10 +78,15 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
 
 
 def folder_tensors(
-    folder: ModelFolder, config: LlamaConfig, packing: Packing | Fp8Format | None = None
+    folder: ModelFolder,
+    config: LlamaConfig,
+    packing: Packing | Fp8Format | None = None,
+    *,
+    headless: bool = False,
 ) -> FolderTensors:
     """Return exactly the tensors that ``config`` calls for.
 
+    headless: leave out an output layer that the config does not call for.
     packing: how weights are packed, or fp8 weights are scaled; None: they stand for themselves.
     Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, there
     twice with different content, of a wrong shape or of an unsupported type.
@@ -100,9 +105,14 @@ def folder_tensors(
     _single_numbers(stored, wanted)
     if packing is not None and reader is None:
         take_scales(stored)
+    if headless and names.EMBEDDING in stored:
+        for name in (names.HEAD, names.HEAD_BIAS):
+            stored.pop(name, None)
     renamed = bool(left_out.wrappers)
     if config.tie_word_embeddings:
         renamed |= names.EMBEDDING not in stored  # which transformers knows since 5
+        if reader is not None:
+            refuse_packed_head(stored, reader, str(folder.path))
         settle_tied(stored, str(folder.path), packed)
     found = {name: tensor.source.shape for name, tensor in stored.items()}
     found |= {name: wanted[name] for name in packed}

@@ -32,7 +32,7 @@ from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried_form
 from llorch_export.quantize.layout import block_count, zero_point_bytes
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form
-from llorch_serve.artifact.manifest import ExpertsConfig, ScaleType
+from llorch_serve.artifact.manifest import ExpertsConfig, Precision, ScaleType
 from llorch_serve.errors import UsageError
 
 _BITS: Final = (4, 8)  # widths of codes that were compared with numpy
@@ -124,9 +124,16 @@ def _accuracy_level(b: GraphBuilder, bits: int) -> int:
     if asked == 0 and bits == 8:
         raise UsageError(
             "--accuracy-level 0 asks for products in full precision, and the runtime multiplies 8-bit "
-            'experts in int8 alone; leave it out, or store "*.experts.*" at int4 or fp32'
+            f"experts in int8 alone; leave it out, or {_other_experts(b.recipe.precision)}"
         )
     return 4 if asked is None else asked
+
+
+def _other_experts(precision: Precision) -> str:
+    """Return how to store experts that the runtime multiplies in full precision."""
+    if precision == "source":  # rules have no effect there
+        return "choose --precision fp32 without it, which keeps the values of the checkpoint"
+    return 'store "*.experts.*" at int4 or fp32'
 
 
 @dataclass(frozen=True, slots=True)

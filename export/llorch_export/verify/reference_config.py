@@ -69,8 +69,9 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
             settings |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
     settings |= _form_settings(config, family)
     if family.scales_queries:
-        scale = config.rope.query_scale
-        settings["rope_parameters"]["llama_4_scaling_beta"] = 0.0 if scale is msgspec.UNSET else scale.beta
+        by_place = config.rope.query_scale
+        beta = 0.0 if by_place is msgspec.UNSET else by_place.beta
+        settings["rope_parameters"]["llama_4_scaling_beta"] = beta
     if family.outer_original_context is not None and config.rope.original_max_position_embeddings is not None:
         settings["original_max_position_embeddings"] = config.rope.original_max_position_embeddings
     return settings

@@ -5,9 +5,10 @@ Input are the stored tensors by the model's own names; those that belong to pack
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from llorch_export.checkpoint.names import HEAD
 from llorch_export.checkpoint.packed.awq import AwqReader
 from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, PackedReader
 from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
@@ -95,6 +96,20 @@ def take_packed(
         found[name] = matrix
         _drop_empty_bias(stored, f"{module}.bias", wanted)
     return found
+
+
+def refuse_packed_head(stored: Collection[str], reader: PackedReader, origin: str) -> None:
+    """Raise ArtifactError if there are parts of a packed head; ``stored`` are tensors of a model whose config
+    ties its head to the embedding, so that it is not known which of both is meant.
+    """
+    head = HEAD.removesuffix(_WEIGHT)
+    packed = {f"{head}{suffix}" for suffix in reader.suffixes if suffix != _WEIGHT}
+    if parts := sorted(packed.intersection(stored)):
+        raise ArtifactError(
+            f"{origin}: config.json ties the head to the embedding, and the head is there packed besides "
+            f"({', '.join(parts)}); set tie_word_embeddings to false if the head is meant, else remove these "
+            "tensors"
+        )
 
 
 def _drop_empty_bias(
