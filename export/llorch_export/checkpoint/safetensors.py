@@ -78,10 +78,15 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
 
 
 def folder_tensors(
-    folder: ModelFolder, config: LlamaConfig, packing: Packing | Fp8Format | None = None
+    folder: ModelFolder,
+    config: LlamaConfig,
+    packing: Packing | Fp8Format | None = None,
+    *,
+    headless: bool = False,
 ) -> FolderTensors:
     """Return exactly the tensors that ``config`` calls for.
 
+    headless: leave out an output layer that the config does not call for.
     packing: how weights are packed, or fp8 weights are scaled; None: they stand for themselves.
     Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, there
     twice with different content, of a wrong shape or of an unsupported type.
@@ -99,6 +104,9 @@ def folder_tensors(
     _require_values(stored, wanted)
     if packing is not None and reader is None:
         take_scales(stored)
+    if headless and names.EMBEDDING in stored:
+        for name in (names.HEAD, names.HEAD_BIAS):
+            stored.pop(name, None)
     renamed = bool(left_out.wrappers)
     if config.tie_word_embeddings:
         renamed |= names.EMBEDDING not in stored  # which transformers knows since 5

@@ -142,6 +142,7 @@ _PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "ReduceMax",
     "Sum",
 }
+_POOLING: Final = frozenset({"Less", "ReduceL2", "Where"})  # of graphs that embed texts
 _EXPERTS: Final = _contrib("MoE", "QMoE") | {"Sigmoid", "Softmax"}
 _CPU: Final = "CPUExecutionProvider"
 
@@ -179,6 +180,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         | _BLOCK_LOOKUP
         | _GUEST_FRONT
         | _PER_CHANNEL_INT8
+        | _POOLING
         | _EXPERTS,
         per_channel_int8=True,
         experts=True,

@@ -78,6 +78,7 @@ class GroupQuery:
             positions, _ = token_positions(b, front.input_ids, self._lengths[0], padded=padded)
         self._rotary = [RotaryInputs(cos, sin, positions) for cos, sin in tables]
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
+        self._has_past = front.has_past
         self._scales = [_cache_scales(b, kv, layer) for layer in range(kv.layers)]
 
     def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
@@ -103,7 +104,7 @@ class GroupQuery:
             "GroupQueryAttention",
             [
                 *query_key_value,
-                *cache.past,
+                *(cache.past if self._has_past else (None, None)),
                 *self._lengths,
                 *tables,
                 *quantised,

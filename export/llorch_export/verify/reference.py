@@ -59,6 +59,13 @@ class Reference:
         logits: npt.NDArray[np.float32] = output.logits[0].numpy()
         return logits
 
+    def hidden_states(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
+        """Return what the final norm gives for every position, [tokens, hidden_size]."""
+        with self._torch.inference_mode():
+            output = self._model.base_model(self._torch.tensor([token_ids]), use_cache=False)
+        states: npt.NDArray[np.float32] = output.last_hidden_state[0].numpy()
+        return states
+
 
 def _is_read_here(checkpoint: Checkpoint) -> bool:
     known = FAMILIES[checkpoint.config.architecture].gguf_in_transformers

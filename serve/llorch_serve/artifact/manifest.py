@@ -25,6 +25,7 @@ Activations = Literal["block", "row", "quarters", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+Pooling = Literal["last", "mean"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
 KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -456,6 +457,17 @@ class PromptGraph(_Struct, frozen=True, kw_only=True):
     recipe: Recipe
 
 
+class EmbeddingForm(_Struct, frozen=True, kw_only=True):
+    """How a graph turns a text into one vector: the hidden states behind the final norm, pooled.
+
+    pooling: ``last``: that of the last token; ``mean``: the mean over all tokens.
+    normalised: the vector is divided by its length.
+    """
+
+    pooling: Pooling
+    normalised: bool = True
+
+
 class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
@@ -483,6 +495,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
     source_forms: at precision ``source``, what became of packed weights; absent: there were none.
+    embedding: the graph gives a vector for each text, [batch, hidden_size], in place of logits, and has no KV
+        cache among its inputs and outputs; absent: it is a language model's.
     """
 
     schema_version: Literal[1]
@@ -518,6 +532,12 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
     source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
+    embedding: EmbeddingForm | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def embeds(self) -> EmbeddingForm | None:
+        """How the graph turns a text into one vector; None if it is a language model's."""
+        return None if self.embedding is msgspec.UNSET else self.embedding
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:
@@ -572,6 +592,8 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                 f"the model again."
             )
     for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
+        if manifest.embeds is not None:
+            break
         types = {spec.name: spec.dtype for spec in specs}
         for layer in range(kv.layers):
             for kind in ("key", "value"):
