@@ -10,6 +10,8 @@ import pytest
 
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.http.fields import MAX_LISTED
+from llorch_serve.http.responses import items
 from llorch_serve.http.responses.items import wrapped_thoughts
 from llorch_serve.http.responses.reading import MAX_ECHOED_BYTES
 from llorch_serve.http.settings import HttpSettings
@@ -181,7 +183,7 @@ def test_items_reach_the_template(served):
         ChatMessage("tool", "noon", tool_call_id="c2"),
         ChatMessage("assistant", "It rains."),
         ChatMessage("assistant", "At noon."),
-        ChatMessage("assistant", None, reasoning_content="Hm"),
+        ChatMessage("assistant", "", reasoning_content="Hm"),
         ChatMessage("user", "Thanks"),
     )
     assert [json.loads(tool) for tool in prompt.tools] == [
@@ -399,9 +401,29 @@ def test_an_answer_whose_client_leaves_is_not_kept():
             client.responses.retrieve(response_id)
 
 
-def test_long_instructions_are_not_repeated(served):
-    response = ask(served[2], instructions="a" * MAX_ECHOED_BYTES)
-    assert (response.instructions, response.tools, response.text.format.type) == (None, [], "text")
+def test_long_words_are_not_repeated(served):
+    for words in ({"instructions": "a" * MAX_ECHOED_BYTES}, {"metadata": {"a": "b" * MAX_ECHOED_BYTES}}):
+        response = ask(served[2], **words)
+        assert (response.instructions, response.metadata, response.tools) == (None, {}, [])
+        assert (response.text.format.type, response.tool_choice) == ("text", "auto")
+
+
+def test_items_that_are_referred_to_are_as_long_as_a_body_at_most(served, monkeypatch):
+    front, _, client = served
+    reference = {"type": "item_reference", "id": ask(client).output[0].id}
+    monkeypatch.setattr(items, "MAX_BODY_BYTES", 1000)
+    found = refusals(front, input=[reference] * 50)
+    (name,) = found
+    assert name.startswith("input[")
+    assert "more than 1000 bytes" in found[name]
+
+
+def test_what_has_no_effect_is_not_listed_without_end():
+    settings = HttpSettings(unknown=UnknownFields.IGNORE)
+    with fake_front(settings=settings) as (front, _):
+        body = {"input": "Hi", "tools": [{"type": "web_search"}] * 1000, "max_output_tokens": 1}
+        answer = send(front.port, "POST", "/v1/responses", body)
+    assert len(answer.document["llorch"]["ignored"]) == MAX_LISTED
 
 
 def test_tokens_are_counted_without_an_answer(served):

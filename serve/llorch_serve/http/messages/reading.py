@@ -120,7 +120,7 @@ def _translate(body: CountBody, unknown: list[str] | None, **sampling: Any) -> T
         chat,
         found.origins,
         (*names, ("tools[", "tools[")),
-        ignored=tuple(dict.fromkeys(findings.ignored)),
+        ignored=findings.told,
     )
 
 

@@ -65,7 +65,8 @@ class Translation:
 
     origins: for each message, the name of what it was made from.
     names: from beginnings of a chat's field names to the API's own; the first that fits counts.
-    ignored: fields that the body has and that have no effect here, for the answer to tell.
+    ignored: fields that the body has and that have no effect here, for the answer to tell; see
+        :meth:`Findings.told`.
     """
 
     chat: ChatBody
