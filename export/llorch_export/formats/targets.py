@@ -116,9 +116,14 @@ def _contrib(*names: str) -> frozenset[str]:
 
 # Behind them what some families alone have: activations, soft limits, norms by mean and variance.
 _PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"}) | {
+    "Elu",
+    "Greater",
     "LayerNormalization",
+    "Min",
     "Relu",
+    "Sub",
     "Tanh",
+    "Where",
 }
 _GELU: Final = frozenset({"Gelu"})
 _POSITIONS: Final = frozenset({"Range", "Shape", "Sub", "Unsqueeze"})

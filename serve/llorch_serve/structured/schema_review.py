@@ -105,7 +105,7 @@ def _is_vacuous(key: str, schema: dict[str, Any]) -> bool:
         case "unevaluatedProperties" | "unevaluatedItems" | "additionalItems":
             return value is True or value == {}
         case "dependentRequired" | "dependentSchemas" | "dependencies":
-            return value == {}
+            return bool(value == {})
         case "then" | "else":
             return "if" not in schema
         case "if":
