@@ -68,7 +68,9 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
     for name in ("refusal", "audio", "function_call"):
         refuse(bad, f"{path}.{name}", getattr(message, name), (None,))
     refuse(bad, f"{path}.annotations", message.annotations, (None, []))
-    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls or ())
+    calls = tuple(
+        ToolCall(c.function.name, c.function.arguments or "{}", c.id) for c in message.tool_calls or ()
+    )
     read = ChatMessage(
         message.role,
         None,

@@ -18,6 +18,7 @@ from llorch_serve.errors import FieldViolation, ModelMismatchError
 from llorch_serve.http.fields import read_struct, refuse_fields
 from llorch_serve.http.openai_prompts import read_messages, read_prompts, refuse
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody, ResponseFormat, Shared
+from llorch_serve.http.openai_tools import read_tool_choice
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import (
     AnswerOptions,
@@ -85,8 +86,7 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         bad.append(
             FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
         )
-    refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
-    refuse(bad, "parallel_tool_calls", body.parallel_tool_calls, (None, True))
+    tool_choice = read_tool_choice(body.tool_choice, bad)
     refuse(bad, "functions", body.functions, (None, []))
     refuse(bad, "function_call", body.function_call, (None, "none"))
     refuse(bad, "modalities", body.modalities, (None, ["text"]))
@@ -94,9 +94,10 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         refuse(bad, name, getattr(body, name), (None,))
     prompt = ChatPrompt(
         read_messages(body.messages, bad),
-        # With none the model is not to call, so it is not told of tools.
-        tools=() if body.tool_choice == "none" else tuple(bytes(tool).decode() for tool in body.tools or ()),
+        tools=tuple(bytes(tool).decode() for tool in body.tools or ()),
         template_arguments=bytes(body.chat_template_kwargs).decode() or None,
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     limit, limit_name = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
@@ -180,7 +181,7 @@ def _rename(field: str, names: dict[str, str]) -> str:
     """
     if field.startswith("input.chat.template_arguments"):
         return "chat_template_kwargs"
-    if field.startswith(("input.chat.messages", "input.chat.tools")):
+    if field.startswith(("input.chat.messages", "input.chat.tools", "input.chat.tool_choice")):
         return field.removeprefix("input.chat.")
     if field.startswith("input"):
         return names["input"]

@@ -29,10 +29,10 @@ class ContentPart(msgspec.Struct):
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """What a call calls; arguments is JSON text of an object."""
+    """What a call calls; arguments is JSON text of an object, null for a call without any."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | None = None
 
 
 class MessageCall(msgspec.Struct, forbid_unknown_fields=True):
