@@ -148,8 +148,8 @@ def test_a_required_call_is_made(served: Served, thought: str, choice: object, s
         reasons.append(each.finish_reason)
     first, *rest = parts
     assert (first.index, first.function.name, first.type, len(first.id)) == (0, "get_weather", "function", 9)
-    assert {(part.index, part.function.name, part.id) for part in rest} == {(0, None, None)}
-    assert len(rest) > 10
+    # How many parts there are is a matter of who is faster.
+    assert {(part.index, part.function.name, part.id) for part in rest} <= {(0, None, None)}
     arguments = first.function.arguments + "".join(part.function.arguments for part in rest)
     assert json.loads(arguments) == {"city": "Rome"}
     assert (content, reasons[-1]) == ("", "tool_calls")
@@ -201,13 +201,13 @@ def test_what_cannot_be_called_is_refused_by_its_field(served: Served) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": TOOL_LIST}, "tool_choice"),
-        ({"tool_choice": "required", "tools": [{"name": "f", "parameters": 3}]}, "tools[0]"),
+        ({"tool_choice": "required", "tools": [{"name": "f", "parameters": 3}]}, "tools[0].parameters"),
         (
             {
                 "tool_choice": "required",
                 "tools": [*TOOL_LIST, {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}],
             },
-            "tools[2]",
+            "tools[2].parameters.properties.a.not",
         ),
     ]:
         found = served.post("x", **fields)
@@ -226,3 +226,36 @@ def test_a_required_call_over_grpc(served: Served, thought: str) -> None:
     assert answer.completion is not None
     assert answer.completion.reason is FinishReason.TOOL_CALLS
     assert [(call.index, call.name, call.arguments) for call in answer.tool_calls] == [(0, "get_time", "{}")]
+
+
+RESPONSES_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOL_LIST]
+MESSAGES_TOOLS = [
+    {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOL_LIST
+]
+
+
+def test_a_required_call_through_the_other_apis(served: Served, thought: str) -> None:
+    served.says = f"{thought}<tool_call>\n{TIME}\n</tool_call>\n<tool_call>\n{TIME}\n</tool_call>"
+    body = {"input": "Hi", "tools": RESPONSES_TOOLS, "tool_choice": {"type": "function", "name": "get_time"}}
+    body |= {"temperature": 0, "parallel_tool_calls": False, "store": False}
+    found = send(served.front.port, "POST", "/v1/responses", body)
+    assert found.status == 200, found.document
+    calls = [item for item in found.document["output"] if item["type"] == "function_call"]
+    assert [(call["name"], call["arguments"]) for call in calls] == [("get_time", "{}")]
+    body = {"max_tokens": 500, "messages": QUESTION, "tools": MESSAGES_TOOLS, "temperature": 0}
+    body |= {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "model": "tiny"}
+    found = send(served.front.port, "POST", "/v1/messages", body)
+    assert found.status == 200, found.document
+    blocks = [block for block in found.document["content"] if block["type"] == "tool_use"]
+    assert [(block["name"], block["input"]) for block in blocks] == [("get_time", {})]
+    assert found.document["stop_reason"] == "tool_use"
+
+
+def test_a_call_that_breaks_off_through_the_other_apis(served: Served, thought: str) -> None:
+    served.says = thought + '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"'
+    told = served.says.removeprefix(thought)
+    body = {"input": "Hi", "tools": RESPONSES_TOOLS, "temperature": 0, "store": False}
+    found = send(served.front.port, "POST", "/v1/responses", body).document
+    kinds = [item["type"] for item in found["output"] if item["type"] != "reasoning"]
+    assert kinds == ["message"]
+    assert found["output"][-1]["content"][0]["text"] == told

@@ -215,7 +215,7 @@ def test_a_schema_that_cannot_be_held_is_named_by_its_tool(worker: Worker) -> No
     )
     for tools, index in (((*TOOLS, bad), 2), ((bad, *TOOLS), 0)):
         found = ask(worker, ChatPrompt(QUESTION, tools=tools, tool_choice=REQUIRED))
-        assert str(found.error).startswith(f"input.chat.tools[{index}]: ")
+        assert str(found.error).startswith(f"input.chat.tools[{index}].parameters.properties.a")
         assert "uniqueItems" in str(found.error)
 
 

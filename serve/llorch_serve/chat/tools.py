@@ -36,6 +36,14 @@ class _Function(msgspec.Struct):
 class _Tool(_Function):
     function: _Function | None = None
 
+    @property
+    def called(self) -> _Function:
+        return self if self.function is None else self.function
+
+    @property
+    def parameters_field(self) -> str:
+        return "parameters" if self.function is None else "function.parameters"
+
 
 def shown_tools(prompt: ChatPrompt) -> tuple[str, ...]:
     """Return the tools that the template is given, as JSON text."""
@@ -43,13 +51,13 @@ def shown_tools(prompt: ChatPrompt) -> tuple[str, ...]:
     if choice.mode is ToolMode.NONE:
         return ()
     if choice.mode is ToolMode.AUTO and choice.names:
-        return tuple(tool for tool in prompt.tools if _read(tool).name in choice.names)
+        return tuple(tool for tool in prompt.tools if _read(tool).called.name in choice.names)
     return prompt.tools
 
 
 def callable_names(prompt: ChatPrompt) -> frozenset[str]:
     """Return the names of the tools that the model may call."""
-    names = frozenset(_read(tool).name for tool in shown_tools(prompt))
+    names = frozenset(_read(tool).called.name for tool in shown_tools(prompt))
     return names.intersection(prompt.tool_choice.names) if prompt.tool_choice.names else names
 
 
@@ -60,7 +68,7 @@ def choice_violations(prompt: ChatPrompt) -> list[FieldViolation]:
         return [FieldViolation(CHOICE_FIELD, "names tools with none, expected no names")] * bool(choice.names)
     if choice.mode is ToolMode.REQUIRED and not prompt.tools:
         return [FieldViolation(CHOICE_FIELD, "requires a call and there are no tools; send at least one")]
-    known = [_read(tool).name for tool in prompt.tools] if choice.names else []
+    known = [_read(tool).called.name for tool in prompt.tools] if choice.names else []
     unknown = [name for name in choice.names if name not in known]
     if not unknown:
         return []
@@ -88,11 +96,12 @@ def required_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls
     tools = []
     for index, text in enumerate(prompt.tools):
         tool = _read(text)
-        if names and tool.name not in names:
+        name = tool.called.name
+        if names and name not in names:
             continue
-        field = f"{TOOLS_FIELD}[{index}]"
-        bad += _name_violations(tool.name, field, quoted=writing.quoted)
-        tools.append(CallableTool(tool.name, _arguments(tool.parameters, field, bad), index))
+        bad += _name_violations(name, f"{TOOLS_FIELD}[{index}]", quoted=writing.quoted)
+        field = f"{TOOLS_FIELD}[{index}].{tool.parameters_field}"
+        tools.append(CallableTool(name, _arguments(tool.called.parameters, field, bad), field))
     size = sum(len(tool.parameters.encode()) + len(tool.name.encode()) for tool in tools)
     if size > MAX_TEXT_BYTES:
         found = f"found {size} bytes of names and parameters, expected at most {MAX_TEXT_BYTES} where a call "
@@ -102,13 +111,12 @@ def required_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls
     return ToolCalls(writing, tuple(tools), several=prompt.parallel_tool_calls)
 
 
-def _read(text: str) -> _Function:
-    """Return a tool's function; one without a name where a template alone knows its shape."""
+def _read(text: str) -> _Tool:
+    """Return a tool; one without a name where a template alone knows its shape."""
     try:
-        tool = msgspec.json.decode(text, type=_Tool)
+        return msgspec.json.decode(text, type=_Tool)
     except NOT_JSON:
-        return _Function()
-    return tool if tool.function is None else tool.function
+        return _Tool()
 
 
 def _name_violations(name: str, field: str, *, quoted: bool) -> list[FieldViolation]:
@@ -128,12 +136,12 @@ def _arguments(parameters: object, field: str, bad: list[FieldViolation]) -> str
     """
     schema = {"properties": {}} if parameters in (None, {}) else parameters
     if not isinstance(schema, dict):
-        found = f"found parameters that are a JSON {type(schema).__name__}, expected a JSON Schema: an object"
+        found = f"found a JSON {type(schema).__name__}, expected a JSON Schema: an object"
         bad.append(FieldViolation(field, found))
         return "{}"
     type_ = schema.get("type", "object")
     if type_ != "object" and not (isinstance(type_, list) and "object" in type_):
-        found = f"found parameters of type {str(type_)[:64]!r}, expected 'object': arguments have names"
+        found = f"found the type {str(type_)[:64]!r}, expected 'object': arguments have names"
         bad.append(FieldViolation(field, found))
     schema = {**schema, "type": "object"}
     listed, required = schema.get("properties"), schema.get("required", [])

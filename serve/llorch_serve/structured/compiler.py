@@ -251,10 +251,8 @@ class GrammarCompiler:
             if reason is None:
                 self._alive.add(program)
                 return program
-            culprit = field
-        else:
-            culprit = refused_field(form, vocabulary.special, self._examiner)
-        raise InvalidRequestError([FieldViolation(culprit, f"cannot be used: {one_line(reason)}")])
+        field = refused_field(form, reason, vocabulary.special, self._examiner)
+        raise InvalidRequestError([FieldViolation(field, f"cannot be used: {one_line(reason)}")])
 
     def _make_room(self, key: _Key, size: int) -> None:
         """Forget kept programs, the oldest first, until one more of ``size`` bytes fits. Raises

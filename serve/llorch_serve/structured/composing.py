@@ -25,7 +25,7 @@ from llorch_serve.structured.spec import (
     ToolCalls,
     begins_with_space,
 )
-from llorch_serve.structured.translate import translate
+from llorch_serve.structured.translate import quoted, translate
 
 _CALL_ID: Final = "/[A-Za-z0-9]{9}/"
 _SPACE: Final = r"/[ \n]{0,4}/"
@@ -64,7 +64,7 @@ class _Parts:
 
     def _thought(self, end: str) -> str:
         """Return a thought up to the first place where its end is spelled out, or stands as a token."""
-        self.rules.append(f"spelled[suffix={_quoted(end)}]: /(?s:.*)/")
+        self.rules.append(f"spelled[suffix={quoted(end)}]: /(?s:.*)/")
         if end not in self.special:
             return "spelled"
         escaped = "".join(f"\\x{{{ord(char):x}}}" for char in end)
@@ -84,7 +84,7 @@ class _Parts:
 
     def _call(self, index: int, tool: CallableTool, writing: CallWriting) -> str:
         name = json.dumps(tool.name, ensure_ascii=False)
-        pieces = [self._text(writing.opening), _quoted(name if writing.quoted else tool.name)]
+        pieces = [self._text(writing.opening), quoted(name if writing.quoted else tool.name)]
         if writing.id_marker:
             pieces += [self._text(writing.id_marker), "CALL_ID"]
             if index == 0:
@@ -105,16 +105,11 @@ class _Parts:
             return ""
         found = [known for known in self.special if known in text]
         if not found:
-            return _quoted(text)
+            return quoted(text)
         longest_first = "|".join(re.escape(known) for known in sorted(found, key=len, reverse=True))
         pieces = re.split(f"({longest_first})", text)
         return " ".join(
-            f"<[{self.special[piece]}]>" if piece in self.special else _quoted(piece)
+            f"<[{self.special[piece]}]>" if piece in self.special else quoted(piece)
             for piece in pieces
             if piece
         )
-
-
-def _quoted(text: str) -> str:
-    """Return a text as Lark writes it, which takes no control character as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -88,12 +88,12 @@ class CallableTool:
     """A tool that may be called.
 
     parameters: JSON Schema of its arguments, which are an object.
-    place: which of the request's tools it is, for errors.
+    field: where the request has them, for errors.
     """
 
     name: str
     parameters: str
-    place: int = 0
+    field: str = "input.chat.tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,9 @@ HeldForm = Structured | ToolCalls | AfterThought
 
 def field_of(form: HeldForm) -> str:
     """Return what errors call a form: the field that asks for it."""
-    match form:
-        case ToolCalls():
-            return "input.chat.tools"
-        case AfterThought(inner):
-            return field_of(inner)
-        case _:
-            return f"sampling.{form.field}"
+    if isinstance(form, AfterThought):
+        return field_of(form.form)
+    return "input.chat.tools" if isinstance(form, ToolCalls) else f"sampling.{form.field}"
 
 
 def begins_with_space(form: Structured | ToolCalls) -> bool:
