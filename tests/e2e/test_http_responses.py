@@ -9,14 +9,14 @@ import pydantic
 import pytest
 
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError
 from llorch_serve.http.fields import MAX_LISTED
 from llorch_serve.http.responses import items
 from llorch_serve.http.responses.items import wrapped_thoughts
 from llorch_serve.http.responses.reading import MAX_ECHOED_BYTES
 from llorch_serve.http.settings import HttpSettings
 from llorch_serve.http.unknown_fields import UnknownFields
-from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta
+from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta, ToolChoice, ToolMode
 from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.structured.spec import JsonObject, JsonSchema
 from support.fakes.generator import INFO, PATIENCE_S
@@ -283,6 +283,46 @@ def test_sampling_forms_and_choices_reach_the_generator(served):
     assert json.loads(generator.submitted[1].prompt.template_arguments)["enable_thinking"] is False
 
 
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        ("required", ToolChoice(ToolMode.REQUIRED)),
+        ({"type": "function", "name": "weather"}, ToolChoice(ToolMode.REQUIRED, ("weather",))),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+            ToolChoice(ToolMode.AUTO, ("weather",)),
+        ),
+    ],
+    ids=("required", "one", "allowed"),
+)
+def test_the_choice_of_tools_reaches_the_generator(served, choice, read):
+    response = ask(served[2], tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False)
+    prompt = served[1].submitted[0].prompt
+    assert (prompt.tool_choice, prompt.parallel_tool_calls) == (read, False)
+    assert response.parallel_tool_calls is False
+    assert len(response.tools) == 1
+
+
+def test_a_call_that_breaks_off_is_not_gone_on_from():
+    pieces = (
+        {"tool_calls": (ToolCallDelta(0, "c1", "weather", '{"ci'),)},
+        {"text": '<tool_call>{"ci', "tool_calls": (ToolCallDelta(0, broken=True),)},
+    )
+    generator = ScriptedGenerator(pieces, FinishReason.STOP, free_running=False)
+    with running_front(generator) as front, client_of(front) as client:
+        stream = ask(client, tools=[WEATHER], stream=True, max_output_tokens=9)
+        generator.step()
+        assert any(event.type == "response.function_call_arguments.delta" for event in stream)
+        generator.run_freely()
+        *_, last = stream
+        ask(client, previous_response_id=last.response.id)
+    generator.close()
+    call, said = last.response.output
+    assert (call.type, call.status, said.status) == ("function_call", "incomplete", "completed")
+    assert said.content[0].text == '<tool_call>{"ci'
+    assert generator.submitted[1].prompt.messages[1] == ChatMessage("assistant", '<tool_call>{"ci')
+
+
 class City(pydantic.BaseModel):
     name: str
 
@@ -376,6 +416,13 @@ def test_every_bad_field_has_the_name_that_the_api_has(served):
     ]
     assert list(refusals(served[0], input=[])) == ["input"]
     assert list(refusals(served[0], top_logprobs=21)) == ["top_logprobs"]
+
+
+def test_what_shows_late_has_the_name_that_the_api_has(served):
+    front, generator, _ = served
+    late = ("sampling.json_schema", "input.chat.tools[0].function.parameters.a", "input.chat.messages[1]")
+    generator.fail_submit = InvalidRequestError([FieldViolation(name, "is bad") for name in late])
+    assert list(refusals(front, instructions="a")) == ["text.format.schema", "tools[0].parameters.a", "input"]
 
 
 def test_a_failure_inside_a_stream_reaches_the_client():

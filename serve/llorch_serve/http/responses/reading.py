@@ -27,7 +27,7 @@ from llorch_serve.http.responses.schema import (
 from llorch_serve.http.service import Plan
 from llorch_serve.http.translated.blocks import Findings, read_block
 from llorch_serve.http.translated.conversation import Conversation
-from llorch_serve.http.translated.planning import Translation, extras
+from llorch_serve.http.translated.planning import FieldNames, Translation, extras
 from llorch_serve.requests import ModelInfo
 
 MAX_ECHOED_BYTES: Final = 2**16
@@ -61,7 +61,6 @@ _NAMES: Final = (
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
     ("logprobs", "include"),
-    ("tools[", "tools["),
     ("messages", "input"),
 )
 
@@ -195,7 +194,7 @@ def _translate(body: ResponsesBody, conversation: Conversation, findings: Findin
         top_logprobs=body.top_logprobs,
         **more,
     )
-    return Translation(chat, instructed.origins, _NAMES, findings.told)
+    return Translation(chat, FieldNames(instructed.origins, _NAMES), findings.told)
 
 
 def _with_instructions(instructions: str | None, conversation: Conversation) -> Conversation:
