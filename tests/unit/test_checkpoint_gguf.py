@@ -19,6 +19,7 @@ from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.checkpoint.stream import FLOAT_CODECS
 from llorch_export.source.open import open_checkpoint, open_config
 from llorch_serve.errors import ArtifactError
+from support.builders.arch_rows import HF
 from support.builders.checkpoints import (
     Weights,
     llama3_frequency_factors,
@@ -56,6 +57,30 @@ def test_a_gguf_file_and_a_folder_of_the_same_weights_are_equal(
         assert loaded.dtype == np.float32
         assert loaded.shape == tensor.shape
         np.testing.assert_array_equal(loaded, folder.tensors[name].load(), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize(
+    "overrides", [{"attention_bias": True}, HF["qwen2"], HF["phi"], HF["glm"], HF["mixtral"]]
+)
+def test_a_file_with_query_key_and_value_in_one_tensor_is_the_same_model(
+    tmp_path: Path, overrides: dict[str, object], kind: str
+) -> None:
+    apart, in_one = (
+        open_checkpoint(
+            str(write_gguf(tmp_path / f"{fused}.gguf", overrides, weight_type=kind, fused_qkv=fused))
+        )
+        for fused in (False, True)
+    )
+    assert in_one.config == apart.config
+    assert list(in_one.tensors) == list(apart.tensors)
+    for name, tensor in in_one.tensors.items():
+        expected = apart.tensors[name]
+        np.testing.assert_array_equal(tensor.load(), expected.load(), err_msg=name)
+        assert (tensor.read_blocks is None) is (expected.read_blocks is None)
+        if tensor.read_blocks is not None and expected.read_blocks is not None:
+            found, wanted = (read(0, tensor.shape[0]) for read in (tensor.read_blocks, expected.read_blocks))
+            np.testing.assert_array_equal(found, wanted, err_msg=name)
 
 
 # Relative to the largest weight of a block: half a step of the grid, with room for the scale's own rounding.

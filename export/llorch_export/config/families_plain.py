@@ -94,7 +94,9 @@ PLAIN: Final = (
         },
         windows="all layers",
         scales_queries=True,
-        in_gguf=False,
+        gguf="mistral3",
+        gguf_in_transformers=False,
+        permuted=True,
     ),
     Family(
         "ministral",

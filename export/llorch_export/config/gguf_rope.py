@@ -86,6 +86,9 @@ def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContex
 
 def _scaling(fields: Fields, context: RopeContext) -> _Scaling:
     key = f"{context.family.gguf_name}.rope"
+    if context.family.scales_queries:
+        temperature = f"{context.family.gguf_name}.attention.temperature_scale"
+        fields.require(temperature, 0, "queries are not scaled by their position")
     kind = fields.get(f"{key}.scaling.type") or "linear"
     if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise ArtifactError(
@@ -141,13 +144,19 @@ def _yarn(fields: Fields, scaling: _Scaling, tensors: GgufRopeTensors, context: 
         raise ArtifactError(f"{context.origin} combines yarn with rope_freqs.weight; convert the model again")
     fields.require(f"{key}.scaling.yarn_ext_factor", 1, "the whole ramp is applied")
     fields.require(f"{key}.scaling.yarn_attn_factor", 1, "attn_factor is the one that is read")
-    fields.require(f"{key}.scaling.yarn_log_multiplier", 0, "attention is scaled by the factor alone")
+    attention_factor = scaling.attention_factor * yarn_scale(scaling.factor, 1)
+    log_multiplier = f"{key}.scaling.yarn_log_multiplier"
+    if context.family.scales_queries:  # the one architecture here of which llama.cpp reads it
+        weight = fields.number(log_multiplier, 0.0, at_least=0, high=MAX_FACTOR)
+        attention_factor /= yarn_scale(scaling.factor, weight)
+    else:
+        fields.require(log_multiplier, 0, "attention is scaled by the factor alone")
     return RopeConfig(
         theta=yarn_theta(scaling.theta, fields),
         kind="yarn",
         factor=scaling.factor,
         original_max_position_embeddings=scaling.original,
-        attention_factor=scaling.attention_factor * yarn_scale(scaling.factor, 1),
+        attention_factor=attention_factor,
         beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=MIN_FACTOR, high=MAX_FACTOR),
         beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=MIN_FACTOR, high=MAX_FACTOR),
         rotary_dim=scaling.rotary_dim,
