@@ -1,8 +1,8 @@
 """The model in the form that each peer takes, all made from one GGUF file.
 
-``python -m bench_peers.models FOLDER GGUF`` finds the peers' environments in FOLDER, where ``ci/peers`` put
-them, and adds the models that are missing. A model is made beside its place and renamed, so that one that
-stands is whole.
+``python -m bench_peers.models FOLDER GGUF [PREFIX]`` finds the peers' environments in FOLDER, where
+``ci/peers`` put them, and adds the models that are missing, under names that begin with PREFIX. A model is
+made beside its place and renamed, so that one that stands is whole.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from llorch_serve.terminal.console import fail, say
 
 @dataclass(frozen=True, slots=True)
 class PeersFolder:
-    """Where peers live. Raises UsageError from :meth:`require` if one is missing."""
+    """Where peers live. Raises UsageError from :meth:`require` if one is missing.
+
+    prefix: what the names of a model's folders begin with; empty for SmolLM2's.
+    """
 
     root: Path
+    prefix: str = ""
 
     @property
     def main_python(self) -> Path:
@@ -39,17 +43,17 @@ class PeersFolder:
     @property
     def checkpoint(self) -> Path:
         """The GGUF file's weights, widened to float32, as a Hugging Face folder: what converters read."""
-        return self.root / "smollm2-hf"
+        return self.root / f"{self.prefix or 'smollm2-'}hf"
 
     @property
     def genai(self) -> Path:
         """The folder that onnxruntime-genai's model builder made."""
-        return self.root / "genai-int4"
+        return self.root / f"{self.prefix}genai-int4"
 
     @property
     def openvino(self) -> Path:
         """The folder that optimum-intel made."""
-        return self.root / "ov-int4"
+        return self.root / f"{self.prefix}ov-int4"
 
     def require(self) -> None:
         """Raise UsageError if anything is missing."""
@@ -81,14 +85,14 @@ def _made(place: Path, make: Callable[[Path], None]) -> None:
 
 def _widen(gguf: Path, target: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = loaded.config
     if hasattr(config, "quantization_config"):  # says GGUF, which what is saved here no longer is
         del config.quantization_config
-    plain = LlamaForCausalLM(config)
+    plain = type(loaded)(config)
     plain.load_state_dict(loaded.state_dict())
     plain.tie_weights()
     plain.float().eval().save_pretrained(target)
@@ -137,9 +141,9 @@ def _run(*arguments: Path | str) -> None:
 
 def main() -> None:
     """Make the models of the folder and file that the command line names."""
-    folder, gguf = sys.argv[1:]
+    folder, gguf, *prefix = sys.argv[1:]
     try:
-        make_models(PeersFolder(Path(folder)), Path(gguf))
+        make_models(PeersFolder(Path(folder), *prefix), Path(gguf))
     except LlorchError as error:
         sys.exit(fail(str(error), error.exit_code))
 

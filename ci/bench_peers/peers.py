@@ -87,8 +87,8 @@ def compare(file: Path, reference: ReferenceFile) -> Closeness:
     return Closeness(figures.kl, figures.top1)
 
 
-def all_peers(folder: PeersFolder, gguf: Path) -> list[Peer]:
-    """Return every peer. Raises UsageError if one has not been set up."""
+def all_peers(folder: PeersFolder, gguf: Path, *, kind: str = "Q4_1") -> list[Peer]:
+    """Return every peer. kind: the file's type. Raises UsageError if one has not been set up."""
     folder.require()
     return [
         Peer(
@@ -96,7 +96,7 @@ def all_peers(folder: PeersFolder, gguf: Path) -> list[Peer]:
             module="peer_llama_cpp",
             python=folder.main_python,
             model=gguf,
-            made="the GGUF file as it is (Q4_1)",
+            made=f"the GGUF file as it is ({kind})",
         ),
         Peer(
             label=GENAI,
