@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = ("serve/llorch_serve", "export/llorch_export")
+PACKAGES: Final = ("serve/llorch_serve", "export/llorch_export", "serve/llorch")
 GENERATED: Final = ("worker_pb2.py", "worker_pb2_grpc.py")
 
 

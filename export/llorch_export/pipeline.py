@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from llorch_export.adapter.apply import with_adapters
-from llorch_export.artifact.companions import planned, with_int8_cache, with_prompt_graph
+from llorch_export.artifact.companions import including, planned, with_int8_cache, with_prompt_graph
 from llorch_export.artifact.description import (
     GRAPH_FILE,
     Progress,
@@ -86,10 +86,10 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     base = base_recipe(options)  # refuses what cannot be before anything is opened
     force = options.force or options.if_changed
     check_output(options.output, force=force)
-    checkpoint = open_checkpoint(options.source)
+    checkpoint = open_checkpoint(options.source, options.embed)
     check_source(base, checkpoint)
     checkpoint = with_adapters(checkpoint, options.lora)
-    resolved = resolve(with_cache_of(checkpoint.tensors, options), checkpoint.config)
+    resolved = resolve(with_cache_of(checkpoint.tensors, options), checkpoint.config, checkpoint.embedding)
     text = None
     if resolved.calibration is not None:
         text = read_calibration(resolved.calibration, checkpoint)
@@ -116,7 +116,13 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     checkpoint, text = job.checkpoint, job.text
     if text is not None:  # measuring takes minutes, after which a full disk should be no news
         graph, prompt_bytes = planned(
-            resolved, *fixed_transforms(checkpoint.config, checkpoint.tensors, resolved.recipe)
+            resolved,
+            *fixed_transforms(
+                checkpoint.config,
+                checkpoint.tensors,
+                resolved.recipe,
+                embeds=resolved.embedding is not None,
+            ),
         )
         writer.require_space(graph.data_bytes + (prompt_bytes or 0) + _OVERHEAD_BYTES)
     prepared = prepare(checkpoint, resolved.recipe, text, job.progress, measure=resolved.measures_inputs)
@@ -136,8 +142,11 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
 def storage_notices(tensors: Mapping[str, LazyTensor], resolved: ResolvedExport) -> tuple[str, ...]:
     """Return what a person should know of how packed matrices are stored, a line each."""
     if resolved.recipe.precision == "source":
-        return (source_notice(tensors, TARGETS[resolved.target]),)
-    notice = packed_notice(tensors)
+        prompts = resolved.prompts
+        anew = prompts is not None and prompts.precision != "source"
+        more = "; the graph for prompts has them anew, by its own recipe" if anew else ""
+        return (source_notice(tensors, TARGETS[resolved.target]) + more,)
+    notice = packed_notice(tensors, adapted=bool(resolved.options.lora))
     return () if notice is None else (notice,)
 
 
@@ -148,6 +157,8 @@ def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> 
     models = _serialise(graph, resolved.target)
     shared = interop_files(job.checkpoint, graph, graphs, per_channel_int8=resolved.recipe.multiplies_bytes)
     for_prompts = graphs.for_prompts(graph)
+    if for_prompts is not None:
+        graph = including(graph, for_prompts)
     prompt_bytes = for_prompts.data_bytes if for_prompts else 0
     writer.require_space(graph.data_bytes + prompt_bytes + _OVERHEAD_BYTES)
     writer.add_weights(DATA_FILE, graph.jobs, lambda n: progress("writing weights", n, graph.data_bytes))
@@ -181,6 +192,7 @@ def _manifest(writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGr
         chunked_prefill=row.chunked_prefill,
         fixed_shapes=_fixed_shapes(graph),
         source_forms=_source_forms(resolved, job.checkpoint),
+        embedding=resolved.embedding or msgspec.UNSET,
     )
 
 

@@ -67,6 +67,7 @@ class EngineConfig:
     kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
     tool_format, reasoning_format: how calls and thoughts are read out of answers to chats: the name of a
         format, ``auto`` (the chat template's) or ``none``.
+    served_names: what clients may call the model beside its own id.
     """
 
     session: SessionConfig = field(default_factory=SessionConfig)
@@ -80,3 +81,4 @@ class EngineConfig:
     kv_cache: bool = True
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    served_names: tuple[str, ...] = ()

@@ -57,9 +57,12 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Plain text; tokenizer.json's post-processor decides whether BOS is added."""
+    """Plain text; tokenizer.json's post-processor decides whether BOS is added, unless add_special_tokens is
+    false: then nothing is.
+    """
 
     text: str
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +374,7 @@ class ModelInfo:
     limits: what that tool's graph cannot do, as phrases for people.
     provider_shares: nodes and weights of each provider, without their operators; empty from an older worker.
     device: the provider's, like ``cpu`` or ``cuda:1``; empty from an older worker.
+    served_names: what clients may call the model beside ``model_id``, the one that answers tell first.
     """
 
     model_id: str
@@ -390,6 +394,12 @@ class ModelInfo:
     limits: tuple[str, ...] = ()
     provider_shares: tuple[ProviderShare, ...] = ()
     device: str = ""
+    served_names: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that the model may be asked for by, the one that answers tell first."""
+        return tuple(dict.fromkeys((*self.served_names, self.model_id)))
 
 
 Abort: TypeAlias = Callable[[], None]

@@ -142,8 +142,8 @@ def test_all_bad_fields_are_named_as_they_were_sent(served):
             model=INFO.model_id,
             messages=MESSAGES,
             temperature=3,
-            top_p=0,
-            max_completion_tokens=-1,
+            top_p=-0.5,
+            max_completion_tokens=-2,
             stop=[""],
         )
     error = caught.value

@@ -78,11 +78,13 @@ def test_the_wheel_brings_its_data(bare):
     code = """
 from importlib.resources import files
 from llorch_serve.bench.workload import sample_text
-print(len(sample_text()), files("llorch_serve").joinpath("rpc/worker.proto").is_file(), files("llorch_serve").joinpath("py.typed").is_file(), files("llorch_export").joinpath("py.typed").is_file(), files("llorch_serve").joinpath("http/static/index.html").is_file())
+print(len(sample_text()), files("llorch_serve").joinpath("rpc/worker.proto").is_file(), files("llorch_serve").joinpath("py.typed").is_file(), files("llorch_export").joinpath("py.typed").is_file(), files("llorch_serve").joinpath("http/static/index.html").is_file(), files("llorch").joinpath("py.typed").is_file())
+import llorch
+assert llorch.load and llorch.connect
 """
     length, *present = run(bare, code).split()
     assert int(length) > 5000
-    assert present == ["True"] * 4
+    assert present == ["True"] * 5
 
 
 def test_it_generates_text(bare, tiny):

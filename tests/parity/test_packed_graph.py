@@ -17,7 +17,7 @@ from llorch_export.preview import preview
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KvDtype
-from llorch_serve.errors import UsageError
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from support.builders.checkpoints import of_family, write_hf_folder
 from support.builders.packed_checkpoints import Group, Packed, write_awq, write_compressed, write_gptq
@@ -219,8 +219,11 @@ def test_a_table_that_is_tied_and_packed_besides_is_refused(tmp_path: Path) -> N
     packed = write_gptq(tmp_path / "m", SHAPE)
     packed.config["tie_word_embeddings"] = True
     packed.rewrite()
-    with pytest.raises(Exception, match=r"lm_head\.qweight.*tying"):
+    with pytest.raises(ArtifactError, match=r"ties the head.*lm_head\.g_idx.*tie_word_embeddings to false"):
         open_checkpoint(str(packed.folder))
+    packed.config["tie_word_embeddings"] = False
+    packed.rewrite()
+    open_checkpoint(str(packed.folder))
 
 
 def test_plain_weights_have_no_codes_to_carry(tmp_path: Path) -> None:

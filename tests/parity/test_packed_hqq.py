@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ ROWS: dict[str, Maker] = {
     "2 bits": matrix(2, 16),
     "1 bit": matrix(1, 32),
     "groups across outputs": matrix(4, 256),
+    "axis 0, as many outputs as inputs": matrix(4, 128, axis=0),
+    "axis 0, few words a strip": matrix(3, 16, axis=0),
 }
 MODULE = "model.layers.0.mlp.up_proj"
 
@@ -52,6 +55,37 @@ def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str, bits: int) 
     assert codes is not None
     assert codes.bits == bits
     require_carried(packed, tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ("4 bits", "HQQ, 4 bits, groups of 64"),
+        ("8 bits", "HQQ, 8 bits, one scale an output"),
+        ("groups across outputs", "HQQ, 4 bits, groups of 256"),
+        ("4 bits, axis 0", "HQQ, 4 bits, groups of 64 along outputs"),
+        ("axis 0, as many outputs as inputs", "HQQ, 4 bits, groups of 128 along outputs"),
+    ],
+)
+def test_a_form_says_which_weights_share_a_scale(tmp_path: Path, row: str, form: str) -> None:
+    packed = _write(tmp_path, row)
+    assert open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].packed == form
+
+
+def test_a_scale_for_each_weight_is_read_in_pieces(tmp_path: Path) -> None:
+    """Scales as many as weights are no small tensor, whichever axis they lie along."""
+    shape = SHAPE | {"intermediate_size": 4096, "num_hidden_layers": 1}
+    for axis in (0, 1):
+        packed = write_packed(
+            tmp_path / str(axis), shape, matrix(4, 1, axis=axis), SETTINGS, skip=("lm_head",)
+        )
+        weight = open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"]
+        tracemalloc.start()
+        found = weight.load_rows(100, 108)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        np.testing.assert_array_equal(found, packed.values[f"{MODULE}.weight"][100:108])
+        assert peak < 2**18, peak
 
 
 @pytest.mark.parametrize("row", ["4 bits, fractions", "4 bits, axis 0", "groups across outputs"])

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.reading import read_packing
 from llorch_export.source.open import open_checkpoint
 from support.builders.packed_checkpoints import Packed
 from support.builders.packed_folders import Maker, write_packed
 from support.builders.packed_modelopt import (
     fp8,
     mxfp4,
+    mxfp8,
     nvfp4,
     settings,
     whole_bytes,
@@ -29,6 +32,7 @@ ROWS: dict[str, tuple[str, Maker]] = {
     "fp8, blocks": ("fp8_pb_wo", fp8("128 by 128")),
     "nvfp4": ("NVFP4", nvfp4),
     "mxfp4": ("MXFP4", mxfp4),
+    "mxfp8": ("MXFP8", mxfp8),
     "int4": ("W4A16_AWQ", whole_nibbles()),
     "int4, scaled inputs": ("W4A16_AWQ", whole_nibbles(scaled_inputs=True)),
     "int8": ("W8A16", whole_bytes),
@@ -93,7 +97,7 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     )
     assert "expected [192, groups]" in refusal("weight_scale", np.zeros(192, np.uint8))
     assert "expected F8_E4M3 [192, 8]" in refusal("weight_scale", np.zeros((192, 8), np.float32))
-    assert "expected U8 [192, 64]" in refusal("weight", np.zeros((192, 63), np.uint8))
+    assert "is U8 [192, 63]" in refusal("weight", np.zeros((192, 63), np.uint8))
     assert "NaN or infinite" in refusal("weight_scale_2", np.array(np.inf, np.float32))
     assert "weight_scale_2 is F32 [2], expected F32 [1]" in refusal("weight_scale_2", np.ones(2, np.float32))
 
@@ -104,10 +108,63 @@ def test_a_grid_of_scales_that_nobody_writes_is_refused(tmp_path: Path) -> None:
     assert "is [3, 5], expected [1, 1], [192, 1], [2, 1]" in load_error(packed, f"{MODULE}.weight")
 
 
-def test_algorithms_that_add_matrices_are_refused(tmp_path: Path) -> None:
-    assert "quant_algo is 'NVFP4_SVD'" in load_error(
-        _write(tmp_path, quant_algo="NVFP4_SVD"), f"{MODULE}.weight"
-    )
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("NVFP4_SVD", "quant_algo is 'NVFP4_SVD', expected one of FP8, "),
+        (
+            "W4A8_AWQ",
+            "quant_algo is 'W4A8_AWQ', expected one of FP8, ",
+        ),  # weights are rounded to E4M3 besides
+        ("FP9", "quant_algo is 'FP9', expected one of FP8, "),
+        (None, "quant_algo is None, expected one of FP8, "),
+    ],
+)
+def test_algorithms_that_are_not_known_are_refused(tmp_path: Path, algorithm: str | None, said: str) -> None:
+    assert said in load_error(_write(tmp_path, quant_algo=algorithm), f"{MODULE}.weight")
+    own = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {MODULE: {"quant_algo": algorithm}}}
+    found = load_error(_write(tmp_path, **own), f"{MODULE}.weight")
+    assert f"quantized_layers: {MODULE}: {said}" in found
+
+
+def test_settings_that_are_not_known_are_refused(tmp_path: Path) -> None:
     assert "keys that are not understood: svd_rank" in load_error(
         _write(tmp_path, svd_rank=32), f"{MODULE}.weight"
     )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "rounds"),
+    [
+        ("FP8", {}, True),
+        ("W4A8_MXFP4_FP8", {}, True),
+        ("MXFP8", {}, True),
+        ("W4A16_NVFP4", {}, False),
+        ("mxfp4", {}, True),
+        ("fp8_pb_wo", {}, False),
+        ("fp8_pb_real", {}, True),
+        ("W4A16_AWQ", {"config_groups": {"g": {"input_activations": {"num_bits": 8}}}}, True),
+        ("MIXED_PRECISION", {"quantized_layers": {"a": {"quant_algo": "W4A16_AWQ"}}}, False),
+        (
+            "MIXED_PRECISION",
+            {"quantized_layers": {"a": {"quant_algo": "W8A16"}, "b": {"quant_algo": "NVFP4"}}},
+            True,
+        ),
+        ("MIXED_PRECISION", {"config_groups": {}}, True),  # which layers have which is said nowhere
+    ],
+)
+def test_rounding_of_inputs_is_said(algorithm: str, more: dict[str, object], rounds: bool) -> None:
+    packing = read_packing(settings(algorithm, **more), origin="config.json")
+    assert isinstance(packing, Packing)
+    assert [line.split(";")[0] for line in packing.notices] == (
+        [f"{algorithm} of ModelOpt rounds the inputs of layers too"] if rounds else []
+    )
+
+
+@pytest.mark.parametrize("row", ["fp8", "fp8, blocks", "int4", "int8", "mxfp8"])
+def test_a_second_scale_that_no_such_weight_has_is_refused(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    packed.stored[f"{MODULE}.weight_scale_2"] = np.array(2, np.float32)
+    found = load_error(packed, f"{MODULE}.weight")
+    assert f"{MODULE} has weight_scale_2" in found
+    assert "expected" in found

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llorch_export.config.packed.quark import QuarkPacking, QuarkScheme
+from llorch_export.config.packed.reading import read_packing
 from llorch_export.source.open import open_checkpoint
+from llorch_serve.errors import ArtifactError
 from support.builders.packed_checkpoints import Packed
 from support.builders.packed_folders import Maker, write_packed
 from support.builders.packed_quark import channels, fp8, groups, mxfp4, settings
@@ -67,6 +71,36 @@ def test_the_first_pattern_that_fits_has_a_module(tmp_path: Path) -> None:
     signs = packed.stored[up.replace("weight", "weight_zero_point")]
     assert signs.any()
     assert not np.array_equal(tensors[up].load(), packed.values[up])
+
+
+def test_many_names_are_looked_up_and_many_patterns_refused(tmp_path: Path) -> None:
+    """A name is compared with each pattern, so a file's patterns are few; of names it may have many."""
+    everything = settings("uint4", "per_group")["global_quant_config"]
+    plain = {"weight": None}
+    packing = read_packing(
+        settings("int4", "per_group")
+        | {
+            "layer_quant_config": {
+                **{f"model.layers.{layer}.mlp.up_proj": plain for layer in range(2**14 - 3)},
+                "*.[0-3].mlp.*": everything,
+                MODULE.replace("up", "gate"): plain,
+            }
+        },
+        origin="config.json",
+    )
+    assert isinstance(packing, QuarkPacking)
+    started = time.process_time()
+    for _ in range(1000):
+        assert packing.of(MODULE) is None  # the first that fits, by its place in the file
+        assert packing.of(MODULE.replace("up", "down")) == QuarkScheme("uint4", grouped=True)
+        assert packing.of(MODULE.replace("up", "gate")) == QuarkScheme("uint4", grouped=True)
+        assert packing.of("lm_head") == QuarkScheme("int4", grouped=True)
+    assert time.process_time() - started < 1
+    many = {f"*{number}*{'a*' * 60}": plain for number in range(2**14)}
+    with pytest.raises(
+        ArtifactError, match=r"layer_quant_config is dict of 16384 items, expected at most 512"
+    ):
+        read_packing(settings("int4", "per_group") | {"layer_quant_config": many}, origin="config.json")
 
 
 def test_what_quark_rounds_beside_weights_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from llorch_export.config.packed.base import Packing
+from llorch_export.config.packed.reading import read_packing
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
 from support.builders.packed_checkpoints import Packed
@@ -67,7 +69,7 @@ def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
         (
             '{"_type": "IntxUnpackedToInt8Tensor", "_data": {"block_size": [1, 32], "target_dtype": '
             '{"_data": "int2"}}}',
-            "expected -2 to 1",
+            "from -2 to 1",
         ),
         ('{"_type": "Float8Tensor", "_data": {"block_size": [1, 32]}}', "expected F8_E4M3 or F8_E5M2"),
     ],
@@ -94,3 +96,33 @@ def test_pickles_are_refused_with_the_line_that_converts(tmp_path: Path) -> None
         open_checkpoint(str(packed.folder))
     assert "pip install" in str(caught.value)
     assert json.loads((packed.folder / "config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rounds"),
+    [
+        ("int8_weight_only", False),
+        ("int4_weight_only", False),
+        ("int8_dynamic_activation_int8_weight", True),
+        ("int8_dynamic_activation_int4_weight", True),
+        ("float8_dynamic_activation_float8_weight", True),
+        ("float8_static_activation_float8_weight", True),
+        ({"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}, False),
+        ({"default": {"_type": "Int8DynamicActivationIntxWeightConfig", "_data": {}}}, True),
+        ({"default": {"_type": "MXDynamicActivationMXWeightConfig", "_data": {}}}, True),
+        ({"default": {"_type": "Int8StaticActivationInt8WeightConfig", "_data": {}}}, True),
+        (
+            {
+                "default": {
+                    "_type": "FqnToConfig",
+                    "_data": {"a": {"_type": "Int8DynamicActivationInt8Weight"}},
+                }
+            },
+            True,
+        ),
+    ],
+)
+def test_rounding_of_inputs_is_said(kind: object, rounds: bool) -> None:
+    packing = read_packing({"quant_method": "torchao", "quant_type": kind}, origin="config.json")
+    assert isinstance(packing, Packing)
+    assert any("torchao rounds the inputs of layers" in notice for notice in packing.notices) is rounds

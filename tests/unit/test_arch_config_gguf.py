@@ -129,7 +129,7 @@ def test_phi3_states_no_head_size_and_only_what_is_rotated() -> None:
         ("gemma2", {"gemma2.attention.sliding_window_pattern": [0, 2]}, None, r"true or false for each of 2"),
         ("gemma2", {"gemma2.attention.sliding_window_pattern": [True, 1]}, None, r"expected a list of bool"),
         ("gemma3_text", {"gemma3.attention.sliding_window": -1}, None, r"sliding_window is -1"),
-        ("ministral3", {"mistral3.attention.temperature_scale": 0.1}, None, r"temperature_scale is 0.1, expected 0"),
+        ("ministral3", {"mistral3.attention.temperature_scale": -0.1}, None, r"temperature_scale is -0.1"),
         ("smollm3", {"smollm3.embedding_scale": 2.0}, None, r"not understood.*embedding_scale"),
         ("granite", {"granite.rope.scaling.finetuned": False}, None, r"finetuned is False, expected True"),
         ("granite", {"granite.residual_scale": -1.0}, None, r"residual_scale is -1.0"),

@@ -18,6 +18,7 @@ PLANTED = {
     "Rooms of serve import downwards only": ("llorch_serve/text/stops.py", "llorch_serve.worker.worker"),
     "Rooms of export import downwards only": ("llorch_export/config/rope.py", "llorch_export.pipeline"),
     "serve never imports export": ("llorch_serve/bench/page.py", "llorch_export.options"),
+    "Neither package imports the one in front of both": ("llorch_serve/client/calls.py", "llorch.blocking"),
     "The engine and sampling know no runtime and no cache": (
         "llorch_serve/sampling/draws.py",
         "onnxruntime",
@@ -31,7 +32,7 @@ PLANTED = {
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """The sources of both packages, where they may be changed."""
-    for package in ("serve/llorch_serve", "export/llorch_export"):
+    for package in ("serve/llorch_serve", "serve/llorch", "export/llorch_export"):
         source = REPOSITORY / package
         for file in source.rglob("*.py"):
             target = tmp_path / source.name / file.relative_to(source)

@@ -152,7 +152,7 @@ def test_whoever_takes_nothing_is_cut(method: str, monkeypatch: pytest.MonkeyPat
     assert cut == ["ipv4:9.9.9.9:9"]
 
 
-def test_many_watchers_of_one_connection_drive_out_each_other_and_not_another_clients(
+def test_a_connection_that_holds_most_watches_is_refused_more_and_drives_out_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "MAX_WATCHERS", 3)
@@ -167,10 +167,25 @@ def test_many_watchers_of_one_connection_drive_out_each_other_and_not_another_cl
         served.health.serve()
         await turns()
         assert honest.told == [NOT_SERVING, SERVING]
-        assert [context.told[-1] for context in greedy] == [NOT_SERVING] * 7 + [SERVING] * 2
+        assert [context.told[-1:] for context in greedy] == [[SERVING]] * 2 + [[]] * 7
         ended = [context.status for context in greedy if context.status is not None]
         assert {code for code, _ in ended} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert len(ended) == 7
+
+    run(test)
+
+
+def test_a_newcomer_gets_in_where_one_connection_holds_all_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MAX_WATCHERS", 3)
+
+    async def test() -> None:
+        served, honest = Served(), Call(peer="ipv4:2.2.2.2:2")
+        greedy = [Call() for _ in range(3)]
+        for context in (*greedy, honest):
+            served.call("Watch", context)
+            await turns()
+        assert honest.told == [NOT_SERVING]
+        assert [context.status is not None for context in greedy] == [True, False, False]
 
     run(test)
 

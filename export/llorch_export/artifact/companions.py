@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -20,7 +21,8 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.targets import MIN_ONNXRUNTIME_INT8_CACHE
 from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
-from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder
+from llorch_export.graph.lowest_runtime import later
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.resolved import ResolvedExport
 from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
@@ -53,6 +55,17 @@ def with_prompt_graph(
     return msgspec.structs.replace(manifest, files=listed(writer), prompts=prompts)
 
 
+def including(first: DecoderGraph, prompts: DecoderGraph) -> DecoderGraph:
+    """Return the first graph of an artifact with what is to be known of both: notices, and the lowest
+    onnxruntime.
+    """
+    return replace(
+        first,
+        notices=tuple(dict.fromkeys((*first.notices, *prompts.notices))),
+        min_onnxruntime=later(first.min_onnxruntime, prompts.min_onnxruntime),
+    )
+
+
 def planned(
     resolved: ResolvedExport, config: LlamaConfig, tensors: Mapping[str, LazyTensor]
 ) -> tuple[DecoderGraph, int | None]:
@@ -61,6 +74,11 @@ def planned(
 
     config, tensors: as the transforms that measure nothing leave them.
     """
+    if resolved.embedding is not None:
+        length = resolved.context_length
+        return build_embedder(
+            config, resolved.recipe, tensors, resolved.embedding, context_length=length
+        ), None
     build = functools.partial(
         build_decoder,
         config,
@@ -72,8 +90,8 @@ def planned(
     if resolved.prompts is None:
         return graph, None
     plan = prompt_plan(resolved.recipe, resolved.prompts, graph)
-    build(recipe=resolved.prompts, weights=plan)
-    return graph, plan.total_bytes
+    prompts = build(recipe=resolved.prompts, weights=plan)
+    return including(graph, prompts), plan.total_bytes
 
 
 def prompt_plan(first: Recipe, prompts: Recipe, graph: DecoderGraph) -> WeightPlan:

@@ -22,6 +22,8 @@ SCALE_PARTS: Final = (*SCALES, *ACTIVATION_SCALES)
 _BASE: Final = "model."
 # torch.compile, FSDP and activation checkpointing wrap any module, so these stand anywhere in a name.
 _INNER: Final = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# What training makes models an attribute of: DistributedDataParallel, TRL's value head, PEFT.
+_TRAINING: Final = re.compile(r"(?:(?:module|pretrained_model|base_model\.model)\.)+")
 # What models are an attribute of: DistributedDataParallel, TRL's value head, PEFT, models of image and text.
 _OUTER: Final = re.compile(
     r"(?:(?:module|pretrained_model|base_model\.model|model\.language_model|language_model)\.)+"
@@ -38,6 +40,13 @@ class StoredName:
 
     name: str
     wrapper: str = ""
+
+
+def untrained_name(stored: str) -> str:
+    """Return a stored name without what training has wrapped around the model and its modules."""
+    inner = _INNER.sub("", stored)
+    outer = _TRAINING.match(inner)
+    return inner if outer is None else inner[outer.end() :]
 
 
 def is_value_head(name: str) -> bool:
@@ -76,5 +85,5 @@ def _by_base(name: str, expected: Collection[str], parts: Collection[str]) -> st
 def _is_known(name: str, expected: Collection[str], parts: Collection[str]) -> bool:
     if name in expected or name in (EMBEDDING, HEAD):
         return True
-    endings = (suffix for suffix in parts if name.endswith(suffix))
-    return any(f"{name.removesuffix(suffix)}{WEIGHT}" in expected for suffix in endings)
+    modules = (name.removesuffix(suffix) for suffix in parts if name.endswith(suffix))
+    return any(f"{module}{WEIGHT}" in expected or module in expected for module in modules)

@@ -11,8 +11,6 @@ from llorch_serve.errors import ArtifactError
 
 _MAX_BLOCK: Final = 2**16
 _WAY_OUT: Final = "export from the original weights, or from a GGUF file"
-# How bitsandbytes was named before there was quant_method.
-_OLD_SPELLINGS: Final = {"load_in_4bit": "bitsandbytes 4-bit", "load_in_8bit": "bitsandbytes 8-bit"}
 PACKING_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Where tools say how they packed weights, if not in config.json."""
 
@@ -75,7 +73,6 @@ def packed_weights(config: Mapping[str, object], where: str) -> ArtifactError:
     names = [settings.get("quant_method") or maker, settings.get("quant_algo"), settings.get("format")]
     if not any(names) and type(settings.get("group_size")) is int:
         names = ["MLX groups"]
-    names += [kind for key, kind in _OLD_SPELLINGS.items() if settings.get(key) is True and not names[0]]
     format_name = " ".join(shown(name, 40) for name in names if isinstance(name, str)) or "an unnamed format"
     bits = settings.get("bits")
     width = f" with {bits} bits" if type(bits) is int else ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from llorch_export.config.fields import Fields, quoted
 from llorch_export.config.rope import (
     MAX_FACTOR,
@@ -19,7 +21,7 @@ from llorch_export.config.rope import (
     yarn_scale,
     yarn_theta,
 )
-from llorch_serve.artifact.manifest import RopeConfig
+from llorch_serve.artifact.manifest import QueryScale, RopeConfig
 from llorch_serve.errors import ArtifactError
 
 
@@ -59,6 +61,19 @@ def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContex
     understood.
     """
     scaling = _scaling(fields, context)
+    rope = _rope_config(fields, tensors, scaling, context)
+    if not context.family.scales_queries:
+        return rope
+    beta = fields.number(
+        f"{context.family.gguf_name}.attention.temperature_scale", 0.0, at_least=0, high=MAX_FACTOR
+    )
+    scale = QueryScale(beta=beta, positions=scaling.original) if beta else msgspec.UNSET
+    return msgspec.structs.replace(rope, query_scale=scale)
+
+
+def _rope_config(
+    fields: Fields, tensors: GgufRopeTensors, scaling: _Scaling, context: RopeContext
+) -> RopeConfig:
     if scaling.kind == "longrope" or tensors.short is not None or tensors.long is not None:
         return _longrope(scaling, tensors, context)
     if scaling.kind == "yarn":
@@ -86,9 +101,6 @@ def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContex
 
 def _scaling(fields: Fields, context: RopeContext) -> _Scaling:
     key = f"{context.family.gguf_name}.rope"
-    if context.family.scales_queries:
-        temperature = f"{context.family.gguf_name}.attention.temperature_scale"
-        fields.require(temperature, 0, "queries are not scaled by their position")
     kind = fields.get(f"{key}.scaling.type") or "linear"
     if not isinstance(kind, str) or kind not in ("none", "linear", "yarn", "longrope"):
         raise ArtifactError(

@@ -18,6 +18,7 @@ OPSET: Final = 23  # of the CPU's graph: the first with RMSNormalization
 IR_VERSION: Final = 11  # the one of opset 23
 MIN_ONNXRUNTIME: Final = "1.24"
 MIN_ONNXRUNTIME_BLOCK_EXPERTS: Final = "1.31"  # 1.30 has no shares apart from logits, and is 50 times slower
+MIN_ONNXRUNTIME_ODD_ZERO_POINTS: Final = "1.27"  # of a table of 4 bits: 1.26 looks them up in another row
 MIN_ONNXRUNTIME_INT8_CACHE: Final = "1.27"  # 1.26 loads such a graph on the CPU and fails in its first step
 
 
@@ -57,6 +58,8 @@ class Capabilities:
 
     provider: the execution provider it is made for; None: any.
     opset, ir_version, min_onnxruntime: of the graph, and the lowest release that loads it.
+    wheels_at: the release that the newest wheels with the provider are of, where they lag behind; None: they
+        do not.
     operators: every operator that a graph may hold, as ``op`` or ``domain:op``.
     attention, rotary, norm: the forms of these parts.
     packed_qkv: attention takes query, key and value as one tensor. rotary_inside: and rotates them itself.
@@ -82,6 +85,7 @@ class Capabilities:
     opset: int
     ir_version: int
     min_onnxruntime: str
+    wheels_at: str | None = None
     operators: frozenset[str]
     attention: AttentionForm
     packed_qkv: bool = False
@@ -112,9 +116,14 @@ def _contrib(*names: str) -> frozenset[str]:
 
 # Behind them what some families alone have: activations, soft limits, norms by mean and variance.
 _PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"}) | {
+    "Elu",
+    "Greater",
     "LayerNormalization",
+    "Min",
     "Relu",
+    "Sub",
     "Tanh",
+    "Where",
 }
 _GELU: Final = frozenset({"Gelu"})
 _POSITIONS: Final = frozenset({"Range", "Shape", "Sub", "Unsqueeze"})
@@ -138,6 +147,7 @@ _PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "ReduceMax",
     "Sum",
 }
+_POOLING: Final = frozenset({"Less", "ReduceL2", "Where"})  # of graphs that embed texts
 _EXPERTS: Final = _contrib("MoE", "QMoE") | {"Sigmoid", "Softmax"}
 _CPU: Final = "CPUExecutionProvider"
 
@@ -175,6 +185,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         | _BLOCK_LOOKUP
         | _GUEST_FRONT
         | _PER_CHANNEL_INT8
+        | _POOLING
         | _EXPERTS,
         per_channel_int8=True,
         experts=True,
@@ -189,6 +200,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
     ),
     "directml": _group_query(
         provider="DmlExecutionProvider",
+        wheels_at="1.24",
         # Its last release knows no operator of a later opset.
         opset=21,
         ir_version=10,
@@ -206,6 +218,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
     ),
     "openvino": _group_query(
         provider="OpenVINOExecutionProvider",
+        wheels_at="1.24",
         # It leaves RMSNormalization to the CPU, and then cuts some graphs into parts that wait for each
         # other.
         opset=21,

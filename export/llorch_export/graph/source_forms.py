@@ -158,13 +158,14 @@ def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> st
     return f"matrices as the graph has them: {'; '.join(forms)}{rest}"
 
 
-def packed_notice(tensors: Mapping[str, LazyTensor]) -> str | None:
-    """Say that packed weights are not kept as they are, at another precision; None if there are none."""
+def packed_notice(tensors: Mapping[str, LazyTensor], *, adapted: bool) -> str | None:
+    """Say that packed weights are not kept as they are, at another precision; None if there are none.
+
+    adapted: an adapter is merged into some, which goes with no precision that keeps them.
+    """
     packed = Counter(tensor.packed for tensor in tensors.values() if tensor.packed is not None)
     if not packed:
         return None
     forms = "; ".join(f"{count} of {form}" for form, count in packed.items())
-    return (
-        f"the checkpoint's weights are packed ({forms}), and are stored anew from their values; --precision "
-        "source keeps their codes"
-    )
+    hint = "" if adapted else "; --precision source keeps their codes"
+    return f"the checkpoint's weights are packed ({forms}), and are stored anew from their values{hint}"

@@ -13,6 +13,7 @@ from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.exact_transforms import why_inexact
+from llorch_export.source.open import open_settings
 from llorch_serve.artifact.manifest import LlamaConfig
 
 MOST_MEASURED: Final = 500_000_000
@@ -21,13 +22,47 @@ disk for each.
 """
 
 
-def default_recipe(config: LlamaConfig) -> str:
-    """Return the recipe for the CPU of a model of this size and form."""
+_STORAGE: Final = (
+    "precision",
+    "head_precision",
+    "block_size",
+    "fine_block_size",
+    "quantizer",
+    "scale_type",
+    "compute_type",
+    "activations",
+    "interop",
+    "transforms",
+)
+"""Options that say how weights are stored, or what the default recipes cannot be combined with."""
+
+
+def default_recipe(config: LlamaConfig, *, embeds: bool = False) -> str:
+    """Return the recipe for the CPU of a model of this size and form.
+
+    embeds: its graph gives vectors, of which grids that all rows share cost more than one in a thousand.
+    """
+    if embeds:
+        return "int8"
     if why_inexact("rotate", config) is not None:
         return "int8"
     if why_inexact("smooth", config) is not None or config.experts:
         return "cpu"
     return "cpu-calibrated" if parameters(config) <= MOST_MEASURED else "cpu"
+
+
+def unasked_recipe(options: ExportOptions) -> str | None:
+    """Return the recipe of an export whose options leave open how weights are stored; None where any of them
+    says so.
+
+    Raises ArtifactError or HubError if the source's settings cannot be read.
+    """
+    if options.target != "cpu" or any(getattr(options, name) for name in _STORAGE):
+        return None
+    if options.accuracy_level is not None:  # which may be 0
+        return None
+    settings = open_settings(options.source, options.embed)
+    return default_recipe(settings.config, embeds=settings.embedding is not None)
 
 
 def quantizer_open(options: ExportOptions) -> bool:

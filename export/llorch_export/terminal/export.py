@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +18,6 @@ from llorch_export.terminal.export_flags import (
     RevisionFlags,
     TransformFlags,
     WeightFlags,
-    leaves_storage_open,
 )
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say
@@ -88,8 +86,8 @@ def command(
         from llorch_export.adapter.choice import parse_choices
         from llorch_export.options import ExportOptions
         from llorch_export.preview import preview
-        from llorch_export.recipes.default import default_recipe
-        from llorch_export.source.open import open_config
+        from llorch_export.recipes.default import unasked_recipe
+        from llorch_export.recipes.file import with_recipes
     from llorch_export.terminal.export_output import show_preview, show_result
 
     source = hub.of(source)
@@ -98,14 +96,15 @@ def command(
         output=artifact.output or Path(),
         lora=parse_choices(artifact.lora or ()),
         target=artifact.target,
+        embed=artifact.embed,
         force=replacing.force,
         if_changed=replacing.if_changed,
     )
     options = transform.add_to(graph.add_to(weights.add_to(options)))
-    exporter.check(artifact.target, dry_run=dry_run)
-    if recipe is None and leaves_storage_open(artifact, weights, graph, exporter, transform):
-        recipe = default_recipe(open_config(source))
-    options = _with_recipes(exporter.add_to(options), recipe, graph.prefill_recipe)
+    exporter.check(artifact.target, artifact.embed, dry_run=dry_run)
+    if recipe is None and exporter.via is None:
+        recipe = unasked_recipe(options)
+    options = with_recipes(exporter.add_to(options), recipe, graph.prefill_recipe)
     if dry_run:
         show_preview(preview(options), as_json=as_json)
         return
@@ -115,17 +114,6 @@ def command(
     result = _export(options, exporter)
     seconds = time.perf_counter() - started
     show_result(result, recipe, seconds, graph.max_context, as_json=as_json)
-
-
-def _with_recipes(options: ExportOptions, recipe: str | None, prefill: str | None) -> ExportOptions:
-    """Return the options with what recipes say; ``prefill`` is none, or one for a graph of prompts alone."""
-    from llorch_export.recipes.file import load_recipe, with_prefill
-
-    if recipe is not None:
-        options = load_recipe(recipe).options(options)
-    if prefill == "none":
-        return replace(options, prompts=None)
-    return options if prefill is None else with_prefill(options, prefill)
 
 
 def _export(options: ExportOptions, exporter: ExporterFlags) -> ExportResult:

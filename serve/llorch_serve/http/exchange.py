@@ -27,6 +27,10 @@ MAX_BODIES_BYTES: Final = 64 * 2**20
 """Of bodies that are being received, over all connections."""
 
 BODY_TIMEOUT_S: Final = 30.0
+
+KEEP_ALIVE_S: Final = 10.0
+"""After so long without a byte a stream gets a comment, as clients and proxies give up on silent ones."""
+
 # Where the guard leaves them in the scope.
 CORRELATION: Final = "llorch.correlation_id"
 CALLER: Final = "llorch.caller"
@@ -50,7 +54,7 @@ class Bodies:
 
 class Exchange:
     """One request. ``started``: the answer's headers are out, so that an error can only be told inside of
-    it.
+    it. ``progress``: what a dialect whose events build on each other has told, for it to tell a failure.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,6 +62,15 @@ class Exchange:
         self._receive = receive
         self._send = send
         self.started = False
+        self.progress: Any = None
+        self._events_open = False
+        self._written_at = 0.0  # by the loop's clock, in seconds
+        self._writing = asyncio.Lock()
+
+    @property
+    def method(self) -> str:
+        """The request's method."""
+        return str(self._scope["method"])
 
     @property
     def correlation_id(self) -> str:
@@ -128,16 +141,19 @@ class Exchange:
             bodies.size -= len(body)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work``, and cancel it as soon as the client has gone. To be called once the body is read."""
+        """Do ``work``, and cancel it as soon as the client has gone; events that it starts are kept alive. To
+        be called once the body is read.
+        """
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(self._disconnected())
+        keeping = asyncio.ensure_future(self._keep_alive())
         try:
             await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (working, leaving):
+            for task in (working, leaving, keeping):
                 task.cancel()
-            await asyncio.wait((working, leaving))
-            for task in (working, leaving):
+            await asyncio.wait((working, leaving, keeping))
+            for task in (working, leaving, keeping):
                 if not task.cancelled():
                     # else asyncio logs it, words of the request included, where this is cancelled too
                     task.exception()
@@ -146,11 +162,21 @@ class Exchange:
                 working.result()
         finally:
             # They hold the error, which holds this frame: a circle around the body.
-            del working, leaving, task
+            del working, leaving, keeping, task
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    async def _keep_alive(self) -> None:
+        """Send a comment whenever events have been silent for too long."""
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(
+                KEEP_ALIVE_S if not self._events_open else self._written_at + KEEP_ALIVE_S - now()
+            )
+            if self._events_open and now() >= self._written_at + KEEP_ALIVE_S:
+                await self._write(b": keep-alive\n\n", more=True)
 
     async def send_json(
         self, body: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()
@@ -170,6 +196,7 @@ class Exchange:
         await self._start(
             200, "text/event-stream", (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
         )
+        self._events_open = True
 
     async def send_events(self, *events: tuple[str | None, object]) -> None:
         """Send events in one write, each with its name, if it has one, and what becomes its JSON."""
@@ -184,8 +211,13 @@ class Exchange:
         """Send the last event, ``[DONE]``, and end the answer."""
         await self._write(b"data: [DONE]\n\n", more=False)
 
+    async def close_events(self) -> None:
+        """End an answer whose own last event says that it is whole."""
+        await self._write(b"", more=False)
+
     async def _start(self, status: int, kind: str, headers: tuple[tuple[str, str], ...]) -> None:
         self.started = True
+        self._written_at = asyncio.get_running_loop().time()
         named = (("Content-Type", kind), *headers)
         message: Message = {
             "type": "http.response.start",
@@ -195,7 +227,12 @@ class Exchange:
         await self._send(message)
 
     async def _write(self, content: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": content, "more_body": more})
+        """Send a part of the body, the last one unless there is ``more``; one at a time."""
+        if not more:
+            self._events_open = False
+        async with self._writing:
+            self._written_at = asyncio.get_running_loop().time()
+            await self._send({"type": "http.response.body", "body": content, "more_body": more})
 
 
 def _too_large(limit: int) -> HttpError:

@@ -2,12 +2,13 @@
 
 msgspec stops at the first error of a document, so the document is cut into its top-level values first, which
 are skipped over and not built, and each is read as its field's type. Whatever no field knows is never built
-at all.
+at all. An integer may be written as a float without a fraction, as some clients write all numbers.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 import typing
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn, TypeVar
@@ -16,43 +17,50 @@ import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.http.unknown_fields import MAX_NAME_CHARS, UnknownField, fields_of, is_null, unknown_fields
 from llorch_serve.http.values import check_values
 
 BODY: Final = "body"  # names what is wrong with a document as a whole
 MAX_LISTED: Final = 32  # bad fields that are named one by one
-_MAX_NAME_CHARS: Final = 64
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def read_struct(raw: bytes, kind: type[S]) -> S:
+def read_struct(raw: bytes, kind: type[S], ignored: list[str] | None = None) -> S:
     """Return the document as ``kind``; a field that is null or absent takes its default.
 
+    ignored: gets the paths of unknown fields, the first MAX_LISTED; None: they are refused.
     Raises InvalidRequestError with every unknown field, every value of the wrong type and every missing
     field.
     """
     check_values(raw, BODY)
     values = _split(raw)
-    known = _fields(kind)
-    unknown = [name for name in values if name not in known]
-    bad = [
-        FieldViolation(name[:_MAX_NAME_CHARS], f"unknown field; known are {', '.join(known)}")
-        for name in unknown[:MAX_LISTED]  # a body has room for hundreds of thousands
+    known = fields_of(kind)
+    unknown = [
+        UnknownField(name[:MAX_NAME_CHARS], tuple(known))
+        for name, value in values.items()
+        if name not in known and not is_null(value)
     ]
+    bad: list[FieldViolation] = []
     read: dict[str, Any] = {}
     for name, (type_, required) in known.items():
         raw_value = values.get(name)
-        if raw_value is None or memoryview(raw_value)[:5].tobytes() == b"null":
+        if raw_value is None or is_null(raw_value):
             if required:
                 bad.append(FieldViolation(name, f"not set, expected {_shown(type_)}"))
             continue
         try:
             str(memoryview(raw_value), "utf-8")  # msgspec does not look into what is kept as it came
             read[name] = _decoded(raw_value, type_)
+            unknown += unknown_fields(raw_value, type_, name)
         except NOT_JSON as error:
             bad.append(_violation(name, error))
+    if ignored is not None:
+        ignored += [field.path for field in unknown[:MAX_LISTED]]
+    else:  # a body has room for hundreds of thousands
+        bad = [*(FieldViolation(field.path, field.description) for field in unknown[:MAX_LISTED]), *bad]
     if bad:
-        refuse_fields(bad, unlisted=max(0, len(unknown) - MAX_LISTED))
+        refuse_fields(bad, unlisted=max(0, len(unknown) - MAX_LISTED) if ignored is None else 0)
     return kind(**read)
 
 
@@ -62,7 +70,9 @@ def _decoded(raw: msgspec.Raw, type_: Any) -> Any:
     """
     (item,) = typing.get_args(type_) if typing.get_origin(type_) is list else (None,)
     if not (isinstance(item, type) and issubclass(item, msgspec.Struct)):
-        return msgspec.json.decode(raw, type=type_)
+        # Not strict, it would also make numbers of texts.
+        strict = not _is_integral(type_) or b'"' in bytes(raw)
+        return msgspec.json.decode(raw, type=type_, strict=strict)
     found = []
     for index, each in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
         try:
@@ -93,10 +103,12 @@ def _split(raw: bytes) -> dict[str, msgspec.Raw]:
 
 
 @functools.cache
-def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
-    """Return type and whether it must be there, by the name that JSON has."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.encode_name: (hints[field.name], field.required) for field in msgspec.structs.fields(kind)}
+def _is_integral(type_: Any) -> bool:
+    """Tell whether a type has integers and no other numbers, in lists perhaps."""
+    if typing.get_origin(type_) in (list, typing.Union, types.UnionType):
+        parts = [part for part in typing.get_args(type_) if part not in (str, types.NoneType)]
+        return bool(parts) and all(map(_is_integral, parts))
+    return type_ is int
 
 
 def _violation(name: str, error: Exception) -> FieldViolation:

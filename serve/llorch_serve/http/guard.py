@@ -22,14 +22,15 @@ from llorch_serve.calls.correlation import plain_id
 from llorch_serve.http.connection import HELD
 from llorch_serve.http.connection_limit import HeldConnection
 from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
+from llorch_serve.http.origins import Headers, Origins
 from llorch_serve.http.problems import HttpError, describe
+from llorch_serve.http.shapes import refusal_body
 from llorch_serve.observe.observer import Answered
 
 _PORT: Final = re.compile(r":\d*$")
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
 )
 
 
@@ -42,30 +43,39 @@ class Access:
     hosts: names under which the worker may be addressed (the header Host, without its port); None: any. On
         the loopback a site whose name is made to point here would otherwise be let in by browsers as if it
         were this worker's own page.
+    origins: pages of elsewhere that may call from a browser.
     """
 
     tokens: TokenList | None
     open_paths: frozenset[str]
     hosts: frozenset[str] | None
+    origins: Origins
+
+    def check_host(self, exchange: Exchange) -> None:
+        """Raise HttpError unless the worker is addressed by a name of its own."""
+        host = _PORT.sub("", exchange.header("host") or "").lower()
+        if self.hosts is not None and host not in self.hosts:
+            known, shown = ", ".join(sorted(self.hosts)), host[:100]
+            found = (
+                f"Host is {shown!r}, expected one of {known}; whoever runs the worker can allow it with "
+                f"--allowed-host {shown}"
+            )
+            raise HttpError(403, "unknown_host", found)
 
     def admit(self, exchange: Exchange, path: str) -> str:
         """Return who asks, empty where that cannot be told. Raises HttpError for what is refused."""
-        host = _PORT.sub("", exchange.header("host") or "").lower()
-        if self.hosts is not None and host not in self.hosts:
-            known = ", ".join(sorted(self.hosts))
-            raise HttpError(403, "unknown_host", f"Host is {host[:100]!r}, expected one of {known}")
         if self.tokens is None:
             return exchange.holder
-        caller = _token_name(self.tokens, exchange.header("authorization"))
+        shown = bearer_token(exchange.header("authorization")) or exchange.header("x-api-key")
+        caller = _token_name(self.tokens, shown)
         if caller is None and path not in self.open_paths:
             found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
             raise HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
         return exchange.holder or caller or ""
 
 
-def _token_name(tokens: TokenList, header: str | None) -> str | None:
-    """Return a name for whoever an Authorization header's token belongs to; None: nobody's."""
-    token = bearer_token(header)
+def _token_name(tokens: TokenList, token: str | None) -> str | None:
+    """Return a name for whoever a token belongs to; None: nobody's."""
     shown = None if token is None else token.encode("latin-1", "replace")
     return name_of_token(shown) if shown is not None and tokens.accepts(shown) else None
 
@@ -86,25 +96,40 @@ class Guard:
         exchange = Exchange(scope, receive, send)
         correlation_id = _correlation_id(exchange.header("x-correlation-id"))
         scope[CORRELATION] = correlation_id
-        named = ((b"x-correlation-id", correlation_id.encode()), (b"x-request-id", correlation_id.encode()))
+        named = (
+            (b"x-correlation-id", correlation_id.encode()),
+            (b"x-request-id", correlation_id.encode()),
+            (b"request-id", correlation_id.encode()),
+        )
+        shared = self._shared(exchange.header("origin"))
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *named, *_HEADERS]
+                message["headers"] = [*message.get("headers", ()), *named, *_HEADERS, *shared]
             await send(message)
 
         try:
+            self._access.check_host(exchange)
+            if (preflight := self._access.origins.preflight(exchange)) is not None:
+                await answer({"type": "http.response.start", "status": 204, "headers": [*preflight]})
+                await answer({"type": "http.response.body", "body": b""})
+                return
             scope[CALLER] = self._access.admit(exchange, scope["path"])
             with self._kept(scope):
                 await self._app(scope, receive, answer)
         except HttpError as error:
             problem = describe(error, route="")
-            await Exchange(scope, receive, answer).send_problem(problem, problem.openai())
+            await Exchange(scope, receive, answer).send_problem(problem, refusal_body(problem, scope["path"]))
         finally:
             seconds = time.perf_counter() - begun
             self._on_answered(Answered(scope["method"], scope["path"], status, seconds, correlation_id))
+
+    def _shared(self, origin: str | None) -> Headers:
+        """Return the headers that say to which pages a browser shows the answer."""
+        policy = b"cross-origin" if self._access.origins.allows(origin) else b"same-origin"
+        return ((b"cross-origin-resource-policy", policy), *self._access.origins.headers(origin))
 
     def _kept(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
         """Keep the connection for a request; what is open to all keeps none. Raises HttpError if too many

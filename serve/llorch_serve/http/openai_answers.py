@@ -82,7 +82,7 @@ class CompletionChoice:
     def _choice(self, update: GenerationUpdate) -> dict[str, Any]:
         logprobs = self._columns.of(update) if self._shape.logprobs else None
         choice: dict[str, Any] = {"index": self._index, "text": update.text, "logprobs": logprobs}
-        return choice | _end(update)
+        return choice | _end(update, self._shape)
 
 
 class ChatChoice:
@@ -113,7 +113,9 @@ class ChatChoice:
             message["reasoning_content"] = update.reasoning
         if calls:
             message["tool_calls"] = calls
-        return {"index": self._index, "message": message, "logprobs": self._logprobs(update)} | _end(update)
+        return {"index": self._index, "message": message, "logprobs": self._logprobs(update)} | _end(
+            update, self._shape
+        )
 
     def chunk(self, update: GenerationUpdate) -> dict[str, Any]:
         """Return a chunk of a stream."""
@@ -123,7 +125,7 @@ class ChatChoice:
         if update.tool_calls:
             delta["tool_calls"] = [_call_delta(call) for call in update.tool_calls]
         choice = {"index": self._index, "delta": delta, "logprobs": self._logprobs(update)}
-        return _chunk(self._shape, self.chunk_object, choice | _end(update))
+        return _chunk(self._shape, self.chunk_object, choice | _end(update, self._shape))
 
     def _logprobs(self, update: GenerationUpdate) -> dict[str, Any] | None:
         return chat_logprobs(update.logprobs) if self._shape.logprobs else None
@@ -170,10 +172,13 @@ def _head(shape: AnswerShape, name: str) -> dict[str, Any]:
     return {"id": shape.answer_id, "object": name, "created": shape.created, "model": shape.model}
 
 
-def _end(update: GenerationUpdate) -> dict[str, Any]:
+def _end(update: GenerationUpdate, shape: AnswerShape) -> dict[str, Any]:
     if update.completion is None:
         return {"finish_reason": None}
-    return {"finish_reason": finish_reason(update.completion), "llorch": extra(update.completion)}
+    told = extra(update.completion)
+    if shape.ignored:
+        told["ignored"] = shape.ignored
+    return {"finish_reason": finish_reason(update.completion), "llorch": told}
 
 
 def _chunk(shape: AnswerShape, name: str, choice: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
+
 from llorch_serve.errors import FieldViolation
+from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.http.fields import MAX_LISTED
-from llorch_serve.http.openai_schema import Message
+from llorch_serve.http.openai_schema import ChatBody, ContentPart, Message
+from llorch_serve.http.unknown_fields import is_null
 from llorch_serve.requests import ChatMessage, Prompt, TextPrompt, TokenPrompt, ToolCall
 
 MAX_PROMPTS: Final = 32  # of one body
@@ -58,6 +62,41 @@ def read_messages(messages: list[Message], bad: list[FieldViolation]) -> tuple[C
     return tuple(read)
 
 
+def _has_media(part: ContentPart) -> bool:
+    kept = (part.image_url, part.input_audio, part.file)
+    return any(len(memoryview(raw)) and not is_null(raw) for raw in kept)
+
+
+def continues_last(body: ChatBody, bad: list[FieldViolation]) -> bool:
+    """Tell whether the answer goes on with the last message; ``bad`` gets another message that asks for
+    that.
+    """
+    for index, message in enumerate(body.messages[:-1]):
+        if message.prefix and not _is_full(bad):
+            found = "found true, expected it of the last message alone, which the answer goes on with"
+            bad.append(FieldViolation(f"messages[{index}].prefix", found))
+    return body.continue_final_message or bool(body.messages and body.messages[-1].prefix)
+
+
+def template_arguments(body: ChatBody, bad: list[FieldViolation]) -> str | None:
+    """Return the variables of the template as JSON text, with ``add_generation_prompt`` among them."""
+    sent, opened = bytes(body.chat_template_kwargs).decode() or None, body.add_generation_prompt
+    if opened is None:
+        return sent
+    name = "add_generation_prompt"
+    if opened and body.continue_final_message:
+        bad.append(FieldViolation(name, "found true, which continue_final_message excludes; send only one"))
+    try:
+        arguments = msgspec.json.decode(sent or "{}", type=dict[str, msgspec.Raw])
+    except NOT_JSON:
+        return sent  # no object: refused where it is read
+    if name in arguments and bytes(arguments[name]) != msgspec.json.encode(opened):
+        bad.append(FieldViolation(name, "differs from the one in chat_template_kwargs; send only one"))
+    if opened:
+        return sent
+    return msgspec.json.encode(arguments | {name: opened}).decode()
+
+
 def _is_full(bad: list[FieldViolation]) -> bool:
     """Tell whether there are more than will be listed: a body has room for hundreds of thousands."""
     return len(bad) > MAX_LISTED
@@ -65,25 +104,32 @@ def _is_full(bad: list[FieldViolation]) -> bool:
 
 def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> ChatMessage:
     path = f"messages[{index}]"
-    for name in ("refusal", "audio", "function_call"):
-        refuse(bad, f"{path}.{name}", getattr(message, name), (None,))
-    refuse(bad, f"{path}.annotations", message.annotations, (None, []))
-    calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls or ())
+    for name in ("refusal", "audio", "function_call", "annotations"):
+        refuse(bad, f"{path}.{name}", getattr(message, name), (None, "", [], {}))
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if message.reasoning not in (None, reasoning):
+        found = "differs from reasoning_content, of which it is an older name; send only one"
+        bad.append(FieldViolation(f"{path}.reasoning", found))
+    calls = tuple(
+        ToolCall(c.function.name, c.function.arguments, c.id or "") for c in message.tool_calls or ()
+    )
     read = ChatMessage(
         message.role,
         None,
         name=message.name,
         tool_calls=calls,
         tool_call_id=message.tool_call_id,
-        reasoning_content=message.reasoning_content,
+        reasoning_content=reasoning,
     )
     if not isinstance(message.content, list):
-        return replace(read, content=message.content)
+        # An answer that says nothing is an empty one, which templates need not tell from none.
+        says_nothing = message.role == "assistant" and not calls and message.content is None
+        return replace(read, content="" if says_nothing else message.content)
     texts = []
     for place, part in enumerate(message.content):
         if _is_full(bad):
             break
-        if part.type != "text" or part.text is None:
+        if part.type != "text" or part.text is None or _has_media(part):
             found = f"found a part of type {part.type[:32]!r}, expected type text with a text"
             bad.append(FieldViolation(f"{path}.content[{place}]", found))
         else:

@@ -10,14 +10,23 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, ModelMismatchError
 from llorch_serve.http.fields import read_struct, refuse_fields
-from llorch_serve.http.openai_prompts import read_messages, read_prompts, refuse
-from llorch_serve.http.openai_schema import ChatBody, CompletionBody, ResponseFormat, Shared
+from llorch_serve.http.openai_forms import read_form
+from llorch_serve.http.openai_numbers import read_filters, read_limit, read_seed
+from llorch_serve.http.openai_prompts import (
+    continues_last,
+    read_messages,
+    read_prompts,
+    refuse,
+    template_arguments,
+)
+from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Shared
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import (
     AnswerOptions,
@@ -27,7 +36,6 @@ from llorch_serve.requests import (
     Prompt,
 )
 from llorch_serve.sampling.params import SamplingParams
-from llorch_serve.structured.spec import JsonObject, JsonSchema, Structured
 
 DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's own, for /v1/completions alone
 
@@ -42,6 +50,7 @@ class AnswerShape:
 
     include_usage: a stream ends with the usage of the whole request.
     answers: how many choices each prompt has. logprobs: choices carry log-probabilities.
+    ignored: fields of the body that were left aside, unknown as they are.
     """
 
     answer_id: str
@@ -50,11 +59,15 @@ class AnswerShape:
     include_usage: bool
     answers: int
     logprobs: bool
+    ignored: tuple[str, ...] = ()
 
 
-def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
-    """Return what a body of /v1/completions asks for. Raises InvalidRequestError or ModelMismatchError."""
-    body = read_struct(raw, CompletionBody)
+def read_completion(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None = None) -> Plan:
+    """Return what a body of /v1/completions asks for. ignored: gets unknown fields, as in ``read_struct``.
+
+    Raises InvalidRequestError or ModelMismatchError.
+    """
+    body = read_struct(raw, CompletionBody, ignored)
     bad: list[FieldViolation] = []
     best_of = (
         None if body.best_of == body.n else body.best_of
@@ -64,24 +77,39 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         bad.append(FieldViolation("best_of", found))
     refuse(bad, "suffix", body.suffix, (None, ""))
     prompts = read_prompts(body.prompt, bad)
-    limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = replace(
-        _read_sampling(body, bad),
-        max_tokens=limit,
-        logprobs=body.logprobs,
-    )
+    limit = read_limit(body.max_tokens, DEFAULT_COMPLETION_TOKENS)
+    sampling = replace(_read_sampling(body, bad), max_tokens=limit, logprobs=body.logprobs)
     answers = AnswerOptions(body.n, best_of, body.logprobs if body.echo else None, body.echo)
     names = {"input": "prompt", "prompt_logprobs": "logprobs"}
-    return _plan("cmpl", prompts, _Options(sampling, answers), body, bad, info, caller, names)
+    options = _Options(sampling, answers, tuple(ignored or ()))
+    return _plan("cmpl-", prompts, options, body, bad, info, caller, names)
 
 
-def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
-    """Return what a body of /v1/chat/completions asks for. Raises InvalidRequestError or
-    ModelMismatchError.
+def read_chat(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None = None) -> Plan:
+    """Return what a body of /v1/chat/completions asks for. ignored: gets unknown fields, as in
+    ``read_struct``.
+
+    Raises InvalidRequestError or ModelMismatchError.
     """
-    body = read_struct(raw, ChatBody)
+    body = read_struct(raw, ChatBody, ignored)
+    return plan_chat(body, info, caller, ignored=ignored or ())
+
+
+def plan_chat(
+    body: ChatBody,
+    info: ModelInfo,
+    caller: Caller,
+    prefix: str = "chatcmpl-",
+    *,
+    ignored: Sequence[str] = (),
+) -> Plan:
+    """Return what a chat asks for, whichever API it came through. prefix: of the answer's id.
+
+    ignored: fields of the body that were left aside.
+    Raises InvalidRequestError or ModelMismatchError.
+    """
     bad: list[FieldViolation] = []
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         bad.append(
             FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
         )
@@ -96,7 +124,8 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         read_messages(body.messages, bad),
         # With none the model is not to call, so it is not told of tools.
         tools=() if body.tool_choice == "none" else tuple(bytes(tool).decode() for tool in body.tools or ()),
-        template_arguments=bytes(body.chat_template_kwargs).decode() or None,
+        template_arguments=template_arguments(body, bad),
+        continue_final_message=continues_last(body, bad),
     )
     limit, limit_name = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
@@ -106,7 +135,8 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
             )
         limit, limit_name = body.max_completion_tokens, "max_completion_tokens"
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    form = _read_form(body.response_format, bad)
+    form = read_form(body.response_format, bad)
+    limit = read_limit(limit, None)
     sampling = replace(_read_sampling(body, bad), max_tokens=limit, logprobs=logprobs, structured=form)
     names = {
         "input": "messages",
@@ -114,20 +144,21 @@ def read_chat(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         "logprobs": "top_logprobs",
         "json_schema": "response_format.json_schema.schema",
     }
-    options = _Options(sampling, AnswerOptions(body.n))
-    return _plan("chatcmpl", [prompt], options, body, bad, info, caller, names)
+    options = _Options(sampling, AnswerOptions(body.n), tuple(ignored))
+    return _plan(prefix, [prompt], options, body, bad, info, caller, names)
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What is asked of every prompt of a body."""
+    """What is asked of every prompt of a body. ignored: see :class:`AnswerShape`."""
 
     sampling: SamplingParams
     answers: AnswerOptions
+    ignored: tuple[str, ...]
 
 
 def _plan(
-    kind: str,
+    prefix: str,
     prompts: list[Prompt],
     options: _Options,
     body: Shared,
@@ -139,7 +170,7 @@ def _plan(
     if bad:
         refuse_fields(bad)
     check_model(body.model, info)
-    answer_id = f"{kind}-{secrets.token_hex(12)}"
+    answer_id = f"{prefix}{secrets.token_hex(12)}"
     several = len(prompts) > 1
     requests = tuple(
         GenerationRequest(
@@ -153,24 +184,26 @@ def _plan(
         )
         for index, prompt in enumerate(prompts)
     )
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     shape = AnswerShape(
         answer_id,
         int(time.time()),
-        info.model_id,
+        body.model or info.names[0],
         include_usage,
         answers=options.answers.n,
         logprobs=options.sampling.logprobs is not None,
+        ignored=options.ignored,
     )
     return Plan(requests, AnswerPlan(body.stream, lambda name: _rename(name, names), shape))
 
 
 def check_model(asked: str | None, info: ModelInfo) -> None:
-    """Raise ModelMismatchError unless the served model is asked for, or none."""
-    if asked is not None and asked != info.model_id:
+    """Raise ModelMismatchError unless the served model is asked for by one of its names, or none is."""
+    if asked is not None and asked not in info.names:
+        served = ", ".join(map(repr, info.names))
         raise ModelMismatchError(
-            f"model {asked[:200]!r} was asked for, this worker serves {info.model_id!r}; "
-            "ask for that, leave model out, or call another worker"
+            f"model {asked[:200]!r} was asked for, this worker serves {served}; ask for that, leave model "
+            "out, call another worker, or start this one with --served-model-name"
         )
 
 
@@ -180,7 +213,7 @@ def _rename(field: str, names: dict[str, str]) -> str:
     """
     if field.startswith("input.chat.template_arguments"):
         return "chat_template_kwargs"
-    if field.startswith(("input.chat.messages", "input.chat.tools")):
+    if field.startswith(("input.chat.messages", "input.chat.tools", "input.chat.continue_final_message")):
         return field.removeprefix("input.chat.")
     if field.startswith("input"):
         return names["input"]
@@ -192,9 +225,10 @@ def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
     if body.stream_options is not None:
         if not body.stream:
             bad.append(FieldViolation("stream_options", "set without stream; leave it out, or set stream"))
-        refuse(bad, "stream_options.include_obfuscation", body.stream_options.include_obfuscation, (False,))
+        padded = body.stream_options.include_obfuscation
+        refuse(bad, "stream_options.include_obfuscation", padded, (None, False))
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    return SamplingParams(
+    sampling = SamplingParams(
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
@@ -205,12 +239,13 @@ def _read_sampling(body: Shared, bad: list[FieldViolation]) -> SamplingParams:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_read_bias(body.logit_bias or {}, bad),
-        seed=body.seed,
+        seed=read_seed(body.seed, bad),
         min_tokens=body.min_tokens,
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
     )
+    return read_filters(sampling)
 
 
 def _read_bias(bias: dict[str, float], bad: list[FieldViolation]) -> dict[int, float]:
@@ -221,20 +256,3 @@ def _read_bias(bias: dict[str, float], bad: list[FieldViolation]) -> dict[int, f
         found = f"found the key {strange[0][:32]!r}, expected token ids"
         bad.append(FieldViolation("logit_bias", found))
     return {ids[key]: value for key, value in bias.items() if key in ids}
-
-
-def _read_form(format_: ResponseFormat | None, bad: list[FieldViolation]) -> Structured | None:
-    """Return the form that an answer is held to."""
-    if format_ is None:
-        return None
-    if (format_.type == "json_schema") != (format_.json_schema is not None):
-        found = (
-            f"found type {format_.type} {'without' if format_.json_schema is None else 'with'} json_schema"
-        )
-        bad.append(
-            FieldViolation("response_format", f"{found}; type json_schema needs one, no other has one")
-        )
-        return None
-    if format_.json_schema is not None:
-        return JsonSchema(bytes(format_.json_schema.schema).decode())
-    return JsonObject() if format_.type == "json_object" else None

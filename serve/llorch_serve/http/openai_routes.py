@@ -7,24 +7,25 @@ events and ``[DONE]``. Several prompts of one body run at once, and their chunks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import chain
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.ignored_fields import Read, noting
 from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion
 from llorch_serve.http.problems import Problem
 from llorch_serve.http.service import AnswerPlan, Plan
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import Completion, ModelInfo
 
 
 class OpenAIDialect:
     """One of the two routes. Implements :class:`llorch_serve.http.service.Dialect`."""
 
-    def __init__(self, read: Callable[[bytes, ModelInfo, Caller], Plan], kind: type[Choice]) -> None:
-        self._read = read
+    def __init__(self, read: Read, kind: type[Choice], unknown: UnknownFields) -> None:
+        self._read = noting(read, unknown)
         self._kind = kind
 
     def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
@@ -106,11 +107,11 @@ class OpenAIDialect:
         await exchange.end_events()
 
 
-def completions_dialect() -> OpenAIDialect:
-    """Return the dialect of POST /v1/completions."""
-    return OpenAIDialect(read_completion, CompletionChoice)
+def completions_dialect(unknown: UnknownFields = UnknownFields.REFUSE) -> OpenAIDialect:
+    """Return the dialect of POST /v1/completions. unknown: what becomes of fields that it does not know."""
+    return OpenAIDialect(read_completion, CompletionChoice, unknown)
 
 
-def chat_dialect() -> OpenAIDialect:
-    """Return the dialect of POST /v1/chat/completions."""
-    return OpenAIDialect(read_chat, ChatChoice)
+def chat_dialect(unknown: UnknownFields = UnknownFields.REFUSE) -> OpenAIDialect:
+    """Return the dialect of POST /v1/chat/completions. unknown: as above."""
+    return OpenAIDialect(read_chat, ChatChoice, unknown)

@@ -1,8 +1,9 @@
 """The bodies of OpenAI's two generation routes, as msgspec structures: what is read, and what is known but
 has no effect.
 
-A field that is not here is unknown and refused. What is here and cannot be honoured is refused by its name in
-``openai_requests.py``; what is marked without effect says nothing about the answer's text.
+A field that is not here is unknown, and refused unless the worker is told to ignore such; see
+``unknown_fields.py``. What is here and cannot be honoured is refused by its name in ``openai_requests.py``;
+what is marked without effect says nothing about the answer's text.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct):
     """How a stream is sent. include_obfuscation: padding against eavesdroppers on lengths, which is not
     sent.
     """
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -26,54 +27,87 @@ class ContentPart(msgspec.Struct):
 
     type: str
     text: str | None = None
+    # Kept as they came, since the part is refused.
+    image_url: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    input_audio: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    file: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    refusal: Any = None
+    # Without effect on the answer.
+    id: Any = None
+    index: Any = None
+    annotations: Any = None  # of a text that some server wrote: where it found what it says
+    cache_control: Any = None  # what to keep in a cache, which is done by itself
 
 
-class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct):
     """What a call calls; arguments is JSON text of an object."""
 
     name: str
     arguments: str = "{}"
+    parsed_arguments: Any = None  # the same, as OpenAI's client reads them
 
 
-class MessageCall(msgspec.Struct, forbid_unknown_fields=True):
+class MessageCall(msgspec.Struct):
     """A call that an assistant's message holds."""
 
     function: CalledFunction
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: Any = None  # its place in a stream, without effect
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message. refusal, audio and annotations are read so that conversations can be sent back as they
-    came.
+class Message(msgspec.Struct):
+    """One message. refusal, audio, annotations and function_call are read so that conversations can be sent
+    back as they came.
+
+    reasoning: an older name of reasoning_content. prefix: of the last message: the answer goes on with it.
     """
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    refusal: str | None = None
+    refusal: Any = None
     audio: Any = None
     annotations: Any = None
     function_call: Any = None
     tool_calls: list[MessageCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    prefix: bool | None = None
+    # Of the message itself: who keeps it, where and since when. Without effect on the answer.
+    id: Any = None
+    index: Any = None
+    type: Any = None
+    status: Any = None
+    timestamp: Any = None
+    created: Any = None
+    created_at: Any = None
+    opts: Any = None
+    metadata: Any = None
+    parsed: Any = None  # its content once more, as OpenAI's client reads it
 
 
-class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
+class JsonSchemaFormat(msgspec.Struct):
     """A JSON Schema with what OpenAI has around it. strict: answers keep the schema whatever it says."""
 
-    schema: msgspec.Raw
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # empty if absent
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """What form the answer must have."""
+class ResponseFormat(msgspec.Struct):
+    """What form the answer must have. schema: as some servers take it, in place of json_schema; name,
+    description and strict are as there.
+    """
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: str
     json_schema: JsonSchemaFormat | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # empty if absent
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class Shared(msgspec.Struct, kw_only=True):
@@ -126,6 +160,8 @@ class ChatBody(Shared, kw_only=True):
     response_format: ResponseFormat | None = None
     tools: list[msgspec.Raw] | None = None
     chat_template_kwargs: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)  # empty if absent
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None

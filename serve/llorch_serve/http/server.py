@@ -14,7 +14,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,7 +28,9 @@ from llorch_serve.http.app import OPEN_PATHS, make_app
 from llorch_serve.http.connection import IDLE_TIMEOUT_S, Connection
 from llorch_serve.http.connection_limit import ConnectionLimit, Listener
 from llorch_serve.http.guard import Access
+from llorch_serve.http.origins import Origins
 from llorch_serve.http.service import HttpService
+from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
 from llorch_serve.http.status_routes import Exposition
 from llorch_serve.observe.observer import Answered
 from llorch_serve.requests import TextGenerator
@@ -48,6 +50,7 @@ class HttpConfig:
         for.
     tls: None: plain HTTP. stream_interval: tokens of an answer that one event of its stream waits for; None:
         as the load asks for.
+    settings: what else whoever runs the worker decides.
     """
 
     host: str
@@ -55,6 +58,7 @@ class HttpConfig:
     tokens: tuple[str, ...] = field(default=(), repr=False)
     tls: ssl.SSLContext | None = None
     stream_interval: int | None = None
+    settings: HttpSettings = DEFAULT_SETTINGS
 
 
 class _Server(uvicorn.Server):
@@ -86,10 +90,15 @@ class HttpFront:
             stream_interval=config.stream_interval,
         )
         self._service = HttpService(self._desk, load)
-        access = Access(TokenList(config.tokens) if config.tokens else None, OPEN_PATHS, _hosts(config.host))
+        access = Access(
+            TokenList(config.tokens) if config.tokens else None,
+            OPEN_PATHS,
+            hosts_of(config.host, config.settings.hosts),
+            Origins(frozenset(config.settings.origins)),
+        )
         self._server = _Server(
             uvicorn.Config(
-                make_app(self._service, exposition, access, on_answered),
+                make_app(self._service, exposition, access, on_answered, config.settings.unknown),
                 ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
                 http=functools.partial(Connection, limit=self._limit),  # type: ignore[arg-type]  # it is only called
                 ws="none",
@@ -141,16 +150,22 @@ class HttpFront:
         self._desk.close()
 
 
-def _hosts(host: str) -> frozenset[str] | None:
-    """Return the names under which a worker at ``host`` is addressed: on the loopback its own, elsewhere
-    any.
+def hosts_of(host: str, allowed: Sequence[str] = ()) -> frozenset[str] | None:
+    """Return the names under which a worker at ``host`` is addressed; None: any.
+
+    On the loopback they are its own, elsewhere any. Those that are ``allowed`` are further ones, and then the
+    only ones elsewhere too.
     """
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    if "*" in allowed:
         return None
-    shown = f"[{host}]" if ":" in host else host
-    return frozenset({"localhost", "127.0.0.1", "[::1]", shown}) if loopback else None
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        address = None
+    if not allowed and (address is None or not address.is_loopback):
+        return None
+    own = () if address is not None and address.is_unspecified else (f"[{host}]" if ":" in host else host,)
+    return frozenset({"localhost", "127.0.0.1", "[::1]", *own, *allowed})
 
 
 def read_address(text: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
@@ -56,14 +57,18 @@ class StatusRoutes:
         return Response(content, headers={"Content-Type": kind})
 
     async def models(self, _request: Request) -> Response:
-        """The one model, as a list."""
-        return json_response({"object": "list", "data": [self._model(self._info())]})
+        """The one model, as a list: an entry for each name that it was given."""
+        info = self._info()
+        names = info.served_names or (info.model_id,)
+        return json_response({"object": "list", "data": [self._model(info, name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        """The model, if its id is asked for."""
-        info = self._info()
-        check_model(request.path_params["model_id"], info)
-        return json_response(self._model(info))
+        """The model, if it is asked for by one of its names."""
+        info, name = self._info(), request.path_params["model_id"]
+        if not name:
+            raise HTTPException(404)
+        check_model(name, info)
+        return json_response(self._model(info, name))
 
     async def cancel(self, request: Request) -> Response:
         """End a job, if it is live."""
@@ -78,9 +83,9 @@ class StatusRoutes:
             raise UnavailableError(self._service.refusal or "")
         return self._service.info
 
-    def _model(self, info: ModelInfo) -> dict[str, Any]:
+    def _model(self, info: ModelInfo, name: str) -> dict[str, Any]:
         return {
-            "id": info.model_id,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "llorch",

@@ -2,7 +2,7 @@
 
 Where the limit is reached, a new call evicts another: of the calls of the connection that holds most of them,
 the one that has run longest. So a client that comes again is served again, and whoever fills the limit evicts
-its own calls first.
+its own calls first. Or, where calls are cheaper to refuse, it is refused more.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Awaitable, Iterator
 from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
+
+from llorch_serve.errors import QueueFullError
 
 SLICE_S: Final = 0.25  # of a time that a client has
 
@@ -35,29 +36,55 @@ class HeldCall:
 
 
 class CallLimit:
-    """At most ``count`` calls at once, on one event loop."""
+    """At most ``count`` calls at once, on one event loop.
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._held: dict[HeldCall, None] = {}  # in the order in which they began
+    refusing: whether a connection that holds most of them is refused another, which costs the loop half of
+        what an eviction and the new call would.
+    """
+
+    def __init__(self, count: int, *, refusing: bool = False) -> None:
+        self._free = count
+        self._refusing = refusing
+        # By connection, and of each in the order in which they began.
+        self._held: dict[str, dict[HeldCall, None]] = {}
 
     @contextlib.contextmanager
     def hold(self, context: Context) -> Iterator[HeldCall]:
-        """Count a call for as long as the block runs, or until another call evicts it."""
-        if len(self._held) >= self._count:
-            self._evict_one()
-        call = HeldCall(context.peer())
-        self._held[call] = None
+        """Count a call for as long as the block runs, or until another call evicts it.
+
+        Raises QueueFullError where the limit is reached and the call's own connection is refused another.
+        """
+        connection = context.peer()
+        if not self._free:
+            self._make_room(connection)
+        self._free -= 1
+        call = HeldCall(connection)
+        self._held.setdefault(connection, {})[call] = None
         try:
             yield call
         finally:
-            self._held.pop(call, None)
+            if not call.evicted.done():
+                self._leave(call)
 
-    def _evict_one(self) -> None:
-        held = Counter(call.connection for call in self._held)
-        victim = max(self._held, key=lambda call: held[call.connection])  # the first of equals
-        del self._held[victim]
+    def _make_room(self, connection: str) -> None:
+        greedy = max(self._held.values(), key=len)  # the connection that came first, of equals
+        own = self._held.get(connection, {})
+        if self._refusing and len(own) == len(greedy):
+            raise QueueFullError(
+                "this connection has its share of the calls of a kind that this worker takes at once; end "
+                "one of them, or ask again later",
+                retry_after_s=1.0,
+            )
+        victim = next(iter(greedy))
+        self._leave(victim)
         victim.evicted.set_result(None)
+
+    def _leave(self, call: HeldCall) -> None:
+        held = self._held[call.connection]
+        del held[call]
+        if not held:
+            del self._held[call.connection]
+        self._free += 1
 
 
 async def until(

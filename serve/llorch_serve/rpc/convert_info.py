@@ -40,7 +40,7 @@ def read_load(message: pb.GetLoadResponse) -> Load:
 _MODEL_INFO_FIELDS: Final = tuple(
     name
     for name in ModelInfo.__dataclass_fields__
-    if name not in ("stop_token_ids", "limits", "provider_shares")
+    if name not in ("stop_token_ids", "limits", "provider_shares", "served_names")
 )
 
 
@@ -54,7 +54,11 @@ def write_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
         for share in info.provider_shares
     ]
     return pb.GetModelInfoResponse(
-        stop_token_ids=info.stop_token_ids, limits=info.limits, provider_shares=shares, **plain
+        stop_token_ids=info.stop_token_ids,
+        limits=info.limits,
+        provider_shares=shares,
+        served_names=info.served_names,
+        **plain,
     )
 
 
@@ -69,5 +73,6 @@ def read_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         stop_token_ids=tuple(message.stop_token_ids),
         limits=tuple(message.limits),
         provider_shares=shares,
+        served_names=tuple(message.served_names),
         **plain,
     )

@@ -4,8 +4,8 @@ A call whose message is not received in time is answered all the same, as one th
 large messages must not cost it the answer.
 
 Setting a status marks it and wakes the watchers; each of them writes in its own call. A client that takes
-nothing is cut, and the number of calls is bounded: see ``rpc/call_limit.py`` for which one is evicted. A
-client whose watch is evicted asks again and is told the status at once.
+nothing is cut, and the number of calls is bounded: see ``rpc/call_limit.py`` for which one is evicted or
+refused. A client whose watch is evicted asks again and is told the status at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Health:
         self._services = frozenset(services)
         self._status = HealthCheckResponse.NOT_SERVING
         self._ended = False
-        self._watches, self._checks = CallLimit(MAX_WATCHERS), CallLimit(MAX_CHECKS)
+        self._watches, self._checks = CallLimit(MAX_WATCHERS, refusing=True), CallLimit(MAX_CHECKS)
         self._messages = SmallReceiving(MESSAGE_S, DISTRUST_S)
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -84,10 +84,10 @@ def submit_score(desk: FrontDesk, raw: bytes, caller: Caller, calls: MessageCall
 def _check_model(desk: FrontDesk, message: pb.GenerateRequest | pb.ScoreRequest) -> None:
     info = desk.info
     assert info is not None
-    for field, served in (("model", info.model_id), ("fingerprint", info.fingerprint)):
+    for field, served in (("model", info.names), ("fingerprint", (info.fingerprint,))):
         asked = getattr(message, field)
-        if message.HasField(field) and asked != served:
+        if message.HasField(field) and asked not in served:
             raise ModelMismatchError(
-                f"{field} {asked[:200]!r} was asked for, this worker serves {served!r}; "
+                f"{field} {asked[:200]!r} was asked for, this worker serves {', '.join(map(repr, served))}; "
                 f"ask for that, leave {field} out, or call another worker"
             )

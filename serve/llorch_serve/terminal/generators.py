@@ -20,7 +20,6 @@ from llorch_serve.terminal.target import ModelFlags, find_tokenizer, resolve_art
 
 if TYPE_CHECKING:
     from llorch_serve.client.blocking import WorkerClient
-    from llorch_serve.worker.worker import Worker
 
 
 class Generator(Protocol):
@@ -53,33 +52,16 @@ def open_generator(
         return
     worker.refuse()
     from llorch_serve.terminal.opening import check_signed, open_worker
+    from llorch_serve.worker.local import LocalClient
 
     settings = config()
     folder = resolve_artifact(model.target())
     signed = check_signed(folder, model.verify_signature)
     loaded = open_worker(folder, settings, tokenizer=find_tokenizer(), signed=signed)
     try:
-        yield _LocalGenerator(loaded)
+        yield LocalClient(loaded)
     finally:
         loaded.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalGenerator:
-    worker: Worker
-
-    def model_info(self) -> ModelInfo:
-        return self.worker.model_info()
-
-    def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
-        from llorch_serve.worker.local import stream
-
-        return stream(self.worker, request)
-
-    def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
-        from llorch_serve.worker.local import score
-
-        return score(self.worker, request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ from llorch_serve.errors import UsageError
 from llorch_serve.loading.progress import LoadProgress, read_ahead
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.groups import composed, only
+from llorch_serve.terminal.http_flags import HttpFlags
 from llorch_serve.terminal.security_flags import SecurityFlags, judge_exposure
 from llorch_serve.terminal.serving_flags import (
     FrontFlags,
     ListenFlags,
     LogFlags,
     MessageFlags,
+    NameFlags,
     PoolFlags,
     QueueFlags,
     ShutdownFlags,
@@ -48,12 +50,14 @@ def command(
         EngineFlags, only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format")
     ],
     provider: ProviderFlags,
+    name: NameFlags,
     queue: QueueFlags,
     messages: MessageFlags,
     secrets: SecurityFlags,
     pool: PoolFlags,
     shutdown: ShutdownFlags,
     front: FrontFlags,
+    http: HttpFlags,
     log: LogFlags,
     preload_only: Annotated[
         bool,
@@ -90,7 +94,7 @@ def command(
     target = model.target()
     folder, tokenizer = find_artifact(target), find_tokenizer()
     config = engine.config(session.config(provider, slots=slots, huge_pages=huge_pages))
-    loading = _Loading(target, folder, queue.add_to(config), tokenizer, model.verify_signature)
+    loading = _Loading(target, folder, name.add_to(queue.add_to(config)), tokenizer, model.verify_signature)
     if preload_only:
         worker = loading.load()
         say(f"loaded {_describe(worker)}")
@@ -107,6 +111,7 @@ def command(
         tls=read_tls(secrets.tls_cert, secrets.tls_key, secrets.tls_client_ca),
         require_auth=secrets.require_auth,
         stream_interval=interval,
+        settings=http.read(front.http),
     )
     manager = pool.read(listen.host, security)
     server = ServerConfig(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from llorch_serve.pool.reporter import PoolConfig
     from llorch_serve.rpc.security import Security
 
+MAX_NAME_CHARS: Final = 256  # of a model
+
 
 class ListenFlags(FlagGroup, frozen=True):
     """Where the worker listens."""
@@ -26,6 +28,34 @@ class ListenFlags(FlagGroup, frozen=True):
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one, which is printed.")] = (
         50051
     )
+
+
+class NameFlags(FlagGroup, frozen=True):
+    """What clients call the model."""
+
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name",
+            metavar="NAME",
+            help="What clients may call the model beside its own id, as gpt-4o-mini; may be repeated. "
+            "Answers tell the name that was asked for, else the first.",
+            show_default=False,
+        ),
+    ] = None
+
+    def add_to(self, config: EngineConfig) -> EngineConfig:
+        """Return the settings of an engine, with these names. Raises UsageError for one that is empty, or
+        long.
+        """
+        names = tuple(dict.fromkeys(self.served_model_name or ()))
+        for name in names:
+            if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
+                raise UsageError(
+                    f"--served-model-name is {name[:100]!r}; expected 1 to {MAX_NAME_CHARS} characters that "
+                    "can be printed, without spaces around them"
+                )
+        return replace(config, served_names=names)
 
 
 class QueueFlags(FlagGroup, frozen=True):

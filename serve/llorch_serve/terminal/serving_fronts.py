@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from llorch_serve.calls.interfaces import ClosableGenerator, Front, FrontFactory
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import UsageError
+from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
 from llorch_serve.observe.logs import writes_json
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.observer import Answered, Observer
@@ -63,14 +64,24 @@ def open_fronts(
     tls: ssl.SSLContext | None = None,
     require_auth: bool = False,
     stream_interval: int | None = None,
+    settings: HttpSettings = DEFAULT_SETTINGS,
 ) -> ServingFronts:
-    """Prepare what the flags ask for. Raises ProviderError, PortError or UsageError."""
+    """Prepare what the flags ask for. settings: of the HTTP front.
+
+    Raises ProviderError, PortError or UsageError.
+    """
     narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
     makers: list[Callable[[ClosableGenerator], Observer]] = []
     fronts: list[FrontFactory] = []
     if http is not None:
         front, maker = _http_front(
-            http, security, tls, narrator, require_auth=require_auth, stream_interval=stream_interval
+            http,
+            security,
+            tls,
+            narrator,
+            require_auth=require_auth,
+            stream_interval=stream_interval,
+            settings=settings,
         )
         fronts.append(front)
         makers.append(maker)
@@ -116,10 +127,11 @@ def _http_front(
     *,
     require_auth: bool,
     stream_interval: int | None,
+    settings: HttpSettings,
 ) -> tuple[FrontFactory, Callable[[ClosableGenerator], Observer]]:
     """Return what makes the front, and what makes the observer behind its /metrics."""
     with required("http"):
-        from llorch_serve.http.app import route_of
+        from llorch_serve.http.operations import route_of
         from llorch_serve.http.server import HttpConfig, HttpFront, read_address
         from llorch_serve.observe.meters import Meters
     host, port = read_address(address)
@@ -138,7 +150,7 @@ def _http_front(
 
     def make(load: Callable[[], Load]) -> Front:
         return HttpFront(
-            HttpConfig(host, port, security.tokens, tls, stream_interval),
+            HttpConfig(host, port, security.tokens, tls, stream_interval, settings),
             load,
             meters.expose,
             on_answered=answered,

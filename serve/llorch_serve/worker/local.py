@@ -1,12 +1,13 @@
-"""A worker in this process, used like one behind a network: the counterpart of
+"""A worker in this process, used like one behind a network: :class:`LocalClient` is the counterpart of
 :class:`llorch_serve.client.blocking.WorkerClient`.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import CancelledError
 from llorch_serve.requests import (
@@ -14,10 +15,59 @@ from llorch_serve.requests import (
     ContinuationScore,
     GenerationRequest,
     GenerationUpdate,
+    JoinedUpdates,
+    ModelInfo,
+    Prompt,
     ScoreRequest,
     TextGenerator,
     UpdateSink,
 )
+
+
+class LocalClient:
+    """A generator with the methods of a client. Threads may share it."""
+
+    def __init__(self, generator: ClosableGenerator) -> None:
+        self._generator = generator
+
+    def close(self) -> None:
+        """End what still runs, and free the model."""
+        self._generator.close()
+
+    def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+        """Return the updates of a request as they come; see :func:`stream`."""
+        return stream(self._generator, request)
+
+    def complete(self, request: GenerationRequest) -> list[GenerationUpdate]:
+        """Return the whole answers of a request in the order of their index."""
+        return whole_answers(stream(self._generator, request))
+
+    def score(self, request: ScoreRequest) -> list[ContinuationScore]:
+        """Return the scores of a request; see :func:`score`."""
+        return score(self._generator, request)
+
+    def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
+        """Return the token ids of a prompt and the text they stand for."""
+        return self._generator.tokenize(prompt)
+
+    def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        return self._generator.detokenize(token_ids, keep_special_tokens=keep_special_tokens)
+
+    def model_info(self) -> ModelInfo:
+        """Return what the model says of itself."""
+        return self._generator.model_info()
+
+
+def whole_answers(updates: Iterable[GenerationUpdate]) -> list[GenerationUpdate]:
+    """Return all updates of a request joined, one for each of its answers in the order of their index."""
+    found: dict[int, JoinedUpdates] = {}
+    for update in updates:
+        if (parts := found.get(update.index)) is None:
+            found[update.index] = JoinedUpdates(update)
+        else:
+            parts.add(update)
+    return [found[index].joined() for index in sorted(found)]
 
 
 class _QueueSink:

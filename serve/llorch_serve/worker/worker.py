@@ -70,6 +70,7 @@ class Worker:
             attention_crossover=able.attention_crossover,
         )
         self._lookup = config.lookup
+        self._served_names = config.served_names
         self._intake = Intake(
             artifact,
             session,
@@ -186,6 +187,7 @@ class Worker:
             limits=self._session.capabilities.limits(),
             provider_shares=tuple(replace(share, operators=()) for share in self._session.placement.shares),
             device=self._session.placement.device,
+            served_names=self._served_names,
         )
 
     def load(self) -> Load:

@@ -171,6 +171,7 @@ GGUF = [
     "exaone4",
     "exaone4, types beside a pattern in letters",
     "ministral3",
+    "ministral3, queries as they are",
     "hunyuan",
     "seed_oss, other biases",
     "cohere, tied",
@@ -185,4 +186,6 @@ GGUF = [
     "qwen3_moe",
     "granitemoe",
     "olmoe",
+    "gpt_oss, no scaling",
+    "minicpm",
 ]

@@ -80,6 +80,17 @@ def mxfp4(shape: tuple[int, int], rng: np.random.Generator) -> Made:
     return parts, E2M1[codes] * np.repeat(scales, 32, axis=1)
 
 
+def mxfp8(shape: tuple[int, int], rng: np.random.Generator) -> Made:
+    """Make E4M3 in groups of 32, with powers of two as scales."""
+    rows, columns = shape
+    codes = rng.normal(0, 60, shape).astype(ml_dtypes.float8_e4m3fn)
+    exponents = rng.integers(116, 120, (rows, columns // 32), dtype=np.uint8)
+    scales = np.float32(2) ** (exponents.astype(np.float32) - 127)
+    return {"weight": codes, "weight_scale": exponents}, codes.astype(np.float32) * np.repeat(
+        scales, 32, axis=1
+    )
+
+
 def whole_nibbles(scaled_inputs: bool = False) -> Maker:
     """Return a maker of numbers from -8 to 7 in groups of 64, two outputs in a byte."""
 

@@ -10,7 +10,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from llorch_serve.engine.load import Load
@@ -92,12 +92,20 @@ class FakeGenerator:
 
     slots: requests that run at once; the others wait. capacity: most live requests; beyond it the queue is
         full.
-    padding: characters after each word, for answers of many bytes.
+    padding: characters after each word, for answers of many bytes. served_names: as
+    :class:`llorch_serve.requests.ModelInfo` has them.
     """
 
     def __init__(
-        self, *, free_running: bool = True, slots: int = 8, capacity: int = 64, padding: int = 0
+        self,
+        *,
+        free_running: bool = True,
+        slots: int = 8,
+        capacity: int = 64,
+        padding: int = 0,
+        served_names: tuple[str, ...] = (),
     ) -> None:
+        self._served_names = served_names
         self._condition = threading.Condition()
         self._free_running = free_running
         self._slots = slots
@@ -201,7 +209,7 @@ class FakeGenerator:
         return bytes(kept).decode("utf-8", "replace")
 
     def model_info(self) -> ModelInfo:
-        return INFO
+        return replace(INFO, served_names=self._served_names)
 
     def load(self) -> Load:
         return LOAD

@@ -14,6 +14,7 @@ from typing import Any
 from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.engine.load import Load
 from llorch_serve.http.server import HttpConfig, HttpFront
+from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
 from llorch_serve.lifecycle.fronts import Fronts
 from llorch_serve.observe.observer import Answered
 from llorch_serve.requests import TextGenerator
@@ -101,6 +102,7 @@ def running_front(
     exposition: Any = None,
     tls: Any = None,
     drain_timeout_s: float = PATIENCE_S,
+    settings: HttpSettings = DEFAULT_SETTINGS,
 ) -> Iterator[RunningFront]:
     """Serve a generator over HTTP, beside a gRPC server; None: still loading."""
     loop = asyncio.new_event_loop()
@@ -111,7 +113,14 @@ def running_front(
 
     def make(load: Callable[[], Load]) -> HttpFront:
         return HttpFront(
-            HttpConfig("127.0.0.1", 0, () if token is None else (token, "another"), tls, stream_interval=1),
+            HttpConfig(
+                "127.0.0.1",
+                0,
+                () if token is None else (token, "another"),
+                tls,
+                stream_interval=1,
+                settings=settings,
+            ),
             load,
             exposition or (lambda: (b"", "text/plain")),
             on_answered=answered.append,
@@ -140,7 +149,8 @@ def running_front(
 @contextlib.contextmanager
 def fake_front(**how: Any) -> Iterator[tuple[RunningFront, FakeGenerator]]:
     """Serve a fake generator over HTTP; ``how`` shapes the generator."""
-    front = {name: how.pop(name) for name in ("token", "tls", "drain_timeout_s") if name in how}
+    names = ("token", "tls", "drain_timeout_s", "settings")
+    front = {name: how.pop(name) for name in names if name in how}
     generator = FakeGenerator(**how)
     try:
         with running_front(generator, **front) as running:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     from_codes,
@@ -32,7 +33,6 @@ from llorch_serve.errors import ArtifactError
 _BITS: Final = 4
 _A_WORD: Final = 8
 _KINDS: Final = ("I32", "U32")
-_FLOATS: Final = ("F16", "BF16", "F32")
 _PLACE_OF: Final = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """Where output ``i`` of a word lies in it: nibble 0 holds output 0, nibble 1 output 2, and so on."""
 
@@ -55,13 +55,13 @@ class AwqReader:
             _require_whole(module, columns, "inputs")
             weights.require((rows, columns // _A_WORD), _KINDS)
             words = _padded_words(groups, group)
-            scales.require((rows, words * _A_WORD), _FLOATS)
+            scales.require((rows, words * _A_WORD), FLOATS)
             if zeros is not None:
                 zeros.require((rows, words), _KINDS)
         else:
             _require_whole(module, rows, "outputs")
             weights.require((columns, rows // _A_WORD), _KINDS)
-            scales.require((groups, rows), _FLOATS)
+            scales.require((groups, rows), FLOATS)
             if zeros is not None:
                 zeros.require((groups, rows // _A_WORD), _KINDS)
         matrix = _Matrix(self.packing, weights, scales, zeros, columns, groups)

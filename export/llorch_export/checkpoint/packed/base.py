@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes
 from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.stored_names import untrained_name
 from llorch_serve.artifact.manifest import ScaleType
 from llorch_serve.errors import ArtifactError
+
+SCALE_TYPES: Final[Mapping[str, ScaleType]] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""By safetensors' name of the type."""
+FLOATS: Final = tuple(SCALE_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,21 @@ class PackedModule:
     """A module that a file may have packed.
 
     name: ``model.layers.0.self_attn.q_proj``. shape: of its weight, [out, in], as the config calls for it.
-    parts: what the files hold of it, by what follows the module's name: ``qweight``, ``weight.absmax``.
+    parts: at least one; what the files hold of it, by what follows the module's name: ``qweight``,
+        ``weight.absmax``.
+    stack: the weight is so many matrices, whose rows are counted through; None: it is one.
     """
 
     name: str
     shape: tuple[int, int]
     parts: Mapping[str, StoredArray]
+    stack: int | None = None
+
+    @property
+    def own_name(self) -> str:
+        """What the module was called when it was packed, by which settings mean it; files keep that name."""
+        part, stored = next(iter(self.parts.items()))
+        return untrained_name(stored.name.removesuffix(f".{part}"))
 
     def part(self, name: str) -> StoredArray:
         """Return a part that must be there. Raises ArtifactError if it is not."""
@@ -81,16 +95,13 @@ def scale_type(scales: StoredArray) -> ScaleType:
     """Return the type that scales are stored in. Raises ArtifactError if they are no floating point
     numbers.
     """
-    found: ScaleType | None = _SCALE_TYPES.get(scales.kind)
+    found: ScaleType | None = SCALE_TYPES.get(scales.kind)
     if found is None:
         raise ArtifactError(
             f"{scales.path}: tensor {scales.name} is {scales.kind}, expected scales in one of "
-            f"{', '.join(_SCALE_TYPES)}; fetch the model again"
+            f"{', '.join(SCALE_TYPES)}; fetch the model again"
         )
     return found
-
-
-_SCALE_TYPES: dict[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def require_finite_scales(scales: npt.NDArray[np.float32], place: StoredArray) -> None:
@@ -121,5 +132,5 @@ def require_middle(
 
 def in_words(name: str, bits: int, group: int, columns: int, *more: str) -> str:
     """Say how a matrix is packed: ``GPTQ, 4 bits, groups of 128``."""
-    grouping = "one scale an output" if group >= columns else f"groups of {group}"
+    grouping = "one scale an output" if group == columns else f"groups of {group}"
     return ", ".join((name, f"{bits} bits", grouping, *more))

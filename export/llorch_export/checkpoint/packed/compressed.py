@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     from_codes,
@@ -25,11 +26,11 @@ from llorch_export.checkpoint.packed.floats import float4_matrix, float8_matrix
 from llorch_export.checkpoint.packed.grouping import Grouping, grouping
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
-from llorch_export.checkpoint.packed.words import unpacked, words_of
+from llorch_export.checkpoint.packed.words import around_zero, unpacked, words_of
 from llorch_export.config.packed.compressed import CompressedPacking, CompressedScheme
 from llorch_serve.errors import ArtifactError
 
-_FLOATS: Final = ("F16", "BF16", "F32")
+_EMBEDDING: Final = "model.embed_tokens"
 _WEIGHTS: Final = (".weight_packed", ".weight")
 _PARTS: Final = (
     ".weight_scale",
@@ -52,15 +53,15 @@ class CompressedReader:
 
     def read(self, module: PackedModule) -> PackedMatrix | None:
         """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
-        scheme = self.packing.of(module.name)
+        scheme = self.packing.of(module.own_name, embedding=module.name == _EMBEDDING)
         weight = module.parts.get("weight")
         if "weight_packed" not in module.parts and (
-            "weight_scale" not in module.parts and weight is not None and weight.kind in _FLOATS
+            "weight_scale" not in module.parts and weight is not None and weight.kind in FLOATS
         ):
             return None
         if scheme is None:
             raise ArtifactError(
-                f"{next(iter(module.parts.values())).path}: module {module.name} has "
+                f"{next(iter(module.parts.values())).path}: module {module.own_name} has "
                 f"{', '.join(sorted(module.parts))}, and quantization_config says that it is not quantised; "
                 "the config belongs to another model, fetch both again"
             )
@@ -131,7 +132,11 @@ class _Matrix:
         """Read the codes of outputs ``start`` to ``stop``; see :attr:`Codes.read`."""
         bits, columns = self.scheme.bits, self.module.shape[1]
         rows = self.weights.rows(start, stop)
-        codes = unpacked(rows, bits, columns) if rows.dtype.itemsize == 4 else self._moved(rows, self.weights)
+        codes = (
+            unpacked(rows, bits, columns)
+            if rows.dtype.itemsize == 4
+            else around_zero(rows, bits, self.weights)
+        )
         scales = self.grid.scales(self.scales, start, stop)
         zeros = self._zero_points(start, stop)
         stored = self.order.stored
@@ -151,21 +156,7 @@ class _Matrix:
 
     def _stored_zero_points(self, place: StoredArray, start: int, stop: int) -> npt.NDArray[np.uint8]:
         if place.kind != "I32":
-            return self._moved(self.grid.read(place, start, stop), place)
+            return around_zero(self.grid.read(place, start, stop), self.scheme.bits, place)
         # Packed along the outputs; a tensor of small numbers, so all of it is read.
         of_blocks = unpacked(place.read().T, self.scheme.bits, self.grid.size[0]).T
         return of_blocks[np.arange(start, stop) // self.grid.rows]
-
-    def _moved(self, numbers: npt.NDArray[np.generic], place: StoredArray) -> npt.NDArray[np.uint8]:
-        """Return numbers around zero as codes from zero on. Raises ArtifactError if one is out of range."""
-        half = 2 ** (self.scheme.bits - 1)
-        whole = numbers.astype(np.int16)
-        low, high = int(whole.min()), int(whole.max())
-        if low < -half or high >= half:
-            raise ArtifactError(
-                f"{place.path}: tensor {place.name} holds {low} to {high}, expected numbers of "
-                f"{self.scheme.bits} bits; the file is damaged or its config belongs to another model, fetch "
-                "both again"
-            )
-        codes: npt.NDArray[np.uint8] = (whole + half).astype(np.uint8)
-        return codes

@@ -14,7 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
-from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, from_codes, require_finite_scales
+from llorch_export.checkpoint.packed.base import (
+    FLOATS,
+    PackedMatrix,
+    PackedModule,
+    from_codes,
+    require_finite_scales,
+)
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.packed.compressed import CompressedScheme
@@ -23,6 +29,8 @@ from llorch_serve.errors import ArtifactError
 
 Floats = npt.NDArray[np.float32]
 
+POWERS: Final = ("U8", "F8_E8M0")
+"""Types that exponents of two are stored in."""
 _NIBBLES: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
 """Twice the value of each of the sixteen codes of E2M1."""
 _CODES: Final = (_NIBBLES + 128).astype(np.uint8)
@@ -36,7 +44,7 @@ def float8_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
     weights.require(module.shape, ("F8_E4M3",))
     grid = Grid.of(module.shape, scheme.block)
     grid.require(module, scales)
-    read = powers(grid, scales) if scales.kind in ("U8", "F8_E8M0") else stored_scales(grid, scales)
+    read = powers(grid, scales) if scales.kind in POWERS else stored_scales(grid, scales)
     return float8(weights, grid, read)
 
 
@@ -68,7 +76,7 @@ def float4_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
         scales.require(scales.shape, ("F8_E4M3",))
         divided = _divided(grid, scales, module.part("weight_global_scale"))
         return float4(weights, grid, divided, "NVFP4", "float32")
-    scales.require(scales.shape, ("U8", "F8_E8M0"))
+    scales.require(scales.shape, POWERS)
     return float4(weights, grid, powers(grid, scales), "MXFP4", "bfloat16")
 
 
@@ -112,7 +120,7 @@ def _said(grid: Grid) -> str:
 
 def stored_scales(grid: Grid, place: StoredArray) -> Callable[[int, int], Floats]:
     """Return a reader of scales that are stored as they are."""
-    place.require(place.shape, ("F32", "F16", "BF16"))
+    place.require(place.shape, FLOATS)
     return lambda start, stop: grid.scales(place, start, stop)
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     from_codes,
@@ -43,17 +44,17 @@ class GptqReader:
 
     def read(self, module: PackedModule) -> PackedMatrix:
         """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
-        scheme, (rows, columns) = self.packing.of(module.name), module.shape
+        scheme, (rows, columns) = self.packing.of(module.own_name), module.shape
         weights, scales = module.part("qweight"), module.part("scales")
         if scheme is None:
             raise ArtifactError(
-                f"{weights.path}: module {module.name} is packed, and quantization_config says that it is "
-                "not; the config belongs to another model, fetch both again"
+                f"{weights.path}: module {module.own_name} is packed, and quantization_config says that it "
+                "is not; the config belongs to another model, fetch both again"
             )
         group = columns if scheme.group == -1 else min(scheme.group, columns)
         groups = -(-columns // group)
         weights.require((words_of(columns, scheme.bits), rows), _WORDS)
-        scales.require((groups, rows), ("F32", "F16", "BF16"))
+        scales.require((groups, rows), FLOATS)
         zeros = module.parts.get("qzeros") if scheme.symmetric else module.part("qzeros")
         if zeros is not None:
             zeros.require((groups, words_of(rows, scheme.bits)), _WORDS)

@@ -15,23 +15,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     in_words,
     require_finite_scales,
     scale_type,
 )
+from llorch_export.checkpoint.packed.hqq_grid import CODES_A_WORD, HqqGrid, Piece, hqq_grid
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.packed.hqq import HqqPacking
 from llorch_serve.errors import ArtifactError
 
 Floats = npt.NDArray[np.float32]
 
-_CODES_A_WORD: Final = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
-"""By width; words have 32 bits for 3, else 8."""
-_FLOATS: Final = ("F32", "F16", "BF16")
 # How the weight was found, or what the tool's own kernels do with it.
 _UNUSED: Final = (
     ".packing",
@@ -60,72 +60,20 @@ class HqqReader:
 
     def read(self, module: PackedModule) -> PackedMatrix:
         """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
-        grid = _grid(module)
+        grid = hqq_grid(module)
         scales, zeros = module.part("scale"), module.part("zero")
         for place in (scales, zeros):
-            place.require((grid.rows, 1) if grid.by_row else (1, grid.columns), _FLOATS)
+            place.require((grid.rows, 1) if grid.by_row else (1, grid.columns), FLOATS)
         matrix = _Matrix(module.shape, grid, _words(module, grid), scales, zeros)
-        form = in_words("HQQ", grid.bits, grid.group, module.shape[1])
+        form = (
+            in_words("HQQ", grid.bits, grid.group, module.shape[1])
+            if grid.by_row
+            else f"HQQ, {grid.bits} bits, groups of {grid.group} along outputs"
+        )
         return PackedMatrix(form, matrix.values, matrix.codes() if grid.by_row else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The flat weights as ``rows`` of ``columns``; ``by_row``: each row is a group, else each column."""
-
-    bits: int
-    rows: int
-    columns: int
-    by_row: bool
-
-    @property
-    def group(self) -> int:
-        """How many weights share a scale."""
-        return self.columns if self.by_row else self.rows
-
-    @property
-    def step(self) -> int:
-        """How many rows of words there are: what lies between rows whose codes share words."""
-        return -(-self.rows // _CODES_A_WORD[self.bits])
-
-
-def _grid(module: PackedModule) -> _Grid:
-    """Read the settings of a module. Raises ArtifactError for those that no weight can have."""
-    bits, axis = _setting(module, "nbits"), _setting(module, "axis")
-    count = math.prod(module.shape)
-    # A weight without groups has a group for each output, or for each input.
-    whole = module.shape[1 if axis == 1 else 0]
-    group = _setting(module, "group_size") if "group_size" in module.parts else whole
-    if bits not in _CODES_A_WORD or axis not in (0, 1) or group < 1 or count % group:
-        raise ArtifactError(
-            f"{module.part('W_q').path}: module {module.name} has nbits {bits}, axis {axis} and group_size "
-            f"{group}, expected nbits of {', '.join(map(str, _CODES_A_WORD))}, axis 0 or 1 and groups that "
-            f"divide {count} weights; the file is damaged, fetch it again"
-        )
-    for name in ("quant_scale", "quant_zero"):
-        if name in module.parts and _setting(module, name):
-            raise ArtifactError(
-                f"{module.part(name).path}: module {module.name} has {name}, scales that are packed "
-                "themselves, which cannot be read; export from the original weights"
-            )
-    shape = module.part("shape")
-    shape.require((2,), ("I64", "I32"))
-    if tuple(int(size) for size in shape.read()) != module.shape:
-        raise ArtifactError(
-            f"{shape.path}: tensor {shape.name} is {shape.read().tolist()}, expected {list(module.shape)}; "
-            "the file is damaged or its config belongs to another model, fetch both again"
-        )
-    others = count // group
-    return _Grid(bits, others, group, True) if axis == 1 else _Grid(bits, group, others, False)
-
-
-def _setting(module: PackedModule, name: str) -> int:
-    place = module.part(name)
-    place.require((1,) if place.shape else (), ("I32", "I64", "U8"))
-    return int(place.read().reshape(())[()])
-
-
-def _words(module: PackedModule, grid: _Grid) -> StoredArray:
+def _words(module: PackedModule, grid: HqqGrid) -> StoredArray:
     """Return the words [step, columns], which may be stored as floating point. Raises ArtifactError if there
     are more or fewer.
     """
@@ -143,23 +91,25 @@ def _words(module: PackedModule, grid: _Grid) -> StoredArray:
 @dataclass(frozen=True, slots=True)
 class _Matrix:
     shape: tuple[int, int]
-    grid: _Grid
+    grid: HqqGrid
     words: StoredArray
     scales: StoredArray
     zeros: StoredArray
 
     def values(self, start: int, stop: int) -> Floats:
         """Read outputs ``start`` to ``stop``; see :attr:`PackedMatrix.load_rows`."""
-        columns, wide = self.shape[1], self.grid.columns
-        first, last = start * columns, stop * columns
-        top, bottom = first // wide, -(-last // wide)
-        found = self._rows(top, bottom).astype(np.float32)
-        zeros, scales = (self._numbers(place, top, bottom) for place in (self.zeros, self.scales))
+        columns = self.shape[1]
+        pieces = [self._piece(piece) for piece in self.grid.pieces(start * columns, stop * columns)]
+        return np.concatenate(pieces).reshape(stop - start, columns)
+
+    def _piece(self, piece: Piece) -> Floats:
+        found = self._rows(piece).astype(np.float32)
+        zeros, scales = (self._numbers(place, piece) for place in (self.zeros, self.scales))
         with np.errstate(over="ignore", invalid="ignore"):
             found -= zeros
             found *= scales
         require_finite_scales(found, self.scales)
-        return found.reshape(-1)[first - top * wide : last - top * wide].reshape(stop - start, columns)
+        return found.reshape(-1)
 
     def codes(self) -> Codes | None:
         """Return the codes, if groups lie within outputs and all zero points are whole numbers of at most 8
@@ -168,10 +118,10 @@ class _Matrix:
         columns, group = self.shape[1], self.grid.group
         if columns % group:
             return None
-        zeros = self.zeros.read().astype(np.float32)  # as small as scales
-        if not np.isfinite(zeros).all() or (zeros != np.rint(zeros)).any():
+        bounds = self._whole_zero_points()
+        if bounds is None:
             return None
-        low, high = float(zeros.min()), float(zeros.max())
+        low, high = bounds
         fits = low >= 0 and high < 2**self.grid.bits and self.grid.bits > 1
         moved = 0 if fits else int(max(0, -low))
         if max(high, 2**self.grid.bits - 1) + moved > 255:
@@ -179,8 +129,9 @@ class _Matrix:
 
         def read(start: int, stop: int) -> CodeRows:
             top, bottom = (row * (columns // group) for row in (start, stop))
-            found = self._rows(top, bottom).reshape(stop - start, columns) + np.uint8(moved)
-            scales, points = (self._numbers(place, top, bottom) for place in (self.scales, self.zeros))
+            piece = Piece(top, bottom, 0, group)
+            found = self._rows(piece).reshape(stop - start, columns) + np.uint8(moved)
+            scales, points = (self._numbers(place, piece) for place in (self.scales, self.zeros))
             require_finite_scales(scales, self.scales)
             shape = (stop - start, columns // group)
             return CodeRows(found, scales.reshape(shape), (points + moved).astype(np.uint8).reshape(shape))
@@ -194,22 +145,36 @@ class _Matrix:
             read=read,
         )
 
-    def _rows(self, top: int, bottom: int) -> npt.NDArray[np.uint8]:
-        """Return the codes of rows of the grid."""
-        grid = self.grid
-        each, parts, row = _CODES_A_WORD[grid.bits], [], top
-        while row < bottom:
+    def _whole_zero_points(self) -> tuple[float, float] | None:
+        """Return the smallest and the largest zero point, or None if some are no whole numbers."""
+        low, high = math.inf, -math.inf
+        for start in range(0, self.grid.rows, CHUNK_ELEMENTS):
+            zeros = self.zeros.rows(start, min(start + CHUNK_ELEMENTS, self.grid.rows)).astype(np.float32)
+            if not np.isfinite(zeros).all() or (zeros != np.rint(zeros)).any():
+                return None
+            low, high = min(low, float(zeros.min())), max(high, float(zeros.max()))
+        return low, high
+
+    def _rows(self, piece: Piece) -> npt.NDArray[np.uint8]:
+        """Return the codes of a piece of the grid."""
+        grid, flat = self.grid, dataclasses.replace(self.words, shape=(math.prod(self.words.shape),))
+        each, parts, row = CODES_A_WORD[grid.bits], [], piece.top
+        while row < piece.bottom:
             place = row // grid.step
-            end = min(bottom, (place + 1) * grid.step)
-            stored = self.words.rows(row - place * grid.step, end - place * grid.step)
-            words: npt.NDArray[np.int64] = stored.astype(np.int64)
+            end = min(piece.bottom, (place + 1) * grid.step)
+            first, last = ((one - place * grid.step) * grid.columns for one in (row, end - 1))
+            words: npt.NDArray[np.int64] = flat.rows(first + piece.left, last + piece.right).astype(np.int64)
             shift = (each - 1 - place) * grid.bits
-            parts.append((words >> shift & (2**grid.bits - 1)).astype(np.uint8))
+            codes = (words >> shift & (2**grid.bits - 1)).astype(np.uint8)
+            parts.append(codes.reshape(end - row, piece.right - piece.left))
             row = end
         return np.concatenate(parts)
 
-    def _numbers(self, place: StoredArray, top: int, bottom: int) -> Floats:
-        """Return the scales or zero points of rows of the grid, [rows, 1] or [1, columns]."""
-        found = place.rows(top, bottom) if self.grid.by_row else place.read()
+    def _numbers(self, place: StoredArray, piece: Piece) -> Floats:
+        """Return the scales or zero points of a piece, [rows, 1] or [1, columns]."""
+        if self.grid.by_row:
+            found = place.rows(piece.top, piece.bottom)
+        else:
+            found = place.columns(piece.left, piece.right)
         numbers: Floats = found.astype(np.float32)
         return numbers

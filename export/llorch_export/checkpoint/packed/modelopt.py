@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     from_codes,
@@ -24,7 +25,7 @@ from llorch_export.checkpoint.packed.base import (
     require_finite_scales,
     scale_type,
 )
-from llorch_export.checkpoint.packed.floats import float4, float8, powers, stored_scales
+from llorch_export.checkpoint.packed.floats import POWERS, float4, float8, powers, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.packed.base import ONE_GROUP
@@ -33,8 +34,7 @@ from llorch_serve.errors import ArtifactError
 
 Floats = npt.NDArray[np.float32]
 
-_FLOATS: Final = ("F32", "F16", "BF16")
-_POWERS: Final = ("U8", "F8_E8M0")
+_SECOND: Final = "weight_scale_2"
 _BLOCK: Final = 128
 _BLOCKS: Final = ((ONE_GROUP, ONE_GROUP), (1, ONE_GROUP), (_BLOCK, _BLOCK))
 """Outputs and inputs that share a scale of E4M3; no setting says which."""
@@ -50,7 +50,7 @@ class ModelOptReader:
     suffixes: tuple[str, ...] = (
         ".weight",
         ".weight_scale",
-        ".weight_scale_2",
+        f".{_SECOND}",
         ".pre_quant_scale",
         *_UNUSED,
     )
@@ -58,7 +58,7 @@ class ModelOptReader:
     def read(self, module: PackedModule) -> PackedMatrix | None:
         """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
         weight = module.part("weight")
-        if set(module.parts) == {"weight"} and weight.kind in _FLOATS:
+        if set(module.parts) == {"weight"} and weight.kind in FLOATS:
             return None
         matrix = _matrix(module, weight)
         before = module.parts.get("pre_quant_scale")
@@ -67,22 +67,41 @@ class ModelOptReader:
 
 def _matrix(module: PackedModule, weight: StoredArray) -> PackedMatrix:
     (rows, columns), scales = module.shape, module.part("weight_scale")
+    if weight.shape == (rows, -(-columns // 2)) and weight.kind not in ("F8_E4M3", "I8"):
+        weight.require(weight.shape, ("U8",))
+        return _float4(module, weight, scales)
     if weight.kind == "F8_E4M3":
         weight.require(module.shape, ("F8_E4M3",))
+        _refuse_second(module)
         return _float8(module, weight, scales)
     if weight.kind == "I8":
         weight.require(module.shape, ("I8",))
+        _refuse_second(module)
         return _bytes(module, weight, scales)
     if weight.shape == (rows // 2, columns) and rows % 2 == 0:
         weight.require(weight.shape, ("U8",))
+        _refuse_second(module)
         return _whole_nibbles(module, weight, scales)
-    weight.require((rows, -(-columns // 2)), ("U8",))
-    return _float4(module, weight, scales)
+    raise ArtifactError(
+        f"{weight.path}: tensor {weight.name} is {weight.kind} {list(weight.shape)}, expected F8_E4M3 or I8 "
+        f"{[rows, columns]}, or U8 {[rows, -(-columns // 2)]} or {[rows // 2, columns]}; the file is damaged "
+        "or its config belongs to another model, fetch both again"
+    )
+
+
+def _refuse_second(module: PackedModule) -> None:
+    """Raise ArtifactError if there is a scale that NVFP4 alone has."""
+    if _SECOND in module.parts:
+        place = module.part(_SECOND)
+        raise ArtifactError(
+            f"{place.path}: {module.own_name} has {_SECOND}, expected it beside NVFP4 alone: other weights "
+            "that have it were rounded twice, which cannot be read; export from the original weights"
+        )
 
 
 def _float8(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
-    if scales.kind in _POWERS:
-        grid = _groups(module, scales)
+    if scales.kind in POWERS:
+        grid = Grid.of_groups(module, scales)
         return float8(weight, grid, powers(grid, scales))
     # Sizes of one stand for dimensions that are not shared by blocks.
     stored = tuple(size for size in scales.shape if size != 1)
@@ -111,7 +130,7 @@ def _bytes(module: PackedModule, weight: StoredArray, scales: StoredArray) -> Pa
 
 
 def _whole_nibbles(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
-    grid = _groups(module, scales)
+    grid = Grid.of_groups(module, scales)
 
     def read(start: int, stop: int) -> CodeRows:
         data = weight.rows(start // 2, -(-stop // 2)).view(np.uint8)
@@ -138,12 +157,12 @@ def _codes(
 
 
 def _float4(module: PackedModule, weight: StoredArray, scales: StoredArray) -> PackedMatrix:
-    grid = _groups(module, scales)
-    if "weight_scale_2" not in module.parts:
-        scales.require(scales.shape, _POWERS)
+    grid = Grid.of_groups(module, scales)
+    if _SECOND not in module.parts:
+        scales.require(scales.shape, POWERS)
         return float4(weight, grid, powers(grid, scales), "MXFP4", "bfloat16")
     scales.require(scales.shape, ("F8_E4M3",))
-    whole = module.part("weight_scale_2")
+    whole = module.part(_SECOND)
     whole.require((1,) if whole.shape else (), ("F32",))
 
     def read(start: int, stop: int) -> Floats:
@@ -156,24 +175,9 @@ def _float4(module: PackedModule, weight: StoredArray, scales: StoredArray) -> P
     return float4(weight, grid, read, "NVFP4", "float32")
 
 
-def _groups(module: PackedModule, scales: StoredArray) -> Grid:
-    """Return groups of inputs as many as there are scales. Raises ArtifactError if they do not come out
-    even.
-    """
-    rows, columns = module.shape
-    groups = scales.shape[1] if len(scales.shape) == 2 else 0
-    if scales.shape[:1] != (rows,) or not groups or columns % groups:
-        raise ArtifactError(
-            f"{scales.path}: tensor {scales.name} is {list(scales.shape)}, expected [{rows}, groups] with "
-            f"equal groups of the {columns} inputs of {module.name}; the file is damaged or its config "
-            "belongs to another model, fetch both again"
-        )
-    return Grid.of(module.shape, (1, columns // groups))
-
-
 def _scaled_inputs(module: PackedModule, matrix: PackedMatrix, place: StoredArray) -> PackedMatrix:
     """Return the matrix whose columns are multiplied by what its inputs are to be multiplied by."""
-    place.require((module.shape[1],), _FLOATS)
+    place.require((module.shape[1],), FLOATS)
 
     def load_rows(start: int, stop: int) -> Floats:
         factors = place.read().astype(np.float32)

@@ -5,9 +5,10 @@ Input are the stored tensors by the model's own names; those that belong to pack
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from llorch_export.checkpoint.names import HEAD
 from llorch_export.checkpoint.packed.awq import AwqReader
 from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule, PackedReader
 from llorch_export.checkpoint.packed.bitsandbytes import BitsAndBytesReader
@@ -15,6 +16,7 @@ from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.hqq import HqqReader
 from llorch_export.checkpoint.packed.modelopt import ModelOptReader
+from llorch_export.checkpoint.packed.mxfp4 import Mxfp4Reader
 from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.packed.torchao import TorchAoReader
@@ -27,11 +29,13 @@ from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
 from llorch_export.config.packed.hqq import HqqPacking
 from llorch_export.config.packed.modelopt import ModelOptPacking
+from llorch_export.config.packed.mxfp4 import Mxfp4Packing
 from llorch_export.config.packed.quark import QuarkPacking
 from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
 
 _WEIGHT: Final = ".weight"
+_OF_STACKS: Final = (Mxfp4Reader,)
 _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     GptqPacking: GptqReader,
     AwqPacking: AwqReader,
@@ -41,6 +45,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     HqqPacking: HqqReader,
     ModelOptPacking: ModelOptReader,
     QuarkPacking: QuarkReader,
+    Mxfp4Packing: Mxfp4Reader,
 }
 
 
@@ -60,12 +65,13 @@ def take_packed(
 ) -> dict[str, PackedMatrix]:
     """Take the parts of packed modules out of ``stored``; return the weights by name.
 
-    wanted: the tensors that the config calls for, with their shapes; matrices alone are packed.
+    wanted: the tensors that the config calls for, with their shapes; matrices, and in some formats stacks of
+        them, are packed.
     Raises ArtifactError if parts are missing or do not fit, or if a module is there packed and plain.
     """
     found: dict[str, PackedMatrix] = {}
     for name, shape in wanted.items():
-        if len(shape) != 2:
+        if len(shape) != 2 and not (len(shape) == 3 and isinstance(reader, _OF_STACKS)):
             continue
         module = name.removesuffix(_WEIGHT)
         parts = {
@@ -75,11 +81,13 @@ def take_packed(
         }
         if not parts:
             continue
-        matrix = reader.read(PackedModule(module, (shape[0], shape[1]), parts))
+        stack = shape[0] if len(shape) > 2 else None
+        size = (shape[0] * shape[1], shape[2]) if len(shape) > 2 else (shape[0], shape[1])
+        matrix = reader.read(PackedModule(module, size, parts, stack))
         if matrix is None:
             continue
-        for suffix in parts:
-            del stored[f"{module}.{suffix}"]
+        for suffix in reader.suffixes:
+            stored.pop(f"{module}{suffix}", None)
         if name in stored:
             raise ArtifactError(
                 f"{stored[name].source.path}: module {module} is there packed ({', '.join(sorted(parts))}) "
@@ -88,6 +96,20 @@ def take_packed(
         found[name] = matrix
         _drop_empty_bias(stored, f"{module}.bias", wanted)
     return found
+
+
+def refuse_packed_head(stored: Collection[str], reader: PackedReader, origin: str) -> None:
+    """Raise ArtifactError if there are parts of a packed head; ``stored`` are tensors of a model whose config
+    ties its head to the embedding, so that it is not known which of both is meant.
+    """
+    head = HEAD.removesuffix(_WEIGHT)
+    packed = {f"{head}{suffix}" for suffix in reader.suffixes if suffix != _WEIGHT}
+    if parts := sorted(packed.intersection(stored)):
+        raise ArtifactError(
+            f"{origin}: config.json ties the head to the embedding, and the head is there packed besides "
+            f"({', '.join(parts)}); set tie_word_embeddings to false if the head is meant, else remove these "
+            "tensors"
+        )
 
 
 def _drop_empty_bias(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.awq import output_codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     from_codes,
@@ -23,15 +24,13 @@ from llorch_export.checkpoint.packed.base import (
     require_finite_scales,
     scale_type,
 )
-from llorch_export.checkpoint.packed.floats import float4, float8, powers, stored_scales
+from llorch_export.checkpoint.packed.floats import POWERS, float4, float8, powers, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.packed.base import ONE_GROUP
 from llorch_export.config.packed.quark import QuarkPacking, QuarkScheme
 from llorch_serve.errors import ArtifactError
 
-_FLOATS: Final = ("F32", "F16", "BF16")
-_POWERS: Final = ("U8", "F8_E8M0")
 _A_WORD: Final = 8
 # Scales of activations, which are not rounded by them here.
 _UNUSED: Final = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
@@ -49,12 +48,12 @@ class QuarkReader:
     def read(self, module: PackedModule) -> PackedMatrix | None:
         """See :class:`llorch_export.checkpoint.packed.base.PackedReader`."""
         weight = module.part("weight")
-        if set(module.parts) == {"weight"} and weight.kind in _FLOATS:
+        if set(module.parts) == {"weight"} and weight.kind in FLOATS:
             return None
-        scheme, scales = self.packing.of(module.name), module.part("weight_scale")
+        scheme, scales = self.packing.of(module.own_name), module.part("weight_scale")
         if scheme is None:
             raise ArtifactError(
-                f"{weight.path}: module {module.name} has {', '.join(sorted(module.parts))}, and "
+                f"{weight.path}: module {module.own_name} has {', '.join(sorted(module.parts))}, and "
                 "quantization_config says that it is not quantised; the config belongs to another model, "
                 "fetch both again"
             )
@@ -65,7 +64,7 @@ class QuarkReader:
         if scheme.kind == "fp4":
             rows, columns = module.shape
             weight.require((rows, -(-columns // 2)), ("U8",))
-            scales.require(scales.shape, _POWERS)
+            scales.require(scales.shape, POWERS)
             return float4(weight, grid, powers(grid, scales), "MXFP4", "bfloat16")
         bits = 4 if scheme.kind.endswith("4") else 8
         if bits == 4:
@@ -95,26 +94,16 @@ def _grid(module: PackedModule, scales: StoredArray, scheme: QuarkScheme) -> Gri
     """Return the blocks that share a scale, as many as there are scales. Raises ArtifactError if they do not
     come out even.
     """
-    rows, columns = module.shape
     if not scheme.grouped:
         blocks = (ONE_GROUP if len(scales.shape) == 0 or scales.shape == (1,) else 1, ONE_GROUP)
         grid = Grid.of(module.shape, blocks)
         grid.require(module, scales)
         return grid
-    by_input = not scheme.kind.startswith("fp")
-    groups, outputs = (scales.shape if by_input else scales.shape[::-1]) if len(scales.shape) == 2 else (0, 0)
-    if outputs != rows or not groups or columns % groups:
-        expected = f"[groups, {rows}]" if by_input else f"[{rows}, groups]"
-        raise ArtifactError(
-            f"{scales.path}: tensor {scales.name} is {list(scales.shape)}, expected {expected} with equal "
-            f"groups of the {columns} inputs of {module.name}; the file is damaged or its config belongs to "
-            "another model, fetch both again"
-        )
-    return Grid.of(module.shape, (1, columns // groups))
+    return Grid.of_groups(module, scales, by_input=not scheme.kind.startswith("fp"))
 
 
 def _floating_scales(grid: Grid, place: StoredArray) -> Callable[[int, int], npt.NDArray[np.float32]]:
-    return powers(grid, place) if place.kind in _POWERS else stored_scales(grid, place)
+    return powers(grid, place) if place.kind in POWERS else stored_scales(grid, place)
 
 
 def _bytes(module: PackedModule, grid: Grid, scheme: QuarkScheme) -> PackedMatrix:

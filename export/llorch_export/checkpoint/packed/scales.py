@@ -32,6 +32,21 @@ class Grid:
         )
         return Grid(shape, rows, columns)
 
+    @staticmethod
+    def of_groups(module: PackedModule, place: StoredArray, *, by_input: bool = False) -> Grid:
+        """Return as many equal groups of inputs as ``place`` holds numbers for. by_input: these lie [groups,
+        out], else [out, groups]. Raises ArtifactError if groups do not come out even.
+        """
+        (rows, columns), shape = module.shape, place.shape[::-1] if by_input else place.shape
+        if len(shape) != 2 or shape[0] != rows or not shape[1] or columns % shape[1]:
+            expected = f"[groups, {rows}]" if by_input else f"[{rows}, groups]"
+            raise ArtifactError(
+                f"{place.path}: tensor {place.name} is {list(place.shape)}, expected {expected} with equal "
+                f"groups of the {columns} inputs of {module.name}; the file is damaged or its config belongs "
+                "to another model, fetch both again"
+            )
+        return Grid(module.shape, 1, columns // shape[1])
+
     @property
     def size(self) -> tuple[int, int]:
         """How many blocks lie along the outputs and along the inputs."""

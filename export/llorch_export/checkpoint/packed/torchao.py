@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
+    FLOATS,
     PackedMatrix,
     PackedModule,
     from_codes,
@@ -25,12 +26,12 @@ from llorch_export.checkpoint.packed.base import (
 from llorch_export.checkpoint.packed.floats import float8, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.packed.words import around_zero
 from llorch_export.config.fields import Fields, shown
 from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
 
 _PREFIX: Final = "_weight_"
-_FLOATS: Final = ("F32", "BF16", "F16")
 _MAX_NOTE: Final = 2**16
 _UNUSED: Final = ("act_quant_scale", "act_quant_zero_point")
 """Parts that round activations, which are not rounded by them here."""
@@ -123,8 +124,8 @@ def _whole_numbers(module: PackedModule, grid: Grid, bits: int) -> PackedMatrix:
             zeros = None
 
     def read(start: int, stop: int) -> CodeRows:
-        codes = _moved(weights.rows(start, stop), bits, weights)
-        found = None if zeros is None else _moved(grid.read(zeros, start, stop), bits, zeros)
+        codes = around_zero(weights.rows(start, stop), bits, weights)
+        found = None if zeros is None else around_zero(grid.read(zeros, start, stop), bits, zeros)
         return CodeRows(codes, grid.scales(scales, start, stop), found)
 
     columns = module.shape[1]
@@ -139,26 +140,13 @@ def _whole_numbers(module: PackedModule, grid: Grid, bits: int) -> PackedMatrix:
     return from_codes(in_words("torchao", bits, grid.columns, columns), codes)
 
 
-def _moved(numbers: npt.NDArray[np.generic], bits: int, place: StoredArray) -> npt.NDArray[np.uint8]:
-    """Return numbers around zero as codes from zero on. Raises ArtifactError if one is out of range."""
-    half = 2 ** (bits - 1)
-    wide = numbers.astype(np.int64)
-    if wide.min() < -half or wide.max() >= half:
-        raise ArtifactError(
-            f"{place.path}: tensor {place.name} holds {wide.min()} to {wide.max()}, expected {-half} to "
-            f"{half - 1}; the file is damaged, fetch it again"
-        )
-    codes: npt.NDArray[np.uint8] = (wide + half).astype(np.uint8)
-    return codes
-
-
 def _floating(module: PackedModule, fields: Fields) -> PackedMatrix:
     """Float8Tensor."""
     grid = _grid(module, fields)
     weights, scales = module.part(f"{_PREFIX}qdata"), module.part(f"{_PREFIX}scale")
     weights.require(module.shape, ("F8_E4M3", "F8_E5M2"))
     grid.require(module, scales)
-    scales.require(scales.shape, _FLOATS)
+    scales.require(scales.shape, FLOATS)
     return float8(weights, grid, stored_scales(grid, scales))
 
 
@@ -173,7 +161,7 @@ def _four_bits(module: PackedModule, fields: Fields) -> PackedMatrix:
         raise fields.wrong("block_size", "one output and some inputs, of which there is an even number")
     weights.require((rows, columns // 2), ("I8", "U8"))
     for place in (scales, offsets):
-        place.require((grid.size[1], rows), _FLOATS)
+        place.require((grid.size[1], rows), FLOATS)
 
     def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
         data = weights.rows(start, stop).view(np.uint8)

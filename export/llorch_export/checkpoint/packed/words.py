@@ -1,9 +1,14 @@
-"""Codes out of words of 32 bits, the lowest bits first, as GPTQ, AWQ and compressed-tensors pack them."""
+"""Codes out of words of 32 bits, the lowest bits first, as GPTQ, AWQ and compressed-tensors pack them, and
+out of numbers around zero.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+
+from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_serve.errors import ArtifactError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -36,3 +41,18 @@ def unpacked(words: npt.NDArray[np.generic], bits: int, count: int) -> Bytes:
             part |= whole[:, :, first + 1] << np.uint32(32 - shift)
         codes[:, :, place] = part & np.uint32(2**bits - 1)
     return codes.reshape(len(stream), -1)[:, :count]
+
+
+def around_zero(numbers: npt.NDArray[np.generic], bits: int, place: StoredArray) -> Bytes:
+    """Return numbers around zero as codes from zero on. place: where they lie. Raises ArtifactError if one is
+    out of range.
+    """
+    half = 2 ** (bits - 1)
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < -half or high >= half:
+        raise ArtifactError(
+            f"{place.path}: tensor {place.name} holds {low} to {high}, expected numbers of {bits} bits, "
+            f"from {-half} to {half - 1}; the file is damaged or its config belongs to another "
+            "model, fetch both again"
+        )
+    return numbers.astype(np.uint8) + np.uint8(half)

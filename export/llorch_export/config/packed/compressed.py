@@ -36,7 +36,6 @@ _STRATEGIES: Final = ("tensor", "channel", "group", "tensor_group", "block")
 _INERT: Final = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype")
 _OF_CACHES: Final = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
 _LINEAR, _EMBEDDING_CLASS = "Linear", "Embedding"
-_EMBEDDING: Final = "model.embed_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,11 @@ class CompressedPacking(Packing):
     groups: tuple[tuple[ModulePatterns, CompressedScheme], ...]
     ignored: ModulePatterns
 
-    def of(self, module: str) -> CompressedScheme | None:
+    def of(self, module: str, *, embedding: bool) -> CompressedScheme | None:
         """Return how a module is packed, or None if it is not: by its name, then by expressions, then by its
-        class.
+        class. embedding: it is the table of token embeddings.
         """
-        kind = _EMBEDDING_CLASS if module == _EMBEDDING else _LINEAR
+        kind = _EMBEDDING_CLASS if embedding else _LINEAR
         if self.ignored.have(module) or kind in self.ignored.names:
             return None
         named = (scheme for targets, scheme in self.groups if module in targets.names)

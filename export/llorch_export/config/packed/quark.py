@@ -13,6 +13,8 @@ from llorch_serve.errors import ArtifactError
 
 TYPES: Final = ("int4", "uint4", "int8", "uint8", "fp8_e4m3", "fp4")
 _GROUPINGS: Final = ("per_tensor", "per_channel", "per_group")
+_WILD: Final = frozenset("*?[")
+_MAX_WILD: Final = 512  # each name of a module is compared with each of them
 # How the weights were found, what runs them elsewhere, and what is seen from the tensors.
 _INERT: Final = (
     "quant_method",
@@ -41,20 +43,24 @@ class QuarkScheme:
 class QuarkPacking(Packing):
     """Quark: whole numbers or floating point, by module.
 
-    layers: patterns of names with their scheme; None: modules that are plain. otherwise: of all others.
+    names, patterns: modules by name and by pattern, with their place in the file, of which the first holds,
+        and their scheme; None: they are plain. otherwise: of all others.
     interleaved: words hold eight outputs in the order 0, 2, 4, 6, 1, 3, 5, 7.
     """
 
-    layers: tuple[tuple[str, QuarkScheme | None], ...]
+    names: Mapping[str, tuple[int, QuarkScheme | None]]
+    patterns: tuple[tuple[str, int, QuarkScheme | None], ...]
     otherwise: QuarkScheme | None
     interleaved: bool
 
     def of(self, module: str) -> QuarkScheme | None:
         """Return how a module is packed, or None if it is not."""
-        for pattern, scheme in self.layers:
-            if fnmatch.fnmatchcase(module, pattern):
-                return scheme
-        return self.otherwise
+        last = len(self.names) + len(self.patterns)
+        named, scheme = self.names.get(module, (last, self.otherwise))
+        for pattern, place, other in self.patterns:
+            if place < named and fnmatch.fnmatchcase(module, pattern):
+                return other
+        return scheme
 
 
 def quark_packing(fields: Fields) -> QuarkPacking:
@@ -72,10 +78,17 @@ def quark_packing(fields: Fields) -> QuarkPacking:
     layers = fields.mapping("layer_quant_config")
     if len(layers) > MAX_PATTERNS or any(len(pattern) > MAX_NAME for pattern in layers):
         raise fields.wrong("layer_quant_config", f"at most {MAX_PATTERNS} names of modules")
-    schemes = tuple(
-        (pattern, _scheme(value, f"{fields.origin}: layer_quant_config: {shown(pattern)}", notices))
-        for pattern, value in layers.items()
-    )
+    names, patterns = {}, []
+    for place, (name, value) in enumerate(layers.items()):
+        scheme = _scheme(value, f"{fields.origin}: layer_quant_config: {shown(name)}", notices)
+        if _WILD.isdisjoint(name):
+            names[name] = place, scheme
+        else:
+            patterns.append((name, place, scheme))
+    if len(patterns) > _MAX_WILD:
+        raise fields.wrong(
+            "layer_quant_config", f"at most {_MAX_WILD} patterns with {' '.join(sorted(_WILD))}"
+        )
     everywhere = fields.mapping("global_quant_config")
     otherwise = _scheme(everywhere, f"{fields.origin}: global_quant_config", notices)
     cache = bool(fields.mapping("kv_cache_quant_config"))
@@ -86,7 +99,8 @@ def quark_packing(fields: Fields) -> QuarkPacking:
     refuse_unasked(fields, _INERT)
     return QuarkPacking(
         tuple(dict.fromkeys(notices)),
-        schemes,
+        names,
+        tuple(patterns),
         otherwise,
         interleaved=order != "order",
         unused=(".output_scale", ".output_zero_point") if cache else (),

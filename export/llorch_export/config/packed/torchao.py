@@ -27,12 +27,13 @@ def torchao_packing(fields: Fields) -> TorchAoPacking:
     """Read the settings. Raises ArtifactError for what is not understood."""
     kind = fields.get("quant_type")
     refuse_unasked(fields, _INERT)
-    # Every configuration that rounds activations says so in its name.
-    rounds = "ActivationFloat8" in repr(kind) or "DynamicActivation" in repr(kind)
+    # Every configuration that rounds inputs says so in its name, in either spelling.
+    name = repr(kind).replace("_", "").lower()
+    rounds = "dynamicactivation" in name or "staticactivation" in name
     return TorchAoPacking(
         notices=(
             "torchao rounds the inputs of layers by quant_type; here they are what --accuracy-level says",
         )
-        if rounds or "StaticActivation" in repr(kind)
+        if rounds
         else ()
     )

@@ -1,0 +1,28 @@
+"""What whoever runs a worker decides of its HTTP front, beside where it listens.
+
+Made of flags by ``terminal/http_flags.py``, which has checked and normalised them; nothing here needs the
+libraries of the front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from llorch_serve.http.unknown_fields import UnknownFields
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """hosts: further names under which the worker is addressed; ``*`` among them: any name.
+
+    origins: of web pages that may call the worker from a browser, as browsers write them; ``*``: any page.
+    unknown: what becomes of fields that OpenAI's routes do not know.
+    """
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    unknown: UnknownFields = UnknownFields.REFUSE
+
+
+DEFAULT_SETTINGS: Final = HttpSettings()

@@ -1,0 +1,115 @@
+"""Fields of a JSON body that no structure knows: found at any depth, and refused, or left aside where the
+worker is told to.
+
+Input: a value as it came, and the type that it has been read as. Output: the paths of what was not read. What
+is null, or empty inside of another value, asks for nothing and is never told.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+MAX_NAME_CHARS: Final = 64
+_EMPTY: Final = (b"null", b'""', b"[]", b"{}")
+_MOST_EMPTY_BYTES: Final = 16  # of what is looked at for being empty: brackets with white space between
+
+JSON_SCHEMA_SHAPE: Final = '{"type": "json_schema", "json_schema": {"name": "NAME", "schema": {...}}}'
+
+_INSTEAD: Final = {
+    **dict.fromkeys(
+        ("think", "thinking", "reasoning", "enable_thinking"),
+        'for templates that know it, send chat_template_kwargs {"enable_thinking": false}',
+    ),
+    **dict.fromkeys(("num_ctx", "n_ctx", "context_length"), "llorch serve --max-context sets it"),
+    **dict.fromkeys(("num_predict", "n_predict", "max_new_tokens"), "send max_tokens"),
+    **dict.fromkeys(("repeat_penalty", "repeat_last_n"), "send repetition_penalty"),
+    **dict.fromkeys(("typical", "typ_p"), "send typical_p"),
+    "keep_alive": "the model stays loaded",
+    "options": "send its fields beside messages",
+    "stop_sequences": "send stop",
+    "random_seed": "send seed",
+    **dict.fromkeys(
+        ("guided_json", "json_schema", "format", "structured_outputs"),
+        f"send response_format {JSON_SCHEMA_SHAPE}",
+    ),
+}
+"""What to send, or to do, in place of fields that other servers know."""
+
+
+class UnknownFields(enum.Enum):
+    """What becomes of fields that llorch does not know."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownField:
+    """A field that was not read. path: where it is in the body. known: the names that are read there."""
+
+    path: str
+    known: tuple[str, ...]
+
+    @property
+    def description(self) -> str:
+        """Why it is refused, and what to do."""
+        in_form = self.path.startswith("response_format.")
+        instead = f"send {JSON_SCHEMA_SHAPE}" if in_form else _INSTEAD.get(self.path)
+        hint = f"{instead}, or " if instead else ""
+        return (
+            f"unknown field; known are {', '.join(self.known)}. Leave it out, or {hint}"
+            "start the worker with --unknown-fields ignore"
+        )
+
+
+def unknown_fields(raw: msgspec.Raw, type_: Any, path: str) -> Iterator[UnknownField]:
+    """Yield what ``type_`` has not read of a value inside a body. The value has been read as that type."""
+    kind = _structure_in(type_)
+    if kind is None:
+        return
+    if (first := memoryview(raw)[:1].tobytes()) == b"[":
+        for index, item in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
+            yield from unknown_fields(item, kind, f"{path}[{index}]")
+    elif first == b"{":
+        known = fields_of(kind)
+        for name, value in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).items():
+            if name in known:
+                yield from unknown_fields(value, known[name][0], f"{path}.{name}")
+            elif not _is_empty(value):
+                yield UnknownField(f"{path}.{name[:MAX_NAME_CHARS]}", tuple(known))
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    """Tell whether a value is null, which is the same as none."""
+    return memoryview(raw)[:5].tobytes() == b"null"
+
+
+@functools.cache
+def fields_of(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
+    """Return a structure's fields: type and whether it must be there, by the name that JSON has."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.encode_name: (hints[field.name], field.required) for field in msgspec.structs.fields(kind)}
+
+
+@functools.cache
+def _structure_in(type_: Any) -> type[msgspec.Struct] | None:
+    """Return the structure that a type is, or is a list of, in an alternative if it has several."""
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return type_
+    if typing.get_origin(type_) in (list, typing.Union, types.UnionType):
+        found = (_structure_in(part) for part in typing.get_args(type_))
+        return next((kind for kind in found if kind is not None), None)
+    return None
+
+
+def _is_empty(raw: msgspec.Raw) -> bool:
+    view = memoryview(raw)
+    return len(view) < _MOST_EMPTY_BYTES and b"".join(view.tobytes().split()) in _EMPTY
