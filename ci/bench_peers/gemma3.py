@@ -15,7 +15,7 @@ from bench_peers.machine import this_machine
 from bench_peers.markdown import replace_section, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
-from bench_peers.peers import all_peers
+from bench_peers.peers import genai, llama_cpp, openvino
 from bench_peers.reference import reference
 from bench_peers.results import Machine
 from bench_peers.turns import Match, Rounds, by_turns, conditions, medians, ratios
@@ -27,8 +27,9 @@ PREFIX: Final = "gemma3-"
 """What the names of the peers' models begin with, as ``ci/peers`` is told."""
 RECIPES: Final[dict[str, tuple[str, ...]]] = {
     "llorch, its default": (),
-    "llorch, int4": ("--precision", "int4"),
     "llorch, the file's blocks": ("--precision", "source"),
+    # Last: onnxruntime-genai runs it too.
+    "llorch, int4": ("--precision", "int4", "--interop", "genai"),
 }
 _PROMPT_TOKENS: Final = 256
 _NEW_TOKENS: Final = 64
@@ -57,9 +58,13 @@ def command(
     for recipe in recipes:
         say(f"exporting {recipe.label}")
         recipe.export(gguf)
+    places = PeersFolder(peers_folder, PREFIX)
+    places.require()
     everyone: list[Contestant] = [
         *recipes,
-        *all_peers(PeersFolder(peers_folder, PREFIX), gguf, kind="Q4_K_M"),
+        llama_cpp(places, gguf, "Q4_K_M"),
+        genai(places, recipes[-1].folder, "the artifact of `llorch, int4`"),
+        openvino(places),
     ]
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as folder:
         scratch, tokenizer = Path(folder), recipes[0].folder

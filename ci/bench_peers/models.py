@@ -7,6 +7,7 @@ made beside its place and renamed, so that one that stands is whole.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,7 +25,9 @@ from llorch_serve.terminal.console import fail, say
 class PeersFolder:
     """Where peers live. Raises UsageError from :meth:`require` if one is missing.
 
-    prefix: what the names of a model's folders begin with; empty for SmolLM2's.
+    prefix: what the names of a model's folders begin with; empty for SmolLM2's. Other models are converted in
+    an environment with transformers 4, and onnxruntime-genai's builder, which asks for 5, makes none of them:
+    it fails on rotary settings by kind of layer, as 5 has them.
     """
 
     root: Path
@@ -39,6 +42,11 @@ class PeersFolder:
     def openvino_python(self) -> Path:
         """The interpreter with OpenVINO GenAI and optimum-intel."""
         return self.root / "ov" / "bin" / "python"
+
+    @property
+    def optimum_cli(self) -> Path:
+        """The command that converts for OpenVINO."""
+        return self.root / ("convert" if self.prefix else "ov") / "bin" / "optimum-cli"
 
     @property
     def checkpoint(self) -> Path:
@@ -57,7 +65,8 @@ class PeersFolder:
 
     def require(self) -> None:
         """Raise UsageError if anything is missing."""
-        wanted = (self.main_python, self.openvino_python, self.genai, self.openvino)
+        built = () if self.prefix else (self.genai,)
+        wanted = (self.main_python, self.openvino_python, *built, self.openvino)
         missing = [str(path) for path in wanted if not path.exists()]
         if missing:
             raise UsageError(
@@ -67,9 +76,11 @@ class PeersFolder:
 
 def make_models(peers: PeersFolder, gguf: Path) -> None:
     """Make what is missing. Raises ResourceError, with the tool's last words, if a converter fails."""
-    if not (peers.genai.exists() and peers.openvino.exists()):
+    built = bool(peers.prefix) or peers.genai.exists()
+    if not (built and peers.openvino.exists()):
         _made(peers.checkpoint, lambda target: _widen(gguf, target))
-    _made(peers.genai, lambda target: _build_genai(peers, target))
+    if not built:
+        _made(peers.genai, lambda target: _build_genai(peers, target))
     _made(peers.openvino, lambda target: _export_openvino(peers, target))
 
 
@@ -97,6 +108,18 @@ def _widen(gguf: Path, target: Path) -> None:
     plain.tie_weights()
     plain.float().eval().save_pretrained(target)
     AutoTokenizer.from_pretrained(**where).save_pretrained(target)
+    _spell_as_before(target / "config.json")
+
+
+def _spell_as_before(file: Path) -> None:
+    """Write rotary settings by kind of layer as transformers 4 has them, which 5 reads too."""
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    by_kind = settings.get("rope_parameters", {})
+    if "sliding_attention" in by_kind:
+        del settings["rope_parameters"]
+        settings["rope_theta"] = by_kind["full_attention"]["rope_theta"]
+        settings["rope_local_base_freq"] = by_kind["sliding_attention"]["rope_theta"]
+        file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def _build_genai(peers: PeersFolder, target: Path) -> None:
@@ -118,7 +141,7 @@ def _build_genai(peers: PeersFolder, target: Path) -> None:
 
 def _export_openvino(peers: PeersFolder, target: Path) -> None:
     _run(
-        *(peers.openvino_python.with_name("optimum-cli"), "export", "openvino", "--model", peers.checkpoint),
+        *(peers.optimum_cli, "export", "openvino", "--model", peers.checkpoint),
         *("--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", "64"),
         *("--ratio", "1.0", "--sym", target),
     )

@@ -59,6 +59,29 @@ def test_a_gguf_file_and_a_folder_of_the_same_weights_are_equal(
         np.testing.assert_array_equal(loaded, folder.tensors[name].load(), err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"xielu.alpha_p": None}, r"xielu.alpha_p is None, expected a finite number for each of 2 layers"),
+        ({"xielu.beta": [0.5]}, r"xielu.beta is \(0.5,\), expected"),
+        ({"xielu.eps": [-1e-6, float("nan")]}, r"xielu.eps is .*nan"),
+        ({"xielu.alpha_n": "1"}, r"xielu.alpha_n is '1', expected"),
+        ({"xielu.alpha_n": [True, False]}, r"xielu.alpha_n is \(True, False\), expected"),
+    ],
+)
+def test_factors_of_an_activation_that_are_not_there_are_refused(
+    tmp_path: Path, changes: dict[str, object], found: str
+) -> None:
+    with pytest.raises(ArtifactError, match=found):
+        open_checkpoint(str(write_gguf(tmp_path / "m.gguf", HF["apertus"], metadata=changes)))
+
+
+def test_a_factor_may_be_one_for_all_layers(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", HF["apertus"], metadata={"xielu.beta": 0.25})
+    tensors = open_checkpoint(str(file)).tensors
+    assert [tensors[f"model.layers.{layer}.mlp.act_fn.beta"].load()[0] for layer in (0, 1)] == [0.25, 0.25]
+
+
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize(
     "overrides", [{"attention_bias": True}, HF["qwen2"], HF["phi"], HF["glm"], HF["mixtral"]]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, type_name
+from llorch_export.checkpoint.gguf_factors import factor_tensors, without_factors
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.gguf_parts import model_stem
 from llorch_export.checkpoint.row_order import row_order
@@ -89,7 +90,9 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
     experts, fused = _expert_names(config, found), _fused_modules(config, found)
-    wanted = names.stored_tensors(config, experts, gguf=True, fused=fused)
+    factors = factor_tensors(header.metadata, config, str(header.path))
+    stored = without_factors(config)
+    wanted = names.stored_tensors(stored, experts, gguf=True, fused=fused)
     for name, shape in wanted.items():
         if shape[0] == 1 and found.get(name) == shape[1:]:  # one row is stored as a vector
             ranges[name] = dataclasses.replace(ranges[name], shape=shape)
@@ -97,7 +100,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
     names.check_tensors(wanted, found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config, experts, gguf=True, fused=fused).items():
+    for name, place in names.stored_places(stored, experts, gguf=True, fused=fused).items():
         whole = ranges[place.name] if place.stack is None else ranges[place.name].as_matrix()
         source = whole.rows(place.start, place.stop)
         tensors[name] = LazyTensor(
@@ -107,7 +110,8 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
             load_rows=functools.partial(read_rows, source, row_order=row_order(name, config, gguf=True)),
             read_blocks=_block_reader(source, row_order(name, config, gguf=True)),
         )
-    return tensors
+    tensors |= factors
+    return {name: tensors[name] for name in expected}
 
 
 def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | None:

@@ -157,7 +157,7 @@ BLOCKS: Final = (
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
         },
-        in_gguf=False,
+        gguf_in_transformers=False,
         stored_names={
             "input_layernorm": "attention_layernorm",
             "post_attention_layernorm": "feedforward_layernorm",

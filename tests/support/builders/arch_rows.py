@@ -164,6 +164,8 @@ GGUF = [
     "glm, all rotated, no bias",
     "glm4",
     "glm4, no bias, heads of 24",
+    "apertus",
+    "apertus, bias, tied, heads of 24",
     "arcee",
     "arcee, biases, tied",
     "ernie4_5",

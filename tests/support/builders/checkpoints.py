@@ -328,7 +328,8 @@ def write_gguf(
     weights = tiny_weights(config, seed)
     if edit is not None:
         edit(weights)
-    values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
+    values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {})
+    values |= _factors(weights) | dict(metadata or {})
     family = FAMILIES[config.architecture]
     writer = gguf.GGUFWriter(
         path, family.gguf_name, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
@@ -362,6 +363,14 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def _factors(weights: Weights) -> dict[str, list[float]]:
+    """Take the numbers of activations out of the weights and return them as metadata, a list of layers'."""
+    found: dict[str, list[float]] = {}
+    for name in [name for name in weights if ".act_fn." in name]:
+        found.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(float(weights.pop(name)[0]))
+    return found
 
 
 def _with_fused_qkv(tensors: Weights) -> Weights:
