@@ -163,6 +163,8 @@ def _positions(family: Family) -> Iterator[str]:
         yield "partly rotated heads"
     if family.interleaved:
         yield "rotary pairs are neighbours"
+    if family.scales_queries:
+        yield "queries scaled by their position, by `llama_4_scaling_beta`"
     if family.alpha:
         yield "a rotary base stretched by `alpha`"
 

@@ -51,6 +51,7 @@ class Family:
     in_gguf: llama.cpp knows the family under its own name.
     gguf_in_transformers: transformers reads such files.
     permuted: conversion to GGUF interleaves the two halves of query and key heads.
+    inert: keys that transformers reads and never applies.
     fixed: keys that transformers reads for this family alone, with the one value that is supported.
 
     form: how its layers are built; the config adds what it has keys for.
@@ -113,6 +114,7 @@ class Family:
     gguf_in_transformers: bool = True
     permuted: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
+    inert: frozenset[str] = frozenset()
     form: LayerForm = LLAMA_FORM
     activation_key: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: SILU)
