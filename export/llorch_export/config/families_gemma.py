@@ -97,6 +97,7 @@ GEMMA: Final = (
         softcaps={"final_logit_softcapping": None},
         module="gemma3",
         gguf="gemma3",
+        gguf_window_if_stated=True,
         gguf_wide_layers=frozenset({62}),
         stored_names=_NORMS_AROUND,
     ),

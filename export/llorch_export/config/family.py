@@ -86,6 +86,8 @@ class Family:
         share of the hidden size.
     experts: where its config and files have experts; None: it has none.
     with_experts: the family of its GGUF files whose layers have experts.
+    with_windows: the family of its GGUF files that state a window.
+    gguf_window_if_stated: GGUF files that state no window have none; else they have the usual one.
     other_keys: by what other names the family's config.json has settings of Llama's.
     stored_layers: what the names of layers begin with in a checkpoint.
     renamed_on_loading: those names are taken for Llama's when files are read, here and by transformers, whose
@@ -141,6 +143,8 @@ class Family:
     gguf_wide_layers: frozenset[int] = frozenset()
     experts: ExpertKeys | None = None
     with_experts: str = ""
+    with_windows: str = ""
+    gguf_window_if_stated: bool = False
     other_keys: Mapping[str, str] = field(default_factory=dict)
     stored_layers: str = "model.layers"
     renamed_on_loading: bool = False
