@@ -33,10 +33,10 @@ from llorch_serve.terminal.session_flags import EngineFlags, HugePages, Provider
 from llorch_serve.terminal.target import ModelFlags, export_source, find_artifact, find_tokenizer
 
 if TYPE_CHECKING:
+    from llorch_serve.loading.worker import AnyWorker
     from llorch_serve.pool.reporter import PoolConfig
     from llorch_serve.rpc.server import ServerConfig
     from llorch_serve.terminal.serving_fronts import ServingFronts
-    from llorch_serve.worker.worker import Worker
 
 
 @composed
@@ -48,7 +48,8 @@ def command(
     session: SessionFlags,
     huge_pages: HugePages = None,
     engine: Annotated[
-        EngineFlags, only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format")
+        EngineFlags,
+        only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format", "rank_format"),
     ],
     provider: ProviderFlags,
     name: NameFlags,
@@ -141,18 +142,18 @@ class _Loading:
     tokenizer: Path | None
     public_key: Path | None = None
     progress: LoadProgress = field(default_factory=LoadProgress)
-    worker: Worker | None = None
+    worker: AnyWorker | None = None
 
-    def load(self) -> Worker:
+    def load(self) -> AnyWorker:
         """Load the model and warm it up, on a thread of its own while the port already answers."""
         from llorch_serve.loading.models import load_model
-        from llorch_serve.terminal.opening import check_signed, open_worker
+        from llorch_serve.terminal.opening import check_signed, open_any
 
         folder = self.folder or export_source(self.target, self.progress)
         signed = check_signed(folder, self.public_key)
         load_model(folder)  # whether its files are what they should be comes before reading gigabytes of them
         read_ahead(sorted(folder.iterdir()), self.progress)
-        self.worker = open_worker(folder, self.config, tokenizer=self.tokenizer, signed=signed)
+        self.worker = open_any(folder, self.config, tokenizer=self.tokenizer, signed=signed)
         self.worker.warm_up()
         return self.worker
 
@@ -186,7 +187,7 @@ def _run(loading: _Loading, server: ServerConfig, fronts: ServingFronts, manager
     )
 
 
-def _describe(worker: Worker) -> str:
+def _describe(worker: AnyWorker) -> str:
     from llorch_serve.bench.resources import peak_rss_mib
     from llorch_serve.foreign.model import UNSTATED
 
