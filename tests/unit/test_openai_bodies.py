@@ -297,3 +297,5 @@ def test_the_opening_of_an_answer_can_be_left_out() -> None:
     both = refused(add_generation_prompt=False, chat_template_kwargs={"add_generation_prompt": True})
     assert "chat_template_kwargs" in both["add_generation_prompt"]
     assert "add_generation_prompt" in refused(add_generation_prompt=True, continue_final_message=True)
+    prefixed = [HELLO, {"role": "assistant", "content": "Hel", "prefix": True}]
+    assert "add_generation_prompt" in refused(add_generation_prompt=True, messages=prefixed)

@@ -84,7 +84,7 @@ def template_arguments(body: ChatBody, bad: list[FieldViolation]) -> str | None:
     if opened is None:
         return sent
     name = "add_generation_prompt"
-    if opened and body.continue_final_message:
+    if opened and continues_last(body, []):
         bad.append(FieldViolation(name, "found true, which continue_final_message excludes; send only one"))
     try:
         arguments = msgspec.json.decode(sent or "{}", type=dict[str, msgspec.Raw])
