@@ -256,6 +256,18 @@ def test_a_schema_may_come_in_the_shapes_that_clients_send(shape: dict[str, Any]
     assert json.loads(form.schema) == SCHEMA
 
 
+def test_what_is_wrong_with_a_schema_is_named_where_it_came() -> None:
+    for shape, name in (
+        ({"type": "json_schema", "schema": SCHEMA}, "response_format.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "response_format.json_schema.schema"),
+    ):
+        body = {"messages": [HELLO], "response_format": shape}
+        plan = read_chat(json.dumps(body).encode(), INFO, CALLER)
+        assert (
+            plan.answer.names("sampling.json_schema.properties.a.pattern") == f"{name}.properties.a.pattern"
+        )
+
+
 def test_an_object_without_a_schema_is_any_object() -> None:
     for shape in ({"type": "json_object"}, {"type": "json_object", "schema": {}}):
         assert asked(response_format=shape).sampling.structured == JsonObject()

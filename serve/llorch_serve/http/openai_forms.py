@@ -33,6 +33,12 @@ def read_form(format_: ResponseFormat | None, bad: list[FieldViolation]) -> Stru
     return None
 
 
+def schema_field(format_: ResponseFormat | None) -> str:
+    """Return the name of the field that a schema came in."""
+    beside = format_ is not None and _text(format_.schema)
+    return "response_format.schema" if beside else "response_format.json_schema.schema"
+
+
 def _text(raw: msgspec.Raw) -> str:
     """Return a schema's text; none where it is absent or null."""
     return "" if is_null(raw) else bytes(raw).decode()
