@@ -114,3 +114,8 @@ KL_REQUANTISED_SOURCE: Final = 5e-3
 """Nats, tiny models, eight-bit floats quantised anew to int8 in small blocks, and level 4 (measured:
 1.7e-3).
 """
+
+FOLDED_VALUES: Final = 3e-7
+"""Relative: values that the runtime multiplies with their scales when it opens a graph; a scale that is
+stored times the step of 8-bit codes is rounded once more, and so is the table over it.
+"""

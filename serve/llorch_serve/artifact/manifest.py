@@ -483,6 +483,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
     source_forms: at precision ``source``, what became of packed weights; absent: there were none.
+    widened_bytes: what weights take more in memory than in the data file, where the runtime widens them when
+        it loads a graph; absent: nothing.
     """
 
     schema_version: Literal[1]
@@ -518,6 +520,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
     source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
+    widened_bytes: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:
