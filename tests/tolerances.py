@@ -119,3 +119,9 @@ FOLDED_VALUES: Final = 3e-7
 """Relative: values that the runtime multiplies with their scales when it opens a graph; a scale that is
 stored times the step of 8-bit codes is rounded once more, and so is the table over it.
 """
+
+FP32_VECTORS: Final = 1e-6
+"""Vectors of length 1 out of an fp32 graph against transformers: no component is above 1."""
+
+INT8_COSINE: Final = 0.999
+"""A tiny model's vectors with int8 weights or in float16 (measured: 0.9999)."""

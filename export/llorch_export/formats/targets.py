@@ -118,9 +118,14 @@ def _contrib(*names: str) -> frozenset[str]:
 
 # Behind them what some families alone have: activations, soft limits, norms by mean and variance.
 _PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"}) | {
+    "Elu",
+    "Greater",
     "LayerNormalization",
+    "Min",
     "Relu",
+    "Sub",
     "Tanh",
+    "Where",
 }
 _GELU: Final = frozenset({"Gelu"})
 _POSITIONS: Final = frozenset({"Range", "Shape", "Sub", "Unsqueeze"})
@@ -145,6 +150,7 @@ _PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "Sum",
 }
 _FOLDED: Final = frozenset({"BitwiseOr", "Concat", "Transpose"})
+_POOLING: Final = frozenset({"Less", "ReduceL2", "Where"})  # of graphs that embed texts
 _EXPERTS: Final = _contrib("MoE", "QMoE") | {"Sigmoid", "Softmax"}
 _CPU: Final = "CPUExecutionProvider"
 
@@ -182,6 +188,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         | _BLOCK_LOOKUP
         | _GUEST_FRONT
         | _PER_CHANNEL_INT8
+        | _POOLING
         | _EXPERTS
         | _FOLDED,
         per_channel_int8=True,

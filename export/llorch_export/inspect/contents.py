@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from llorch_export.formats.targets import TARGETS
-from llorch_export.inspect.widening import Widening
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import (
     FileEntry,
@@ -199,6 +198,8 @@ def _graph(artifact: Artifact) -> GraphContents:
 
 def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
     """Add up the weights' bytes by what they are for; bytes that two initialisers share count once."""
+    from llorch_export.inspect.widening import Widening
+
     widening = Widening(model)
     purposes: dict[str, str] = {}
     for node in model.graph.node:
