@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
+from llorch_export.graph import source_forms
 from llorch_export.inspect.contents import contents
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
@@ -183,6 +184,21 @@ def test_values_that_8_bits_do_not_hold_are_values_where_inputs_are_not_rounded(
     np.testing.assert_allclose(tensors[node.input[1]].T, packed.values[f"{name}.weight"], rtol=FOLDED_VALUES)
     bits = 4 if "4" in row else 8
     assert f"values in float32, exactly, of {bits} bits in the file" in describe(contents(artifact))
+
+
+def test_values_of_large_models_stay_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = VALUES["nf4"](tmp_path / "m", SHAPE)
+    matrices = [v for n, v in packed.values.items() if v.ndim == 2 and "layers" in n]
+    values = sum(4 * matrix.size for matrix in matrices)
+    for most, form in (
+        (values, "values in float32, exactly"),
+        (values - 1, "8 bits, block 32, within 0.38%"),
+    ):
+        monkeypatch.setattr(source_forms, "_MOST_VALUES", most)
+        options = ExportOptions(
+            str(packed.folder), tmp_path / str(most), precision="source", accuracy_level=0
+        )
+        assert any(form in notice for notice in export(options, silent).notices)
 
 
 @pytest.mark.parametrize("row", EXACT | BESIDE | NEARLY)

@@ -94,7 +94,8 @@ def widened_values(b: GraphBuilder, name: str, weights: Sequence[str], how: Fold
     first, rows = codes_of(b, weights[0]), b.rows(weights)
     columns, groups = first.columns, first.columns // how.group
     assert first.levels is not None
-    specs: list[Spec] = [(f"{name}.levels.{how.bits}", _BYTES, (rows, columns * how.bits // 8))]
+    each = 8 // how.bits
+    specs: list[Spec] = [(f"{name}.levels.{how.bits}", _BYTES, (rows, groups, how.group // each))]
     if first.scale_table is None:
         specs.append((f"{name}.scales.stored", COMPUTE_TYPES[first.scale_type], (rows, first.groups)))
 
@@ -104,15 +105,15 @@ def widened_values(b: GraphBuilder, name: str, weights: Sequence[str], how: Fold
 
     numbers, *rest = b.weights.stream(specs, produce)
     table = _shared_table(b, "values", level_values(first.levels))
-    found = looked_up(b, numbers, table, name=f"{name}.values", shape=(rows, columns))
+    # Every value on the way is kept until the whole graph is opened, so there are as few as can be.
+    shape = (rows, groups, how.group // each, *([each] if each > 1 else []))
+    found = looked_up(b, numbers, table, name=f"{name}.values", shape=shape)
     scales = widened_scales(b, name, weights, rest[0] if rest else None)
-    group_of = np.arange(groups) * how.group // first.group
-    scales = repeated(b, name, scales, group_of)
-    grouped = reshaped(b, found, (rows, groups, how.group), name=f"{name}.values.grouped", dtype=FLOAT)
-    factors = reshaped(b, scales, (rows, groups, 1), name=f"{name}.scales.grouped", dtype=FLOAT)
-    product = b.op(
-        "Mul", [grouped, factors], name=f"{name}.products", shape=(rows, groups, how.group), dtype=FLOAT
+    scales = repeated(b, name, scales, np.arange(groups) * how.group // first.group)
+    factors = reshaped(
+        b, scales, (rows, groups, *[1] * (len(shape) - 2)), name=f"{name}.scales.grouped", dtype=FLOAT
     )
+    product = b.op("Mul", [found, factors], name=f"{name}.products", shape=shape, dtype=FLOAT)
     matrix = reshaped(b, product, (rows, columns), name=f"{name}.matrix", dtype=FLOAT)
     return _computed(b, matrix, name=f"{name}.matrix.narrow")
 

@@ -41,6 +41,8 @@ _MOST_MORE: Final = 1.03
 """How much larger than their source matrices may be, for the sake of finer blocks: less than a twentieth,
 since rotary tables come on top.
 """
+_MOST_VALUES: Final = 2**32
+"""Bytes of float32 values that weights may become: opening a graph takes several times as much."""
 _FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
 """The smallest blocks of layers whose errors weigh most, and of the others: the best first."""
 
@@ -53,16 +55,17 @@ def requantised(tensor: LazyTensor) -> ModuleFormat:
 class SourceForms:
     """Decides in which form each matrix of a checkpoint is carried over.
 
-    tensors: the checkpoint's, by name. exact: values that 8 bits hold only nearly become values.
+    tensors: the checkpoint's, by name. exact: values that 8 bits hold only nearly become values, as long as
+        memory allows.
     """
 
     def __init__(
         self, tensors: Mapping[str, LazyTensor], target: Capabilities, *, exact: bool = False
     ) -> None:
         self._target = target
-        self._exact = exact
         self._finest = _FINEST[0]
         packed = [tensor for tensor in tensors.values() if tensor.codes is not None]
+        self._exact = exact and 4 * sum(math.prod(tensor.shape) for tensor in packed) <= _MOST_VALUES
         if packed:
             plain = sum(_nbytes(tensor) for tensor in tensors.values() if tensor.codes is None)
             sizes = [(self._added(packed, finest, plain), finest) for finest in _FINEST]

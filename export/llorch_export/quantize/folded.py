@@ -85,7 +85,7 @@ def folded_values(codes: Codes) -> FoldedValues | None:
         return None
     bits = LEVEL_BITS if len(levels.values) == 2**LEVEL_BITS else 8
     group = codes.columns if codes.groups == 1 else math.gcd(codes.columns, codes.group)
-    return None if bits == LEVEL_BITS and codes.columns % 2 else FoldedValues(bits, group)
+    return None if bits == LEVEL_BITS and group % 2 else FoldedValues(bits, group)
 
 
 def folded_bits(codes: Codes, folded: FoldedForm | FoldedValues) -> int:
@@ -150,11 +150,11 @@ def folded(codes: Codes, how: FoldedForm, start: int, stop: int) -> Arrays:
 
 
 def levels_in_bytes(codes: Codes, how: FoldedValues, start: int, stop: int) -> Arrays:
-    """Return rows ``start`` to ``stop`` (excluded): numbers of levels, two in a byte where there are sixteen,
-    and scales [rows, groups], unless they are bytes.
+    """Return rows ``start`` to ``stop`` (excluded): numbers of levels [rows, groups, bytes of a group], two
+    in a byte where there are sixteen, and scales [rows, groups], unless they are bytes.
     """
     rows = codes.read(start, stop)
-    numbers = pack(rows.codes, how.bits)
+    numbers = pack(rows.codes, how.bits).reshape(stop - start, codes.columns // how.group, -1)
     if codes.scale_table is not None:
         return (numbers,)
     return numbers, rows.scales.astype(SCALE_DTYPES[codes.scale_type])
