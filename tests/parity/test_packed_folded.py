@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -26,7 +27,7 @@ from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.runtime.memory_plan import loaded_bytes
 from support.builders import packed_bitsandbytes, packed_hqq, packed_modelopt
 from support.builders.packed_checkpoints import Group, Packed, write_compressed, write_gptq
-from support.builders.packed_folders import Maker, write_packed
+from support.builders.packed_folders import Made, Maker, write_packed
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids, silent
 from support.oracles import numpy_llama
 from support.oracles.quantised_numpy import unpack
@@ -56,6 +57,19 @@ def by_modelopt(algorithm: str, maker: Maker) -> Write:
 
 def by_compressed(*group: Any, **more: Any) -> Write:
     return lambda path, shape: write_compressed(path, shape, Group(*group, **more))
+
+
+def by_its_own_method(path: Path, shape: dict[str, Any]) -> Packed:
+    """Write 8-bit floating point as DeepSeek and Qwen publish it."""
+
+    def make(sizes: tuple[int, int], rng: np.random.Generator) -> Made:
+        codes = rng.normal(0, 60, sizes).astype(ml_dtypes.float8_e4m3fn)
+        scales = rng.uniform(0.5, 1, tuple(-(-size // 64) for size in sizes)).astype(np.float32) / 600
+        wide = np.repeat(np.repeat(scales, 64, axis=0), 64, axis=1)[: sizes[0], : sizes[1]]
+        return {"weight": codes, "weight_scale_inv": scales}, codes.astype(np.float32) * wide
+
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+    return write_packed(path, shape, make, settings, skip=("lm_head",))
 
 
 EXACT: dict[str, tuple[Write, str]] = {
@@ -93,6 +107,7 @@ NEARLY: dict[str, tuple[Write, str]] = {
 }
 VALUES: dict[str, Write] = {
     **{name: write for name, (write, _) in NEARLY.items()},
+    "fp8": by_its_own_method,
     "fp8, one scale": by_modelopt("FP8", packed_modelopt.fp8("tensor")),
     "fp8, one an output": by_compressed("float-quantized", "float", 8, "channel"),
     "fp8, blocks": by_compressed("float-quantized", "float", 8, "block", block=(32, 64)),
