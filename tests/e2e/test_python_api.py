@@ -239,17 +239,20 @@ def test_a_loop_is_answered_as_a_thread_is(opened, tiny: Path):
 def test_a_cancelled_task_ends_its_request(long: Path):
     async def ask() -> int:
         async with await llorch.load_async(long, slots=1, max_context=4096) as model:
-            endless = asyncio.create_task(model.generate("Once", ignore_eos=True))
-            async for _ in model.stream("Once", max_tokens=1):
-                break
+            begun = asyncio.Event()
+
+            async def listen() -> None:
+                async for _ in model.stream("Once", ignore_eos=True):
+                    begun.set()
+
+            endless = asyncio.create_task(listen())
+            await begun.wait()
             endless.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await endless
-            async for _ in model.stream("Once", ignore_eos=True):
-                break
             with pytest.raises(llorch.InvalidRequestError):
                 await model.generate("Once", temperature=9)
-            return (await model.generate("Once", **GREEDY)).generated_tokens
+            return (await model.generate("Once", **GREEDY)).generated_tokens  # in the one slot
 
     assert asyncio.run(ask()) == 6
 
