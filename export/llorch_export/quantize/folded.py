@@ -48,13 +48,14 @@ class FoldedForm:
 
 @dataclass(frozen=True, slots=True)
 class FoldedValues:
-    """A matrix of float32 values that is numbers of levels in the file, ``bits`` each.
+    """A matrix of float32 values that is codes in the file, ``bits`` each.
 
-    group: columns that share a scale in the file, which divides the columns.
+    group: columns that share a scale in the file, which divides the columns. across: as of :class:`Codes`.
     """
 
     bits: int
     group: int
+    across: int = 0
 
 
 def folded_form(codes: Codes, widths: Sequence[int], finest: int) -> FoldedForm | None:
@@ -77,10 +78,13 @@ def folded_form(codes: Codes, widths: Sequence[int], finest: int) -> FoldedForm 
 
 
 def folded_values(codes: Codes) -> FoldedValues | None:
-    """Return the form that holds levels as values, where 8 bits do not; None if they do, or if there are
-    none.
+    """Return the form that holds levels as values, where 8 bits do not, and codes with scales for each
+    column; None if blocks of 8 bits hold them.
     """
     levels = codes.levels
+    if codes.across:
+        each = 8 if codes.bits == _PLANES else 8 // codes.bits
+        return None if codes.columns % each else FoldedValues(codes.bits, 1, codes.across)
     if levels is None or (levels.codes is not None and not codes.rounding):
         return None
     bits = LEVEL_BITS if len(levels.values) == 2**LEVEL_BITS else 8
@@ -92,7 +96,8 @@ def folded_bits(codes: Codes, folded: FoldedForm | FoldedValues) -> int:
     """Return the bits that a row takes in the file, scales and zero points included."""
     scales = codes.groups * scale_bits(codes)
     if isinstance(folded, FoldedValues):
-        return codes.columns * folded.bits + scales
+        zeros = codes.groups * 8 * np.dtype(SCALE_DTYPES[codes.zero_type]).itemsize if codes.zero_type else 0
+        return codes.columns * folded.bits + (scales + zeros) // (folded.across or 1)
     blocks = block_count(codes.columns, folded.form.block_size)
     zeros = blocks * folded.form.bits if folded.form.zero_points else 0
     if codes.zero_type is not None:
@@ -158,6 +163,26 @@ def levels_in_bytes(codes: Codes, how: FoldedValues, start: int, stop: int) -> A
     if codes.scale_table is not None:
         return (numbers,)
     return numbers, rows.scales.astype(SCALE_DTYPES[codes.scale_type])
+
+
+def codes_in_bytes(codes: Codes, start: int, stop: int) -> Arrays:
+    """Return the codes of rows ``start`` to ``stop`` (excluded) in bytes [rows, bytes]; of three bits the two
+    lower ones, and the upper ones by themselves.
+    """
+    found = codes.read(start, stop).codes
+    if codes.bits != _PLANES:
+        return (_packed_bits(found, codes.bits),)
+    return _packed_bits(found & np.uint8(3), 2), _packed_bits(found >> np.uint8(2), 1)
+
+
+def _packed_bits(codes: Bytes, bits: int) -> Bytes:
+    return np.packbits(codes, axis=-1, bitorder="little") if bits == 1 else pack(codes, bits)
+
+
+def numbers_in_bytes(bits: int, factor: int = 1) -> Matrix:
+    """Return the codes that each byte holds, times ``factor``: float32 [256, codes]."""
+    found: Matrix = _numbers(bits, 256)[:, : 8 // bits].astype(np.float32) * np.float32(factor)
+    return found
 
 
 def scale_bytes(codes: Codes, rows: int) -> Bytes:
