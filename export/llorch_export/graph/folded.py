@@ -18,7 +18,6 @@ from llorch_export.checkpoint.codes import Codes, Levels
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.folded_scales import (
     codes_of,
-    computed,
     looked_up,
     repeated,
     shared_table,
@@ -80,7 +79,6 @@ def widened_blocks(b: GraphBuilder, name: str, weights: Sequence[str], how: Fold
     offsets = _offsets(b, name, rest.pop(0), scales, first) if how.offsets else None
     group_of = np.arange(blocks) * how.form.block_size // first.group
     scales = repeated(b, name, scales, group_of)
-    scales = computed(b, scales, name=f"{name}.scales")
     return Widened(packed, scales, rest.pop(0) if rest else None, offsets)
 
 
@@ -160,7 +158,7 @@ def _offsets(b: GraphBuilder, name: str, stored: ir.Value, scales: ir.Value, cod
     middle = b.shared_constant(f"middle.{codes.bits}", np.array(2 ** (codes.bits - 1), np.float32))
     apart = b.op("Sub", [middle, zeros], name=f"{name}.zeros.apart", shape=shape, dtype=FLOAT)
     product = b.op("Mul", [apart, scales], name=f"{name}.offsets.rows", shape=shape, dtype=FLOAT)
-    turned = b.op(
+    return b.op(
         "Transpose",
         [product],
         name=f"{name}.offsets",
@@ -168,4 +166,3 @@ def _offsets(b: GraphBuilder, name: str, stored: ir.Value, scales: ir.Value, cod
         attributes={"perm": [1, 0]},
         dtype=FLOAT,
     )
-    return computed(b, turned, name=f"{name}.offsets.narrow")

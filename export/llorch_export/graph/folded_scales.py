@@ -152,14 +152,6 @@ def codes_of(b: GraphBuilder, weight: str) -> Codes:
     return codes
 
 
-def computed(b: GraphBuilder, value: ir.Value, *, name: str) -> ir.Value:
-    """Append a cast of float32 to the compute type, if that is another."""
-    if b.compute == FLOAT:
-        return value
-    assert value.shape is not None
-    return b.widened(value, name=name, shape=[int(size) for size in value.shape.numpy()])
-
-
 def shared_table(b: GraphBuilder, kind: str, table: npt.NDArray[np.generic]) -> ir.Value:
     """Return a table of the data file that all who look the same up share."""
     return b.shared_weight(named(kind, table), table)

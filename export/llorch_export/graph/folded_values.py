@@ -16,7 +16,6 @@ from llorch_export.checkpoint.codes import Codes
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.folded_scales import (
     codes_of,
-    computed,
     looked_up,
     repeated,
     reshaped,
@@ -41,7 +40,7 @@ Spec = tuple[str, ir.DataType, tuple[int, ...]]
 
 def widened_values(b: GraphBuilder, name: str, weights: Sequence[str], how: FoldedValues) -> ir.Value:
     """Plan the stacked ``weights``, all of which have this form, and append what makes a matrix [rows,
-    columns] of the compute type of them.
+    columns] of float32 of them.
     """
     first, rows = codes_of(b, weights[0]), b.rows(weights)
     if how.across:
@@ -68,8 +67,7 @@ def widened_values(b: GraphBuilder, name: str, weights: Sequence[str], how: Fold
         b, scales, (rows, groups, *[1] * (len(shape) - 2)), name=f"{name}.scales.grouped", dtype=FLOAT
     )
     product = b.op("Mul", [found, factors], name=f"{name}.products", shape=shape, dtype=FLOAT)
-    matrix = reshaped(b, product, (rows, columns), name=f"{name}.matrix", dtype=FLOAT)
-    return computed(b, matrix, name=f"{name}.matrix.narrow")
+    return reshaped(b, product, (rows, columns), name=f"{name}.matrix", dtype=FLOAT)
 
 
 def _values_across(
@@ -120,5 +118,4 @@ def _values_across(
         found = b.op("Add", parts, name=f"{name}.values", shape=shape, dtype=FLOAT)
     apart = b.op("Sub", [found, zeros], name=f"{name}.apart", shape=shape, dtype=FLOAT)
     product = b.op("Mul", [apart, scales], name=f"{name}.products", shape=shape, dtype=FLOAT)
-    matrix = reshaped(b, product, (rows, columns), name=f"{name}.matrix", dtype=FLOAT)
-    return computed(b, matrix, name=f"{name}.matrix.narrow")
+    return reshaped(b, product, (rows, columns), name=f"{name}.matrix", dtype=FLOAT)

@@ -25,6 +25,7 @@ from llorch_export.quantize.repack import BlockForm
 WORD_VALUES: Final = 2**16
 """Of the words of 16 bits that codes are stored in."""
 LEVEL_BITS: Final = 4
+_CODES_AT_A_TIME: Final = 2**22
 _PLANES: Final = 3  # bits of codes that are stored as two planes
 
 Words = npt.NDArray[np.uint16]
@@ -191,18 +192,19 @@ def scale_bytes(codes: Codes, rows: int) -> Bytes:
     """
     table = codes.scale_table
     assert table is not None
-    step = max(1, 2**22 // codes.columns)
-    scales = np.concatenate(
-        [codes.read(start, min(start + step, rows)).scales for start in range(0, rows, step)]
-    )
+    values, step = table.values(), max(1, _CODES_AT_A_TIME // codes.columns)
+    parts = []
+    for start in range(0, rows, step):
+        wanted = codes.read(start, min(start + step, rows)).scales.reshape(-1)
+        if table.factors is not None:
+            places = np.arange(start * codes.groups, start * codes.groups + wanted.size) // table.block
+            moved = (wanted.astype(np.float64) - table.offset) / table.factors[places]
+            wanted = moved.astype(np.float32)
+        parts.append(_nearest(values, wanted))
+    found = np.concatenate(parts)
     if table.factors is None:
-        return _nearest(table.values(), scales)
-    flat = np.zeros(len(table.factors) * table.block, np.float32)
-    flat[: scales.size] = scales.reshape(-1)
-    wanted = flat.reshape(-1, table.block).astype(np.float64) - table.offset
-    found = _nearest(table.values(), (wanted / table.factors[:, None]).astype(np.float32))
-    found.reshape(-1)[scales.size :] = 0
-    return found
+        return found.reshape(rows, codes.groups)
+    return np.pad(found, (0, len(table.factors) * table.block - found.size)).reshape(-1, table.block)
 
 
 def _nearest(values: Matrix, wanted: Matrix) -> Bytes:
