@@ -107,6 +107,9 @@ class SourceForms:
             return _in_words(*found)
         form_anew = requantised(tensor)
         anew = f"{BITS[form_anew.precision]} bits, block {form_anew.block_size}"
+        keeps = self._few and self._target.folds_constants and tensor.name != _TABLE
+        if keeps and tensor.codes is not None and folded_values(tensor.codes) is not None:
+            return f"quantised anew to {anew}, which come close; --accuracy-level 0 keeps the values"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
     def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, Form] | None:
