@@ -259,6 +259,20 @@ def test_a_call_is_refused_where_the_model_has_no_format_or_there_is_too_much() 
         calls("hermes", tools=(huge,))
 
 
+def test_tools_that_cannot_be_called_are_left_to_the_template_where_no_call_is_required() -> None:
+    """Some templates know tools of their own, which have no name."""
+    [form] = [each for each in TOOL_FORMATS if each.name == "hermes"]
+
+    def held(*tools: str) -> ToolCalls | None:
+        return held_calls(ChatPrompt(QUESTION, tools=tools), form.writing(""))
+
+    assert held('{"type": "browser"}') is None
+    made = held('{"type": "browser"}', TOOLS[1])
+    assert made is not None
+    assert [tool.name for tool in made.tools] == ["get_time"]
+    assert held() is None
+
+
 def test_only_what_may_be_called_without_being_required_is_shown() -> None:
     def seen(choice: ToolChoice) -> list[str]:
         tools = read_input(ChatPrompt(QUESTION, tools=TOOLS, tool_choice=choice)).tools
