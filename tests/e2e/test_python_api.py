@@ -161,6 +161,12 @@ def test_tools_and_template_arguments_reach_the_template(model: llorch.Model):
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     alone = model.chat("Hello", **GREEDY).prompt_tokens
     assert model.chat("Hello", tools=[tool], **GREEDY).prompt_tokens >= alone
+    none = model.chat("Hello", tools=[tool], tool_choice="none", parallel_tool_calls=False, **GREEDY)
+    assert none.prompt_tokens == alone
+    with pytest.raises(llorch.InvalidRequestError, match="tool_choice: found 'any', expected"):
+        model.chat("Hello", tools=[tool], tool_choice="any")
+    with pytest.raises(llorch.InvalidRequestError, match="--tool-format"):
+        model.chat("Hello", tools=[tool], tool_choice={"type": "function", "function": {"name": "look"}})
     asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am"}]
     more = model.chat(asked, continue_final_message=True, **GREEDY)
     assert more.prompt_tokens < model.chat(asked, **GREEDY).prompt_tokens
