@@ -227,6 +227,8 @@ def test_what_is_kept_can_be_fetched_and_deleted(served):
         client.responses.retrieve(response.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.delete(response.id)
+    other = send(served[0].port, "PUT", f"/v1/responses/{response.id}")
+    assert (other.status, set(other.headers["allow"].split(", "))) == (405, {"GET", "HEAD", "DELETE"})
     with pytest.raises(openai.BadRequestError, match="is not kept here") as caught:
         ask(client, previous_response_id=response.id)
     assert caught.value.param == "previous_response_id"
