@@ -24,6 +24,7 @@ from typing import Final
 
 from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.checkpoint.safetensors import weight_files
+from llorch_export.config.fp8 import PACKING_FILES
 from llorch_export.verify.divergence import verify
 from llorch_serve.artifact.folder import load_artifact
 
@@ -127,7 +128,7 @@ def packed_folders(folder: Path) -> list[str]:
     """Return the names of the checkpoints in a folder that are packed."""
     found = []
     for config in sorted(folder.glob("*/config.json")):
-        sides = [config.parent / name for name in ("hf_quant_config.json", "quantize_config.json")]
+        sides = [config.parent / name for name in PACKING_FILES]
         if "quantization_config" in json.loads(config.read_text("utf-8")) or any(s.exists() for s in sides):
             found.append(config.parent.name)
     return found

@@ -16,6 +16,7 @@ from llorch_serve.http.openai_schema import Message as OpenAIMessage
 from llorch_serve.requests import (
     AnswerOptions,
     ChatPrompt,
+    EmbedRequest,
     GenerationRequest,
     Prompt,
     ScoreRequest,
@@ -82,6 +83,20 @@ def request(
     """Return a request for answers."""
     return GenerationRequest(
         str(uuid.uuid4()), prompt, sampling_params(settings), answers=answers or AnswerOptions()
+    )
+
+
+def embed_request(
+    texts: Sequence[Text], dimensions: int | None, truncate_prompt_tokens: int | None
+) -> EmbedRequest:
+    """Return a request for vectors."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one text; expected a list of texts")
+    return EmbedRequest(
+        str(uuid.uuid4()),
+        tuple(map(text_prompt, texts)),
+        dimensions=dimensions,
+        truncate_prompt_tokens=truncate_prompt_tokens,
     )
 
 

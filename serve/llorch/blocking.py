@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
 from llorch import asking
 from llorch.answers import Answer, Chunk, Chunks, read_answer
@@ -14,12 +14,18 @@ from llorch.settings import SamplingSettings
 from llorch_serve.requests import (
     AnswerOptions,
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _AT_ONCE: Final = 64  # calls of one generate_all
 
@@ -35,6 +41,9 @@ class Source(Protocol):
 
     def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
         """Return how likely each continuation is."""
+
+    def embed(self, request: EmbedRequest) -> list[TextEmbedding]:
+        """Return the vectors of texts."""
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the ids of a prompt and the text they stand for."""
@@ -152,6 +161,21 @@ class Model:
         logprobs: 0 to 20: list the log-probability of each token too, and so many of the likeliest.
         """
         return list(self._source.score(asking.score_request(context, continuations, logprobs)))
+
+    def embed(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[npt.NDArray[np.float32]]:
+        """Return each text's vector, [dimensions], in their order, of a model exported to embed texts.
+
+        dimensions: the first so many numbers, for models that were trained for it. truncate_prompt_tokens:
+        cut longer texts; -1: those beyond the context. None: they are refused.
+        """
+        request = asking.embed_request(texts, dimensions, truncate_prompt_tokens)
+        return [found.values for found in self._source.embed(request)]
 
     def tokenize(self, prompt: Text | Sequence[Message]) -> list[int]:
         """Return the ids of a text, or of a conversation as the model's template renders it."""

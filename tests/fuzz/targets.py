@@ -287,6 +287,7 @@ def _http_body() -> Callable[[bytes], object]:
     reads: tuple[Callable[[bytes], object], ...] = (
         lambda raw: read_completion(raw, INFO, CALLER),
         lambda raw: read_chat(raw, INFO, CALLER),
+        lambda raw: read_chat(raw, INFO, CALLER, []),
         lambda raw: JobDialect().read(raw, INFO, CALLER),
         lambda raw: read_struct(raw, CancelBody),
     )

@@ -18,7 +18,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llorch_serve.chat.parsing.answer import AnswerParser, call_id, parser_for
+from llorch_serve.chat.parsing.bodies import CallPart
+from llorch_serve.chat.parsing.calls import CallParser
 from llorch_serve.chat.parsing.registry import AnswerFormats, choose_formats
+from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
 from llorch_serve.errors import UsageError
 from llorch_serve.requests import (
     ChatMessage,
@@ -416,6 +419,34 @@ def test_an_answer_of_one_call_is_done_with_the_first(tools: str, answer: str) -
         assert made.done
         assert [(call.name, call.arguments) for call in whole_calls(parts)] == [WEATHER]
         assert read == answer or TIME[-14:] not in read
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_that_may_be_a_form_has_its_calls_first_or_none(name: str) -> None:
+    [form] = [each for each in TOOL_FORMATS if each.name == name]
+    call = {
+        "hermes": f"<tool_call>{TIME}</tool_call>",
+        "llama3": TIME,
+        "mistral": f"[TOOL_CALLS][{TIME}]",
+        "granite": f"<|tool_call|>[{TIME}]",
+    }[name]
+    quoted = json.dumps({"a": call})
+
+    def read(answer: str, cut: int) -> tuple[str, list[str]]:
+        made = CallParser(form, frozenset({"get_time"}), at_start=True)
+        pieces = [*made.push(answer[:cut]), *made.push(answer[cut:]), *made.finish()]
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        return text, [piece.name for piece in pieces if isinstance(piece, CallPart) and piece.name]
+
+    for answer, expected in [
+        (call, ("", ["get_time"])),
+        (quoted, (quoted, [])),
+        ("x" + call, ("x" + call, [])),
+        (call[:5], (call[:5], [])),
+        ("", ("", [])),
+    ]:
+        for cut in range(len(answer) + 1):
+            assert read(answer, cut) == expected
 
 
 def test_only_tools_that_may_be_called_count_without_a_marker() -> None:

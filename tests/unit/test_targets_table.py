@@ -55,6 +55,15 @@ def operators(model: onnx.ModelProto) -> set[str]:
     return {f"{n.domain}:{n.op_type}" if n.domain else n.op_type for n in model.graph.node}
 
 
+def looks_up_odd_zero_points(model: onnx.ModelProto) -> bool:
+    """Tell whether a table of 64 inputs has 4 bits and an odd number of zero points a row."""
+    found = [
+        node for node in model.graph.node if node.op_type == "GatherBlockQuantized" and len(node.input) == 4
+    ]
+    settings = [{a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in found]
+    return any(one["bits"] == 4 and 64 // one["block_size"] % 2 for one in settings)
+
+
 def recipes(target: Target) -> list[dict[str, Any]]:
     """Return every pair of precisions that go together on a target, but for those that need a GGUF file, and
     layers in bytes.
@@ -88,7 +97,9 @@ def test_every_recipe_of_a_target_gives_a_graph_of_its_row(
         assert {e.domain: e.version for e in proto.opset_import}[""] == row.opset
         assert proto.ir_version == row.ir_version
         assert manifest.target == target
-        assert manifest.min_onnxruntime == row.min_onnxruntime
+        assert manifest.min_onnxruntime == (
+            "1.27" if looks_up_odd_zero_points(proto) else row.min_onnxruntime
+        )
         assert manifest.checked_on == row.checked_on
         assert manifest.kv.dtype in row.compute_types
         assert [value.name for value in proto.graph.input] == [spec.name for spec in manifest.inputs]

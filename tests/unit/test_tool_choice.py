@@ -15,7 +15,7 @@ from llorch_serve.chat.parsing.registry import choose_formats
 from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.chat.template_input import read_input
-from llorch_serve.chat.tools import required_calls
+from llorch_serve.chat.tools import held_calls
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import ChatMessage, ChatPrompt, ToolCall, ToolChoice, ToolMode
 from llorch_serve.structured.composing import compose
@@ -67,7 +67,7 @@ def calls(name: str, template: str = "", **fields: object) -> ToolCalls:
     """Return the form of a required call in a format."""
     prompt = ChatPrompt(QUESTION, **{"tools": TOOLS, "tool_choice": REQUIRED, **fields})  # type: ignore[arg-type]
     [form] = [each for each in TOOL_FORMATS if each.name == name]
-    made = required_calls(prompt, form.writing(template))
+    made = held_calls(prompt, form.writing(template))
     assert made is not None
     return made
 
@@ -103,7 +103,7 @@ def test_calls_are_asked_for_as_the_models_template_writes_them(name: str, accep
     before, behind, most = WRITTEN[name]
     writing = choose_formats(source).writing
     prompt = ChatPrompt(QUESTION, tools=TOOLS, tool_choice=REQUIRED)
-    form = required_calls(prompt, writing)
+    form = held_calls(prompt, writing)
     assert form is not None
     for made in ((WEATHER,), (TIME,), (WEATHER, TIME))[: 1 + most]:
         messages = [*QUESTION, ChatMessage("assistant", "", tool_calls=made)]
@@ -253,7 +253,7 @@ def test_a_tool_that_cannot_be_called_is_named(tool: str, problem: str) -> None:
 def test_a_call_is_refused_where_the_model_has_no_format_or_there_is_too_much() -> None:
     prompt = ChatPrompt(QUESTION, tools=TOOLS, tool_choice=REQUIRED)
     with pytest.raises(InvalidRequestError, match="--tool-format"):
-        required_calls(prompt, None)
+        held_calls(prompt, None)
     huge = json.dumps({"name": "f", "parameters": {"description": "x" * 2**18}})
     with pytest.raises(InvalidRequestError, match=r"input\.chat\.tools: found 26\d+ bytes"):
         calls("hermes", tools=(huge,))

@@ -170,6 +170,29 @@ def test_a_form_gives_way_to_a_required_call(worker: Worker, session: FakeSessio
     assert (found.text, [call.name for call in calls_of(found)]) == ("", ["get_time"])
 
 
+def test_an_answer_of_a_form_may_be_a_call_instead(worker: Worker, session: FakeSession) -> None:
+    """Agents send both, and want the form when no tool is left to be called."""
+    for messages in (QUESTION, THINKING):
+        prompt = ChatPrompt(messages, tools=TOOLS, continue_final_message=messages is THINKING)
+        thought = "hm</think>\n" if messages is THINKING else ""
+        for text, calls in [(CALL, ["get_time"]), (f"{CALL}\n{CALL}", ["get_time"] * 2)]:
+            wanting(session, worker, prompt, thought + text)
+            found = ask(worker, prompt, structured=JsonObject())
+            assert (found.text, [call.name for call in calls_of(found)]) == ("", calls)
+            assert found.completion.reason is FinishReason.TOOL_CALLS
+        # What is inside of a form is no call, whatever it looks like.
+        quoted = json.dumps({"a": CALL.replace("\n", "")})
+        wanting(session, worker, prompt, thought + quoted)
+        found = ask(worker, prompt, structured=JsonObject())
+        assert (found.text, calls_of(found), found.completion.reason) == (quoted, (), FinishReason.STOP)
+        wanting(session, worker, prompt, thought + "Let me see. " + CALL)
+        found = ask(worker, prompt, structured=Choice(("yes", "no")))
+        assert found.text in ("yes", "no") or calls_of(found)
+    prompt = ChatPrompt(QUESTION, tools=TOOLS, tool_choice=ToolChoice(ToolMode.NONE))
+    wanting(session, worker, prompt, CALL)
+    assert ask(worker, prompt, structured=Choice(("yes", CALL))).text == CALL
+
+
 def test_at_most_one_call_where_the_model_may_choose(worker: Worker, session: FakeSession) -> None:
     prompt = ChatPrompt(QUESTION, tools=TOOLS, parallel_tool_calls=False)
     wanting(session, worker, prompt, f"Let me see. {CALL}\n{CALL}")
@@ -213,8 +236,12 @@ def test_a_schema_that_cannot_be_held_is_named_by_its_tool(worker: Worker) -> No
     bad = json.dumps(
         {"name": "f", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
     )
-    for tools, index in (((*TOOLS, bad), 2), ((bad, *TOOLS), 0)):
-        found = ask(worker, ChatPrompt(QUESTION, tools=tools, tool_choice=REQUIRED))
+    for tools, index, choice in (
+        ((*TOOLS, bad), 2, REQUIRED),
+        ((bad, *TOOLS), 0, ToolChoice()),
+        ((bad,), 0, REQUIRED),
+    ):
+        found = ask(worker, ChatPrompt(QUESTION, tools=tools, tool_choice=choice), structured=JsonObject())
         assert str(found.error).startswith(f"input.chat.tools[{index}].parameters.properties.a")
         assert "uniqueItems" in str(found.error)
 

@@ -1,4 +1,4 @@
-"""Which tools a chat lets its model call, and the form of an answer that must call one.
+"""Which tools a chat lets its model call, and the form of such calls.
 
 Tools come with a prompt as JSON text. Templates are shown some of them, parsers look for their names, and a
 choice of tools that requires a call becomes a grammar of the model's own format of calls.
@@ -78,13 +78,15 @@ def choice_violations(prompt: ChatPrompt) -> list[FieldViolation]:
     return [FieldViolation(CHOICE_FIELD, f"found {unknown[0][:64]!r}, {expected}")]
 
 
-def required_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls | None:
-    """Return the form of an answer that must call a tool; None where none is required.
+def held_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls | None:
+    """Return the form of calls of the tools that may be called; None where there are none.
 
     writing: how the model writes calls; None: its template has no format that is known here.
-    Raises InvalidRequestError where no such form can be made.
+    Raises InvalidRequestError where a call is required and the model has no format, or a tool cannot be
+    called by a grammar.
     """
-    if prompt.tool_choice.mode is not ToolMode.REQUIRED:
+    required = prompt.tool_choice.mode is ToolMode.REQUIRED
+    if not required and (writing is None or not shown_tools(prompt)):
         return None
     if writing is None:
         found = (
@@ -104,8 +106,10 @@ def required_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls
         tools.append(CallableTool(name, _arguments(tool.called.parameters, field, bad), field))
     size = sum(len(tool.parameters.encode()) + len(tool.name.encode()) for tool in tools)
     if size > MAX_TEXT_BYTES:
-        found = f"found {size} bytes of names and parameters, expected at most {MAX_TEXT_BYTES} where a call "
-        bad.append(FieldViolation(TOOLS_FIELD, found + "is required; name fewer tools in tool_choice"))
+        found = f"found {size} bytes of names and parameters, expected at most {MAX_TEXT_BYTES} where a "
+        bad.append(
+            FieldViolation(TOOLS_FIELD, found + "grammar holds calls; name fewer tools in tool_choice")
+        )
     if bad:
         raise InvalidRequestError(bad)
     return ToolCalls(writing, tuple(tools), several=prompt.parallel_tool_calls)
@@ -127,7 +131,7 @@ def _name_violations(name: str, field: str, *, quoted: bool) -> list[FieldViolat
         found = f"found the function name {name[:64]!r}; this model writes letters, digits and . : / - _ only"
     else:
         return []
-    return [FieldViolation(field, f"{found}, since a call of it is required")]
+    return [FieldViolation(field, f"{found}, as a grammar holds its calls")]
 
 
 def _arguments(parameters: object, field: str, bad: list[FieldViolation]) -> str:

@@ -389,6 +389,42 @@ class ScoreResponse(_message.Message):
     scores: _containers.RepeatedCompositeFieldContainer[ContinuationScore]
     def __init__(self, request_id: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[ContinuationScore, _Mapping]]] = ...) -> None: ...
 
+class EmbedRequest(_message.Message):
+    __slots__ = ("inputs", "dimensions", "truncate_prompt_tokens", "request_id", "model", "client_id", "priority", "fingerprint")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    dimensions: int
+    truncate_prompt_tokens: int
+    request_id: str
+    model: str
+    client_id: str
+    priority: int
+    fingerprint: str
+    def __init__(self, inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., dimensions: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., client_id: _Optional[str] = ..., priority: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class Embedding(_message.Message):
+    __slots__ = ("values", "token_count")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    token_count: int
+    def __init__(self, values: _Optional[_Iterable[float]] = ..., token_count: _Optional[int] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("request_id", "embeddings")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
+    def __init__(self, request_id: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("input",)
     INPUT_FIELD_NUMBER: _ClassVar[int]
@@ -474,7 +510,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_id", "fingerprint", "context_length", "vocab_size", "precision", "head_precision", "provider", "provider_node_share", "slots", "has_chat_template", "stop_token_ids", "version", "batch_invariant", "kind", "limits", "provider_shares", "device", "served_names")
+    __slots__ = ("model_id", "fingerprint", "context_length", "vocab_size", "precision", "head_precision", "provider", "provider_node_share", "slots", "has_chat_template", "stop_token_ids", "version", "batch_invariant", "kind", "limits", "provider_shares", "device", "served_names", "embedding_size")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -493,6 +529,7 @@ class GetModelInfoResponse(_message.Message):
     PROVIDER_SHARES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAMES_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     fingerprint: str
     context_length: int
@@ -511,7 +548,8 @@ class GetModelInfoResponse(_message.Message):
     provider_shares: _containers.RepeatedCompositeFieldContainer[ProviderShare]
     device: str
     served_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., precision: _Optional[str] = ..., head_precision: _Optional[str] = ..., provider: _Optional[str] = ..., provider_node_share: _Optional[float] = ..., slots: _Optional[int] = ..., has_chat_template: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., batch_invariant: bool = ..., kind: _Optional[str] = ..., limits: _Optional[_Iterable[str]] = ..., provider_shares: _Optional[_Iterable[_Union[ProviderShare, _Mapping]]] = ..., device: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    embedding_size: int
+    def __init__(self, model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., precision: _Optional[str] = ..., head_precision: _Optional[str] = ..., provider: _Optional[str] = ..., provider_node_share: _Optional[float] = ..., slots: _Optional[int] = ..., has_chat_template: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., batch_invariant: bool = ..., kind: _Optional[str] = ..., limits: _Optional[_Iterable[str]] = ..., provider_shares: _Optional[_Iterable[_Union[ProviderShare, _Mapping]]] = ..., device: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., embedding_size: _Optional[int] = ...) -> None: ...
 
 class ProviderShare(_message.Message):
     __slots__ = ("provider", "node_share", "weight_share")

@@ -19,6 +19,7 @@ from llorch_serve.structured.spec import (
     AfterThought,
     CallableTool,
     CallWriting,
+    FormOrCalls,
     HeldForm,
     JsonSchema,
     Structured,
@@ -37,10 +38,10 @@ def compose(form: HeldForm, special: Mapping[int, str]) -> str:
 
     Raises InvalidRequestError for what is no schema.
     """
-    if not isinstance(form, AfterThought | ToolCalls):
+    if not isinstance(form, AfterThought | FormOrCalls | ToolCalls):
         return translate(form)
     parts = _Parts({text: id_ for id_, text in special.items()})
-    start = parts.thoughtful(form) if isinstance(form, AfterThought) else parts.calls(form)
+    start = parts.thoughtful(form) if isinstance(form, AfterThought) else parts.answer(form)
     lark = "\n".join([f"start: {start}", *parts.rules])
     return msgspec.json.encode({"grammars": [{"lark_grammar": lark}, *parts.grammars]}).decode()
 
@@ -58,9 +59,15 @@ class _Parts:
         between = "" if begins_with_space(form.form) else " BETWEEN"
         if between:
             self.rules.append(f"BETWEEN: {_SPACE}")
-        answer = self.calls(form.form) if isinstance(form.form, ToolCalls) else self._reference(form.form)
+        answer = self.answer(form.form)
         begin, end = self._text(form.answer_begin), self._text(form.answer_end)
         return " ".join(filter(None, [self._thought(form.thought_end) + between, begin, answer, end]))
+
+    def answer(self, form: Structured | ToolCalls | FormOrCalls) -> str:
+        """Return an answer without its thought."""
+        if isinstance(form, FormOrCalls):
+            return f"({self._reference(form.form)} | {self._calls(form.calls)})"
+        return self._calls(form) if isinstance(form, ToolCalls) else self._reference(form)
 
     def _thought(self, end: str) -> str:
         """Return a thought up to the first place where its end is spelled out, or stands as a token."""
@@ -71,7 +78,7 @@ class _Parts:
         self.rules.append(f"THOUGHT: /(?s:.*)/ & ~/(?s:.*){escaped}(?s:.*)/")
         return f"(spelled | THOUGHT {self._text(end)})"
 
-    def calls(self, form: ToolCalls) -> str:
+    def _calls(self, form: ToolCalls) -> str:
         """Return one call or several."""
         writing = form.writing
         self.rules.append(

@@ -9,7 +9,15 @@ from dataclasses import replace
 from llorch_serve.structured.composing import compose
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.limits import EXAMINATION_S
-from llorch_serve.structured.spec import AfterThought, CallableTool, HeldForm, JsonSchema, ToolCalls, field_of
+from llorch_serve.structured.spec import (
+    AfterThought,
+    CallableTool,
+    FormOrCalls,
+    HeldForm,
+    JsonSchema,
+    ToolCalls,
+    field_of,
+)
 from llorch_serve.structured.translate import place_of
 
 
@@ -19,6 +27,9 @@ def refused_field(form: HeldForm, reason: str, special: Mapping[int, str], exami
     reason: the library's, which may quote what it does not know. special: special tokens, by id.
     """
     inner = form.form if isinstance(form, AfterThought) else form
+    if isinstance(inner, FormOrCalls):
+        of_form = examiner.refusal(compose(inner.form, special))
+        inner = inner.calls if of_form is None else inner.form
     if not isinstance(inner, ToolCalls):
         return field_of(inner) + place_of(inner, reason)
     tool = _refused_tool(inner, special, examiner)

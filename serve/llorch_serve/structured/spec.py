@@ -106,6 +106,14 @@ class ToolCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class FormOrCalls:
+    """A form, or calls of tools instead."""
+
+    form: Structured
+    calls: ToolCalls
+
+
+@dataclass(frozen=True, slots=True)
 class AfterThought:
     """A form behind the thought that the model's template has opened.
 
@@ -113,26 +121,28 @@ class AfterThought:
     answer_begin, answer_end: what it writes around the answer, if anything.
     """
 
-    form: Structured | ToolCalls
+    form: Structured | ToolCalls | FormOrCalls
     thought_end: str
     answer_begin: str = ""
     answer_end: str = ""
 
 
-HeldForm = Structured | ToolCalls | AfterThought
+HeldForm = Structured | ToolCalls | FormOrCalls | AfterThought
 """What an answer is held to, from its first token to its last."""
 
 
 def field_of(form: HeldForm) -> str:
     """Return what errors call a form: the field that asks for it."""
-    if isinstance(form, AfterThought):
+    if isinstance(form, AfterThought | FormOrCalls):
         return field_of(form.form)
     return "input.chat.tools" if isinstance(form, ToolCalls) else f"sampling.{form.field}"
 
 
-def begins_with_space(form: Structured | ToolCalls) -> bool:
+def begins_with_space(form: Structured | ToolCalls | FormOrCalls) -> bool:
     """Tell whether the white space that an answer begins with may be the form's own."""
     match form:
+        case FormOrCalls(inner):
+            return begins_with_space(inner)
         case JsonSchema() | JsonObject() | ToolCalls():
             return False
         case Choice(options):

@@ -18,6 +18,7 @@ from llorch_serve.requests import (
     AnswerOptions,
     GenerationRequest,
     Prompt,
+    RankRequest,
     ScoreRequest,
     UpdateSink,
     option_violations,
@@ -30,6 +31,7 @@ from llorch_serve.structured.spec import HeldForm
 from llorch_serve.text.tokenizer import TextStream
 from llorch_serve.worker.answers import Answer, Answers, answer_seed
 from llorch_serve.worker.prompts import PromptEncoder
+from llorch_serve.worker.ranking import Ranking
 from llorch_serve.worker.scores import Scores, score_sequences
 from llorch_serve.worker.scoring import encode_pairs, place_violations
 from llorch_serve.worker.served import ServedModel, ServedSession
@@ -200,10 +202,31 @@ class Intake:
         )
         return Scores(request.request_id, sink, pairs, sequences, request.logprobs, self._tokenizer)
 
-    def _ownership(self, request: GenerationRequest | ScoreRequest) -> Ownership:
+    def rank(self, request: RankRequest, ranking: Ranking, sink: UpdateSink) -> Scores:
+        """Return the scores of either answer to each document of a request, all of them still to be found.
+
+        Raises as :meth:`score` does.
+        """
+        pairs = ranking.pairs(request, context=self._context)
+        if len(pairs) > self._most_waiting:
+            found = (
+                f"found {len(pairs) // 2}; this worker queues {self._most_waiting // 2}, the most it can take"
+            )
+            raise InvalidRequestError([FieldViolation("documents", found)])
+        self._check_scores_prompts()
+        sequences = score_sequences(
+            request,
+            pairs,
+            ownership=self._ownership(request),
+            rows=self._scored_rows,
+            now=time.perf_counter(),
+        )
+        return Scores(request.request_id, sink, pairs, sequences, None, self._tokenizer)
+
+    def _ownership(self, request: GenerationRequest | ScoreRequest | RankRequest) -> Ownership:
         return Ownership(_client(request), self._cache_salt(request), request.priority)
 
-    def _cache_salt(self, request: GenerationRequest | ScoreRequest) -> str:
+    def _cache_salt(self, request: GenerationRequest | ScoreRequest | RankRequest) -> str:
         match self._cache_sharing:
             case CacheSharing.CALLER:
                 return request.owner
@@ -253,7 +276,7 @@ class Intake:
             )
 
 
-def _client(request: GenerationRequest | ScoreRequest) -> str:
+def _client(request: GenerationRequest | ScoreRequest | RankRequest) -> str:
     """Return a client's name among all callers': nobody waits in another's line by taking its
     ``client_id``.
     """

@@ -99,6 +99,30 @@ class PromptEncoder:
             raise InvalidRequestError([FieldViolation("input.chat", problem)])
         return encode_chat(self.tokenizer, template, prompt, most=context, most_chars=most_chars)
 
+    def encode_cut(self, prompt: TextPrompt, most: int) -> tuple[int, ...]:
+        """Return a text's token ids, ``most`` at most: what is too much is cut off at the text's end, before
+        the tokens that the tokenizer puts behind one. Raises InvalidRequestError.
+        """
+        text = prompt.text[: self.most_chars(most)]  # no longer one has tokens that would be left
+        added = prompt.add_special_tokens
+        plain = self.tokenizer.encode(text, add_special_tokens=False)
+        if not added:
+            return plain[:most]
+        whole = self.tokenizer.started(self.tokenizer.encode(text, add_special_tokens=True))
+        if len(whole) <= most:
+            return whole
+        places = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        start = next(places, 0)
+        before, after = whole[:start], whole[start + len(plain) :]
+        room = most - len(before) - len(after)
+        if room < 1:
+            found = (
+                f"found room for {most} tokens, of which the tokenizer's own around a text take "
+                f"{len(before) + len(after)}; expected more"
+            )
+            raise InvalidRequestError([FieldViolation("input", found)])
+        return before + plain[:room] + after
+
     def most_chars(self, context: int) -> int:
         """Return a number of characters that no text has which fits a context of so many tokens."""
         return min(_NORMALISING * context * self.tokenizer.longest_token, MAX_CHARS)

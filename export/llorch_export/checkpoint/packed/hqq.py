@@ -27,6 +27,7 @@ from llorch_export.checkpoint.packed.base import (
 )
 from llorch_export.checkpoint.packed.hqq_grid import CODES_A_WORD, HqqGrid, Piece, hqq_grid
 from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.packed.words import strided_codes
 from llorch_export.config.packed.hqq import HqqPacking
 from llorch_serve.errors import ArtifactError
 
@@ -157,18 +158,9 @@ class _Matrix:
 
     def _rows(self, piece: Piece) -> npt.NDArray[np.uint8]:
         """Return the codes of a piece of the grid."""
-        grid, flat = self.grid, dataclasses.replace(self.words, shape=(math.prod(self.words.shape),))
-        each, parts, row = CODES_A_WORD[grid.bits], [], piece.top
-        while row < piece.bottom:
-            place = row // grid.step
-            end = min(piece.bottom, (place + 1) * grid.step)
-            first, last = ((one - place * grid.step) * grid.columns for one in (row, end - 1))
-            words: npt.NDArray[np.int64] = flat.rows(first + piece.left, last + piece.right).astype(np.int64)
-            shift = (each - 1 - place) * grid.bits
-            codes = (words >> shift & (2**grid.bits - 1)).astype(np.uint8)
-            parts.append(codes.reshape(end - row, piece.right - piece.left))
-            row = end
-        return np.concatenate(parts)
+        shifts = range((CODES_A_WORD[self.grid.bits] - 1) * self.grid.bits, -1, -self.grid.bits)
+        rows, columns = (piece.top, piece.bottom), (piece.left, piece.right)
+        return strided_codes(self.words, self.grid.bits, shifts, rows, columns)
 
     def _numbers(self, place: StoredArray, piece: Piece) -> Floats:
         """Return the scales or zero points of a piece, [rows, 1] or [1, columns]."""

@@ -16,14 +16,23 @@ from llorch_serve.chat.parsing.bodies import CallPart
 from llorch_serve.chat.parsing.calls import CallParser
 from llorch_serve.chat.parsing.reasoning import ExpectedThought, ReasoningParser
 from llorch_serve.chat.parsing.registry import AnswerFormats
-from llorch_serve.chat.tools import callable_names, required_calls, shown_tools
+from llorch_serve.chat.tools import callable_names, held_calls, shown_tools
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.requests import ChatPrompt, GenerationUpdate, ToolCallDelta
-from llorch_serve.structured.spec import AfterThought, HeldForm, Structured, begins_with_space
+from llorch_serve.requests import ChatPrompt, GenerationUpdate, ToolCallDelta, ToolMode
+from llorch_serve.structured.spec import (
+    AfterThought,
+    FormOrCalls,
+    HeldForm,
+    Structured,
+    ToolCalls,
+    begins_with_space,
+)
 
 # Mistral's templates take ids of exactly nine letters and digits; others take anything.
 _ID_CHARS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH: Final = 9
+# What an answer may be held to where calls are looked for in it; None: nothing.
+_WITH_CALLS: Final = (ToolCalls, FormOrCalls, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +132,18 @@ def held_form(
 ) -> HeldForm | None:
     """Return the form that the answer to a chat is held to, or None. It holds the answer and not the thought.
 
-    asked: what the request asks for; a call that it requires comes first. rendered: the prompt as text.
-    Raises InvalidRequestError where a call is required and cannot be held.
+    asked: what the request asks for; where a call is required, that takes its place, and where tools may be
+        called, the answer is one or the other. rendered: the prompt as text.
+    Raises InvalidRequestError where calls cannot be held.
     """
-    form = required_calls(prompt, formats.writing) or asked
-    if form is None:
+    required = prompt.tool_choice.mode is ToolMode.REQUIRED
+    if asked is None and not required:
         return None
+    calls = held_calls(prompt, formats.writing)
+    form: Structured | ToolCalls | FormOrCalls | None = calls if required else asked
+    if asked is not None and calls is not None and not required:
+        form = FormOrCalls(asked, calls)
+    assert form is not None
     thought = expected_thought(formats, prompt, rendered, held=True)
     if thought is None:
         return form
@@ -148,14 +163,19 @@ def parser_for(
     form: what the answer is held to.
     """
     thought = expected_thought(formats, prompt, rendered, held=form is not None)
+    answer = form.form if isinstance(form, AfterThought) else form
     reasoning = None
     if thought is not None:
         exact = isinstance(form, AfterThought) and begins_with_space(form.form)
         reasoning = ReasoningParser(thought, exact=exact)
     calls = None
-    if formats.tools is not None and shown_tools(prompt):
-        first_only = not prompt.parallel_tool_calls
-        calls = CallParser(formats.tools, callable_names(prompt), first_only=first_only)
+    if formats.tools is not None and shown_tools(prompt) and isinstance(answer, _WITH_CALLS):
+        calls = CallParser(
+            formats.tools,
+            callable_names(prompt),
+            first_only=not prompt.parallel_tool_calls,
+            at_start=isinstance(answer, FormOrCalls),
+        )
     return None if reasoning is None and calls is None else AnswerParser(key, reasoning, calls)
 
 

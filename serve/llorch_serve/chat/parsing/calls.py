@@ -80,7 +80,9 @@ class _Place(enum.Enum):
     TEXT = enum.auto()
     BODY = enum.auto()
     BEHIND = enum.auto()  # behind a call
+    MARKER = enum.auto()  # where an answer has its first call, or none
     DONE = enum.auto()  # behind the only call that is wanted
+    PLAIN = enum.auto()  # in an answer without calls
 
 
 @dataclass(slots=True)
@@ -104,15 +106,19 @@ class CallParser:
 
     names: the tools that the request has.
     first_only: nothing is read behind the first call.
+    at_start: an answer begins with its calls, or has none: it is held to a form that may hold markers.
     """
 
-    def __init__(self, form: CallFormat, names: frozenset[str], *, first_only: bool = False) -> None:
+    def __init__(
+        self, form: CallFormat, names: frozenset[str], *, first_only: bool = False, at_start: bool = False
+    ) -> None:
         self._form = form
         self._names = names
         self._first_only = first_only
         self._told: list[_Told] = []  # of the body
         self._places = 0  # of calls before the body
-        self._place = _Place.START if form.bare else _Place.TEXT
+        self._place = _Place.START if form.bare else _Place.MARKER if at_start else _Place.TEXT
+        self._other = _Place.PLAIN if at_start else _Place.TEXT  # where text leads that is no call
         self._unread = ""  # what may become a marker or a header, and is looked at again with what follows it
         self._kept: list[str] = []  # what has been read of a body, or of what may come before one
         self._reader = self._made()
@@ -141,6 +147,11 @@ class CallParser:
                     at = self._text(text, at, pieces)
                 case _Place.BODY:
                     at = self._body(text, at, pieces)
+                case _Place.MARKER:
+                    at = self._marker(text, at)
+                case _Place.PLAIN:
+                    pieces.append(text[at:])
+                    at = len(text)
                 case _Place.DONE:
                     at = len(text)
         self._unread = text[at:]
@@ -163,6 +174,14 @@ class CallParser:
         if end < len(text):
             self._open_bare(text, end, self._released(), pieces)
         return end
+
+    def _marker(self, text: str, at: int) -> int:
+        if text.startswith(self._form.begin, at):
+            self._open(self._form.begin, marked=True)
+            return at + len(self._form.begin)
+        if not is_beginning(text, at, self._form.begin):
+            self._place = self._other
+        return at
 
     def _behind(self, text: str, at: int, pieces: list[str | CallPart]) -> int:
         end = space_end(text, at)
@@ -218,7 +237,7 @@ class CallParser:
             self._place, self._end_due = _Place.BEHIND, bool(self._form.end)
             self._complete(calls, pieces)
         else:
-            self._place = _Place.TEXT
+            self._place = self._other
             self._break(pieces)
             pieces.append(self._opening + body)
         return end
@@ -264,7 +283,7 @@ class CallParser:
         if text.startswith("{", at):
             self._open(before, marked=False)
         else:
-            self._place = _Place.TEXT
+            self._place = self._other
             pieces.append(before)
 
     def _open(self, opening: str, *, marked: bool) -> None:
