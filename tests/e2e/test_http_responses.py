@@ -329,6 +329,14 @@ class City(pydantic.BaseModel):
     name: str
 
 
+class Place(pydantic.BaseModel):
+    city: str
+
+
+CALL = ToolCallDelta(0, "c1", "weather", '{"city": "Rome"}')
+STRICT = openai.pydantic_function_tool(Place, name="weather")
+
+
 def test_a_model_of_the_client_becomes_the_form_and_the_answer():
     generator = ScriptedGenerator(({"text": '{"name": '}, {"text": '"Rome"}'}))
     with running_front(generator) as front, client_of(front) as client:
@@ -340,6 +348,32 @@ def test_a_model_of_the_client_becomes_the_form_and_the_answer():
     form = generator.submitted[0].sampling.structured
     assert isinstance(form, JsonSchema)
     assert json.loads(form.schema)["properties"]["name"]["type"] == "string"
+
+
+def test_what_came_back_can_be_sent_again():
+    pieces = ({"reasoning": "Hm"}, {"text": '{"name": "Rome"}'}, {"tool_calls": (CALL,)})
+    generator = ScriptedGenerator(pieces, FinishReason.TOOL_CALLS)
+    with running_front(generator) as front, client_of(front) as client:
+        answers = [
+            ask(client, max_output_tokens=9, include=["message.output_text.logprobs"]),
+            client.responses.parse(model=INFO.model_id, input="Hi", text_format=City, tools=[STRICT]),
+        ]
+        with client.responses.stream(
+            model=INFO.model_id, input="Hi", text_format=City, tools=[STRICT]
+        ) as stream:
+            answers.append(stream.get_final_response())
+        for answer in answers:
+            ask(client, input=[{"role": "user", "content": "Hi"}, *answer.output])
+            ask(client, input=[item.model_dump() for item in answer.output])
+    generator.close()
+    said = ChatMessage(
+        "assistant",
+        '{"name": "Rome"}',
+        tool_calls=(ToolCall("weather", '{"city": "Rome"}', "c1"),),
+        reasoning_content="Hm",
+    )
+    sent = [request.prompt.messages for request in generator.submitted[3:]]
+    assert sent == [(ChatMessage("user", "Hi"), said), (said,)] * 3
 
 
 def test_logprobs_come_where_they_are_asked_for():
