@@ -452,6 +452,9 @@ def test_every_bad_field_has_the_name_that_the_api_has(served):
         "max_output_tokens",
     ]
     assert list(refusals(served[0], input=[])) == ["input"]
+    padded = {"include_obfuscation": True}
+    found = refusals(served[0], stream=True, stream_options=padded)
+    assert list(found) == ["stream_options.include_obfuscation"]
     assert list(refusals(served[0], top_logprobs=21)) == ["top_logprobs"]
 
 
@@ -483,6 +486,11 @@ def test_an_answer_whose_client_leaves_is_not_kept():
         generator.wait_for(lambda g: g.aborted)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(response_id)
+
+
+def test_empty_instructions_are_none(served):
+    ask(served[2], instructions="")
+    assert served[1].submitted[0].prompt.messages == (ChatMessage("user", "Hi"),)
 
 
 def test_long_words_are_not_repeated(served):
