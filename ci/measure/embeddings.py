@@ -49,6 +49,8 @@ _CHUNK: Final = 256  # tokens, of a prompt on the path of generation
 _ROUNDS: Final = 3
 
 Ids = list[int]
+Way = Callable[[Sequence[Ids]], None]
+"""Runs texts of one length."""
 
 
 def exported(source: str, output: Path, **given: Any) -> Artifact:
@@ -106,9 +108,7 @@ def prompts(session: DecoderSession, texts: Sequence[Ids]) -> None:
             session.prefill(0, text[start : start + _CHUNK], start)
 
 
-def speeds(
-    ways: dict[str, Callable[[Sequence[Ids]], None]], vocabulary: int, seconds: float
-) -> Iterator[Any]:
+def speeds(ways: dict[str, Way], vocabulary: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Give each length's tokens per second by way, the median of rounds, and ratios within a round."""
     rng = np.random.default_rng(0)
     for length in LENGTHS:
@@ -150,9 +150,10 @@ def main(
         }
         asked = texts_of(artifacts["fp32"], texts)
         reference = Reference(open_checkpoint(source, pooling))
-        near = {name: fidelity(artifact, reference, asked) for name, artifact in artifacts.items()}
-        for name, figures in near.items():
-            print(f"{name:8} cosine over {len(asked)} texts: {figures}", flush=True)
+        near = {}
+        for name, artifact in artifacts.items():
+            near[name] = fidelity(artifact, reference, asked)
+            typer.echo(f"{name:8} cosine over {len(asked)} texts: {near[name]}")
         del reference
         embedder = open_embedder(artifacts["default"], SessionConfig(), lambda _: None)
         generating = exported(source, place / "generating", embed="none")
@@ -166,7 +167,7 @@ def main(
         fast = []
         for row in speeds(ways, generating.manifest.model.vocab_size, seconds):
             fast.append(row)
-            print(json.dumps(row), flush=True)
+            typer.echo(json.dumps(row))
     if output is not None:
         output.write_text(json.dumps({"source": source, "pooling": pooling, "fidelity": near, "speed": fast}))
     if any(near[name]["mean"] < least for name, least in ASKED.items()):
