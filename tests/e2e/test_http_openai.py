@@ -11,7 +11,16 @@ import pytest
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import NonFiniteLogitsError, ResourceError
 from llorch_serve.http.fields import MAX_LISTED
-from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, ToolCall, ToolCallDelta
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+    ToolCallDelta,
+    ToolChoice,
+    ToolMode,
+)
 from support.fakes.generator import INFO, PATIENCE_S, FakeGenerator
 from support.harness.http import fake_front, running_front, send
 
@@ -307,11 +316,56 @@ def test_tools_and_their_messages_reach_the_template(served):
         model=INFO.model_id, messages=MESSAGES, tools=[TOOL], tool_choice="none", max_tokens=1
     )
     assert generator.submitted[1].prompt.tools == ()
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model=INFO.model_id, messages=MESSAGES, tools=[TOOL], tool_choice="required"
-        )
-    assert caught.value.param == "tool_choice"
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CHOICES = [
+    (None, ToolChoice()),
+    ("auto", ToolChoice()),
+    ("none", ToolChoice(ToolMode.NONE)),
+    ("required", ToolChoice(ToolMode.REQUIRED)),
+    (NAMED, ToolChoice(ToolMode.REQUIRED, ("weather",))),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+        ToolChoice(ToolMode.AUTO, ("weather",)),
+    ),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+        ToolChoice(ToolMode.REQUIRED, ("weather",)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("sent", "read"), CHOICES)
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_a_choice_of_tools_reaches_the_worker(served, sent, read, parallel):
+    front, generator, _ = served
+    body = {"messages": MESSAGES, "tools": [TOOL], "max_tokens": 1}
+    body |= {"tool_choice": sent, "parallel_tool_calls": parallel}
+    assert send(front.port, "POST", "/v1/chat/completions", body).status == 200
+    prompt = generator.submitted[0].prompt
+    assert (prompt.tool_choice, prompt.parallel_tool_calls) == (read, parallel is not False)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "any",
+        3,
+        [],
+        {"type": "function", "name": "weather"},
+        {"type": "function", "function": {}},
+        {"type": "custom", "custom": {"name": "weather"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [NAMED]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+    ],
+)
+def test_a_choice_of_tools_of_another_shape_is_refused(served, choice):
+    body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
+    answer = send(served[0].port, "POST", "/v1/chat/completions", body)
+    error = answer.document["error"]
+    assert (answer.status, error["param"]) == (400, "tool_choice")
+    assert "expected" in error["message"]
 
 
 class CallingGenerator(FakeGenerator):

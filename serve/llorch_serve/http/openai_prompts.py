@@ -111,7 +111,7 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
         found = "differs from reasoning_content, of which it is an older name; send only one"
         bad.append(FieldViolation(f"{path}.reasoning", found))
     calls = tuple(
-        ToolCall(c.function.name, c.function.arguments, c.id or "") for c in message.tool_calls or ()
+        ToolCall(c.function.name, c.function.arguments or "{}", c.id or "") for c in message.tool_calls or ()
     )
     read = ChatMessage(
         message.role,
