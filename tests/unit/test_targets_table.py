@@ -24,8 +24,10 @@ from llorch_export.recipes.base import base_recipe
 from llorch_serve.artifact.manifest import Interop, Precision, Target
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.providers import CPU, check_target
+from support.builders import packed_hqq, packed_modelopt
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import write_hf_folder
+from support.builders.packed_folders import write_packed
 from support.builders.tiny_exports import export_tiny, open_tiny
 
 FAMILIES = [
@@ -39,6 +41,9 @@ FAMILIES = [
     "nemotron",
     "apertus",
 ]
+PACKED: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128}
+NVFP4 = (packed_modelopt.nvfp4, packed_modelopt.settings("NVFP4"))
+HQQ_3_BITS = (packed_hqq.matrix(3, 32, whole=False), packed_hqq.SETTINGS)
 FLOATS = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
 
 
@@ -118,6 +123,13 @@ def test_every_recipe_of_a_target_gives_a_graph_of_its_row(
         source = write_hf_folder(tmp_path / f"{precision}-experts", HF["qwen2_moe"])
         folder = export_tiny(source, tmp_path / f"{precision}-of-experts", precision=precision).folder
         seen |= operators(load(folder))
+    for algorithm, maker in {"nvfp4": NVFP4, "hqq": HQQ_3_BITS}.items() if row.folds_constants else ():
+        folder = write_packed(tmp_path / f"{algorithm}-model", PACKED, *maker, skip=("lm_head",)).folder
+        artifact = export_tiny(folder, tmp_path / algorithm, precision="source")
+        seen |= operators(load(artifact.folder))
+    if "ReduceL2" in row.operators:
+        pooled = export_tiny(model, tmp_path / "pooled", target=target, embed="mean")
+        seen |= operators(load(pooled.folder))
     # An operator that no graph holds is a claim that nothing has checked; some appear only where rows are
     # padded.
     assert row.operators - seen <= {"Slice", "RotaryEmbedding"}
