@@ -29,7 +29,7 @@ def read_form(format_: ResponseFormat | None, bad: list[FieldViolation]) -> Stru
     parts = [name for name, text in (("json_schema", inner is not None), ("schema", beside)) if text]
     found = f"found type {format_.type[:32]!r} with {' and '.join(parts) or 'no schema'}"
     expected = f'{{"type": "text"}}, {{"type": "json_object"}} or {JSON_SCHEMA_SHAPE}'
-    bad.append(FieldViolation("response_format", f"{found}; expected {expected}"))
+    bad.append(FieldViolation("response_format", f"{found}; type json_schema needs one; expected {expected}"))
     return None
 
 
