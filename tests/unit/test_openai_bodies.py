@@ -84,6 +84,11 @@ def test_what_is_null_or_empty_in_a_message_asks_for_nothing(name: str, empty: o
     assert chat(messages=[{"role": "user", "content": [part | {name: empty}]}]) == chat()
 
 
+@pytest.mark.parametrize("name", ["name", "tool_call_id", "reasoning_content", "reasoning"])
+def test_a_text_that_is_empty_is_none(name: str) -> None:
+    assert chat(messages=[HELLO | {name: ""}]) == chat()
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
