@@ -218,9 +218,11 @@ def test_what_was_left_aside_is_told_in_the_answer_and_once_in_the_log(stream, c
         for _ in range(2):
             answer = send(front.port, "POST", "/v1/chat/completions", body)
             last = answer.events[-1][1] if stream else answer.document
-            assert last["choices"][0]["llorch"]["ignored"] == ["think", "num_ctx", "a\nb"]
+            assert last["llorch"]["ignored"] == ["think", "num_ctx", "a\nb"]
+            assert last["choices"][0]["llorch"]["ignored"] == last["llorch"]["ignored"]
         plain = send(front.port, "POST", "/v1/chat/completions", CHAT).document
         assert "ignored" not in plain["choices"][0]["llorch"]
+        assert "llorch" not in plain
         answer = send(front.port, "POST", "/v1/inference", {"prompt": "a", "think": 1})
         assert answer.status == 400  # jobs are as they were
     (line,) = [record.getMessage() for record in caplog.records]

@@ -84,6 +84,11 @@ def test_what_is_null_or_empty_in_a_message_asks_for_nothing(name: str, empty: o
     assert chat(messages=[{"role": "user", "content": [part | {name: empty}]}]) == chat()
 
 
+@pytest.mark.parametrize("name", ["name", "tool_call_id", "reasoning_content", "reasoning"])
+def test_a_text_that_is_empty_is_none(name: str) -> None:
+    assert chat(messages=[HELLO | {name: ""}]) == chat()
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -254,6 +259,18 @@ def test_a_schema_may_come_in_the_shapes_that_clients_send(shape: dict[str, Any]
     form = asked(response_format=shape).sampling.structured
     assert isinstance(form, JsonSchema)
     assert json.loads(form.schema) == SCHEMA
+
+
+def test_what_is_wrong_with_a_schema_is_named_where_it_came() -> None:
+    for shape, name in (
+        ({"type": "json_schema", "schema": SCHEMA}, "response_format.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, "response_format.json_schema.schema"),
+    ):
+        body = {"messages": [HELLO], "response_format": shape}
+        plan = read_chat(json.dumps(body).encode(), INFO, CALLER)
+        assert (
+            plan.answer.names("sampling.json_schema.properties.a.pattern") == f"{name}.properties.a.pattern"
+        )
 
 
 def test_an_object_without_a_schema_is_any_object() -> None:

@@ -157,7 +157,8 @@ def whole_answer(
     shape: AnswerShape, kind: type[Choice], choices: list[dict[str, Any]], completions: Iterable[Completion]
 ) -> dict[str, Any]:
     """Return a whole answer of several choices."""
-    return _head(shape, kind.whole_object) | {"choices": choices, "usage": usage(completions)}
+    body = _head(shape, kind.whole_object) | {"choices": choices, "usage": usage(completions)}
+    return body | _left_aside(shape)
 
 
 def usage_chunk(shape: AnswerShape, kind: type[Choice], completions: Iterable[Completion]) -> dict[str, Any]:
@@ -178,6 +179,13 @@ def _end(update: GenerationUpdate, shape: AnswerShape) -> dict[str, Any]:
     return {"finish_reason": finish_reason(update.completion), "llorch": told}
 
 
+def _left_aside(shape: AnswerShape) -> dict[str, Any]:
+    """Return what is told of a body whose fields were not all read, beside its choices as in each."""
+    return {"llorch": {"ignored": shape.ignored}} if shape.ignored else {}
+
+
 def _chunk(shape: AnswerShape, name: str, choice: dict[str, Any]) -> dict[str, Any]:
     body = _head(shape, name) | {"choices": [choice]}
+    if choice["finish_reason"] is not None:
+        body |= _left_aside(shape)
     return body | {"usage": None} if shape.include_usage else body

@@ -29,8 +29,14 @@ def read_form(format_: ResponseFormat | None, bad: list[FieldViolation]) -> Stru
     parts = [name for name, text in (("json_schema", inner is not None), ("schema", beside)) if text]
     found = f"found type {format_.type[:32]!r} with {' and '.join(parts) or 'no schema'}"
     expected = f'{{"type": "text"}}, {{"type": "json_object"}} or {JSON_SCHEMA_SHAPE}'
-    bad.append(FieldViolation("response_format", f"{found}; expected {expected}"))
+    bad.append(FieldViolation("response_format", f"{found}; type json_schema needs one; expected {expected}"))
     return None
+
+
+def schema_field(format_: ResponseFormat | None) -> str:
+    """Return the name of the field that a schema came in."""
+    beside = format_ is not None and _text(format_.schema)
+    return "response_format.schema" if beside else "response_format.json_schema.schema"
 
 
 def _text(raw: msgspec.Raw) -> str:

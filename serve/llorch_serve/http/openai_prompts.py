@@ -106,8 +106,8 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
     path = f"messages[{index}]"
     for name in ("refusal", "audio", "function_call", "annotations"):
         refuse(bad, f"{path}.{name}", getattr(message, name), (None, "", [], {}))
-    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    if message.reasoning not in (None, reasoning):
+    reasoning = message.reasoning_content or message.reasoning
+    if message.reasoning and message.reasoning != reasoning:
         found = "differs from reasoning_content, of which it is an older name; send only one"
         bad.append(FieldViolation(f"{path}.reasoning", found))
     calls = tuple(
@@ -116,14 +116,14 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
     read = ChatMessage(
         message.role,
         None,
-        name=message.name,
+        name=message.name or None,
         tool_calls=calls,
-        tool_call_id=message.tool_call_id,
-        reasoning_content=reasoning,
+        tool_call_id=message.tool_call_id or None,
+        reasoning_content=reasoning or None,
     )
     if not isinstance(message.content, list):
         # An answer that says nothing is an empty one, which templates need not tell from none.
-        says_nothing = message.role == "assistant" and not calls and not reasoning
+        says_nothing = message.role == "assistant" and not calls
         return replace(read, content=(message.content or "") if says_nothing else message.content)
     texts = []
     for place, part in enumerate(message.content):

@@ -17,7 +17,7 @@ from typing import Final
 from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, ModelMismatchError
 from llorch_serve.http.fields import read_struct, refuse_fields
-from llorch_serve.http.openai_forms import read_form
+from llorch_serve.http.openai_forms import read_form, schema_field
 from llorch_serve.http.openai_numbers import read_filters, read_limit, read_seed
 from llorch_serve.http.openai_prompts import (
     continues_last,
@@ -116,7 +116,7 @@ def plan_chat(
         )
     tool_choice = read_tool_choice(body.tool_choice, bad)
     refuse(bad, "functions", body.functions, (None, []))
-    refuse(bad, "function_call", body.function_call, (None, "none"))
+    refuse(bad, "function_call", body.function_call, (None, "none", "auto"))
     refuse(bad, "modalities", body.modalities, (None, ["text"]))
     for name in ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"):
         refuse(bad, name, getattr(body, name), (None,))
@@ -144,7 +144,7 @@ def plan_chat(
         "input": "messages",
         "max_tokens": limit_name,
         "logprobs": "top_logprobs",
-        "json_schema": "response_format.json_schema.schema",
+        "json_schema": schema_field(body.response_format),
     }
     options = _Options(sampling, AnswerOptions(body.n), tuple(ignored))
     return _plan(prefix, [prompt], options, body, bad, info, caller, names)
