@@ -17,7 +17,8 @@ from llorch_export.checkpoint.codes import Codes, ScaleTable
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.quantize.folded import scale_bytes
 
-_CODES_AT_A_TIME: Final = 2**22
+CODES_AT_A_TIME: Final = 2**22
+"""Packed files are read in strips, which want to be wide."""
 _INDEX: Final = ir.DataType.INT32
 _BYTES: Final = ir.DataType.UINT8
 
@@ -161,6 +162,6 @@ def strips(b: GraphBuilder, weights: Sequence[str]) -> Iterator[tuple[Codes, int
     """Give some rows of the stacked ``weights`` at a time: whose codes they are, from which row to which."""
     for weight in weights:
         codes, rows = codes_of(b, weight), b.tensors[weight].shape[0]
-        step = max(1, _CODES_AT_A_TIME // codes.columns)
+        step = max(1, CODES_AT_A_TIME // codes.columns)
         for start in range(0, rows, step):
             yield codes, start, min(start + step, rows)

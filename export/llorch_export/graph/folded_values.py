@@ -15,6 +15,7 @@ import onnx_ir as ir
 from llorch_export.checkpoint.codes import Codes
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.folded_scales import (
+    CODES_AT_A_TIME,
     codes_of,
     looked_up,
     repeated,
@@ -88,12 +89,14 @@ def _values_across(
     assert codes.zero_type is not None
     zero_type, scale_type = COMPUTE_TYPES[codes.zero_type], COMPUTE_TYPES[codes.scale_type]
 
-    def numbers() -> Arrays:
-        found = codes.read(0, shape[1])
-        assert found.zero_points is not None
-        return found.zero_points.astype(zero_type.numpy()), found.scales.astype(scale_type.numpy())
+    def numbers() -> Iterator[Arrays]:
+        step = max(1, CODES_AT_A_TIME // columns)
+        for start in range(0, shape[1], step):
+            found = codes.read(start, min(start + step, shape[1]))
+            assert found.zero_points is not None
+            yield found.zero_points.astype(zero_type.numpy()), found.scales.astype(scale_type.numpy())
 
-    planned = b.weights.add(
+    planned = b.weights.stream(
         [(f"{name}.zeros.stored", zero_type, shape[1:]), (f"{name}.scales.stored", scale_type, shape[1:])],
         numbers,
     )

@@ -158,9 +158,13 @@ class _Matrix:
         period = rows // group
 
         def numbers(place: StoredArray, start: int, stop: int) -> Floats:
-            found: Floats = dataclasses.replace(place, shape=(period, columns)).read().astype(np.float32)
+            stored, first = dataclasses.replace(place, shape=(period, columns)), start % period
+            if first + stop - start <= period:
+                found: Floats = stored.rows(first, first + stop - start).astype(np.float32)
+            else:
+                found = stored.read().astype(np.float32)[np.arange(start, stop) % period]
             require_finite_scales(found, place)
-            return found[np.arange(start, stop) % period]
+            return found
 
         def read(start: int, stop: int) -> CodeRows:
             pieces = self.grid.pieces(start * columns, stop * columns)
