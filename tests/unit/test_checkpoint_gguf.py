@@ -84,7 +84,7 @@ def test_a_factor_may_be_one_for_all_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize(
-    "overrides", [{"attention_bias": True}, HF["qwen2"], HF["phi"], HF["glm"], HF["mixtral"]]
+    "overrides", [{"attention_bias": True}, HF["qwen2"], HF["phi"], HF["phi3"], HF["glm"], HF["mixtral"]]
 )
 def test_a_file_with_query_key_and_value_in_one_tensor_is_the_same_model(
     tmp_path: Path, overrides: dict[str, object], kind: str

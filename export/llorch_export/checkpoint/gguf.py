@@ -122,10 +122,12 @@ def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | 
 
 
 def _fused_modules(config: LlamaConfig, found: Collection[str]) -> tuple[str, ...]:
-    """Return what a file stores instead of its parts: q, k and v may lie in one in every architecture."""
+    """Return what a file stores instead of its parts: q, k and v may lie in one or apart, in every family."""
     fused = FAMILIES[config.architecture].fused
-    in_one = _FUSED_QKV not in fused and "blk.0.attn_qkv.weight" in found
-    return (*fused, _FUSED_QKV) if in_one else fused
+    if _FUSED_QKV not in fused:
+        return (*fused, _FUSED_QKV) if "blk.0.attn_qkv.weight" in found else fused
+    apart = "blk.0.attn_q.weight" in found
+    return tuple(module for module in fused if module != _FUSED_QKV) if apart else fused
 
 
 def gguf_model_name(path: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -48,7 +48,7 @@ def without_factors(config: LlamaConfig) -> LlamaConfig:
 
 def _numbers(metadata: Mapping[str, object], key: str, layers: int, origin: str) -> list[float]:
     stated = metadata.get(key)
-    numbers = list(stated) if isinstance(stated, (list, tuple)) else [stated] * layers
+    numbers: list[Any] = list(stated) if isinstance(stated, (list, tuple)) else [stated] * layers
     values = [float(each) for each in numbers if type(each) in (int, float) and abs(each) <= _LARGEST]
     if len(values) != layers or len(numbers) != layers or not all(map(math.isfinite, values)):
         raise ArtifactError(

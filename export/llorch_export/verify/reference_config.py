@@ -68,6 +68,8 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
         if experts.clamped is not msgspec.UNSET:
             settings |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
     settings |= _form_settings(config, family)
+    if family.partial_rotary and config.rope.rotary_dim is None:
+        settings["rope_parameters"]["partial_rotary_factor"] = 1.0  # absent, it is a family's own
     if family.scales_queries:
         by_place = config.rope.query_scale
         beta = 0.0 if by_place is msgspec.UNSET else by_place.beta

@@ -193,8 +193,8 @@ def _has_bias(config: LlamaConfig, module: str) -> bool:
     return config.attention_bias or (config.qkv_bias and "o_proj" not in module)
 
 
-def fused(weights: Weights) -> Weights:
-    """Return the weights as Phi-3 stores them: q, k, v in one matrix, gate and up in another."""
+def fused(weights: Weights, *, qkv: bool = True) -> Weights:
+    """Return the weights as Phi-3 stores them: q, k, v in one matrix unless told, gate and up in another."""
     result: Weights = {}
     for name, value in weights.items():
         whole = name
@@ -202,7 +202,7 @@ def fused(weights: Weights) -> Weights:
             (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv_proj"),
             (("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj"),
         ):
-            for part in parts:
+            for part in parts if qkv or "qkv" not in together else ():
                 whole = whole.replace(part, together)
         result[whole] = np.concatenate([result[whole], value]) if whole in result else value
     return result
@@ -307,7 +307,7 @@ def write_gguf(
     blocks: Callable[[str, int, int], tuple[str, npt.NDArray[np.uint8]] | None] | None = None,
     tensors_a_part: int = 0,
     empty_first_part: bool = False,
-    fused_qkv: bool = False,
+    fused_qkv: bool | None = None,
 ) -> Path:
     """Write a GGUF file with the weights of :func:`write_hf_folder` and return its path.
 
@@ -321,7 +321,8 @@ def write_gguf(
         asked.
     blocks: given a matrix's GGUF name, rows and columns, returns storage type and bytes [rows, bytes of a
         row] to write in place of its weights, or None to leave them.
-    fused_qkv: store query, key and value projections of a layer in one tensor, as the converter can.
+    fused_qkv: store query, key and value projections of a layer in one tensor, as the converter can, or each
+        in its own; None: as the family does.
     """
     hf_config = tiny_config(**(config_overrides or {}))
     config = config_from_hf(hf_config)
@@ -344,7 +345,7 @@ def write_gguf(
         tables = {f"rope_factors_{k}.weight": np.array(v, np.float32) for k, v in divisors.items()}
         extra = {**tables, **(extra or {})}
     if config.architecture == "phi3":
-        weights = fused(weights)
+        weights = fused(weights, qkv=fused_qkv is not False)
     tensors = {
         gguf_tensor_name(name, family.gguf_name): converted(name, value, config)
         for name, value in with_gguf_experts(weights).items()
