@@ -25,6 +25,7 @@ MAX_FACTOR: Final = 1e6
 MIN_FACTOR: Final = 1e-6
 """What bases and factors lie above: frequencies that they divide stay finite in float32."""
 
+_MAX_BETA: Final = 1e3  # with it the scale of the last position fits float16
 _ORIGINAL: Final = "original_max_position_embeddings"
 _KINDS: Final = "default, linear, llama3, dynamic, yarn and longrope"
 
@@ -103,7 +104,7 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
 
 def _query_scale(rope: Fields, context: RopeContext) -> QueryScale | msgspec.UnsetType:
     """Return by what queries are scaled at their position; UNSET if by nothing."""
-    beta = rope.number("llama_4_scaling_beta", 0.0, at_least=0, high=MAX_FACTOR)
+    beta = rope.number("llama_4_scaling_beta", 0.0, at_least=0, high=_MAX_BETA)
     if beta == 0:
         return msgspec.UNSET
     return QueryScale(beta=beta, positions=rope.integer(_ORIGINAL, high=MAX_POSITIONS))
