@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Final
@@ -52,7 +53,7 @@ def command(
     """
     machine = this_machine()
     recipes = [
-        Recipe(label, (*flags, "--max-context", str(_CONTEXT)), CACHE / "gemma3" / label.replace(" ", "-"))
+        Recipe(label, (*flags, "--max-context", str(_CONTEXT)), CACHE / "gemma3" / _folder(label))
         for label, flags in RECIPES.items()
     ]
     for recipe in recipes:
@@ -85,6 +86,10 @@ def command(
     page = replace_section(PAGE.read_text(encoding="utf-8"), text, by="ci/bench-gemma3")
     PAGE.write_text(page, encoding="utf-8")
     say(f"{PAGE} is written")
+
+
+def _folder(label: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", label)
 
 
 def section(
