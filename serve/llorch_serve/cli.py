@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "generate": "llorch_serve.terminal.generate",
     "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
+    "embed": "llorch_serve.terminal.embed",
     "bench": "llorch_serve.terminal.bench",
     "bench compare": "llorch_serve.terminal.bench_compare",
     "doctor": "llorch_serve.terminal.doctor",

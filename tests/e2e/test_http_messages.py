@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import anthropic
+import pydantic
 import pytest
 
 from llorch_serve.engine.sequence import FinishReason
@@ -245,6 +246,32 @@ def test_thinking_can_be_turned_off(served):
 def test_no_tool_is_shown_where_none_is_to_be_called(served):
     ask(served[2], tools=[WEATHER], tool_choice={"type": "none"})
     assert served[1].submitted[0].prompt.tools == ()
+
+
+class City(pydantic.BaseModel):
+    name: str
+
+
+def test_what_came_back_can_be_sent_again():
+    call = ToolCallDelta(0, "c1", "weather", '{"city":"Rome"}')
+    pieces = ({"reasoning": "Hm"}, {"text": '{"name": "Rome"}'}, {"tool_calls": (call,)})
+    generator = ScriptedGenerator(pieces, FinishReason.TOOL_CALLS)
+    asked = {"model": INFO.model_id, "messages": MESSAGES, "max_tokens": 9, "output_format": City}
+    with running_front(generator) as front, client_of(front) as client:
+        with client.messages.stream(**asked) as stream:
+            answers = [ask(client), client.messages.parse(**asked), stream.get_final_message()]
+        for answer in answers:
+            for content in (answer.content, [block.model_dump() for block in answer.content]):
+                ask(client, messages=[*MESSAGES, {"role": "assistant", "content": content}])
+    generator.close()
+    assert answers[1].parsed_output == answers[2].parsed_output == City(name="Rome")
+    said = ChatMessage(
+        "assistant",
+        '{"name": "Rome"}',
+        tool_calls=(ToolCall("weather", '{"city":"Rome"}', "c1"),),
+        reasoning_content="Hm",
+    )
+    assert [request.prompt.messages[1] for request in generator.submitted[3:]] == [said] * 6
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import openai
+import pydantic
 import pytest
 
 from llorch_serve.engine.sequence import FinishReason
@@ -366,6 +367,34 @@ def test_a_choice_of_tools_of_another_shape_is_refused(served, choice):
     error = answer.document["error"]
     assert (answer.status, error["param"]) == (400, "tool_choice")
     assert "expected" in error["message"]
+
+
+class JsonGenerator(FakeGenerator):
+    """Answers with an object."""
+
+    def _advance(self, request_id, live):
+        update = super()._advance(request_id, live)
+        return replace(update, text='{"a": 1}' if live.produced == 1 else "")
+
+
+class Parsed(pydantic.BaseModel):
+    a: int
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of OpenAI's client about itself
+def test_a_parsed_answer_is_sent_back_as_it_came():
+    generator = JsonGenerator()
+    with running_front(generator) as front, client_of(front) as client:
+        messages = list(MESSAGES)
+        for _ in range(2):
+            answer = client.chat.completions.parse(
+                model=INFO.model_id, messages=messages, response_format=Parsed, max_tokens=1000, stop=["w2"]
+            )
+            message = answer.choices[0].message
+            assert message.parsed == Parsed(a=1)
+            messages += [message, {"role": "user", "content": "again"}]
+    generator.close()
+    assert generator.submitted[1].prompt.messages[1] == ChatMessage("assistant", '{"a": 1}')
 
 
 class CallingGenerator(FakeGenerator):

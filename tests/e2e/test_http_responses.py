@@ -227,6 +227,8 @@ def test_what_is_kept_can_be_fetched_and_deleted(served):
         client.responses.retrieve(response.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.delete(response.id)
+    other = send(served[0].port, "PUT", f"/v1/responses/{response.id}")
+    assert (other.status, set(other.headers["allow"].split(", "))) == (405, {"GET", "HEAD", "DELETE"})
     with pytest.raises(openai.BadRequestError, match="is not kept here") as caught:
         ask(client, previous_response_id=response.id)
     assert caught.value.param == "previous_response_id"
@@ -327,6 +329,14 @@ class City(pydantic.BaseModel):
     name: str
 
 
+class Place(pydantic.BaseModel):
+    city: str
+
+
+CALL = ToolCallDelta(0, "c1", "weather", '{"city": "Rome"}')
+STRICT = openai.pydantic_function_tool(Place, name="weather")
+
+
 def test_a_model_of_the_client_becomes_the_form_and_the_answer():
     generator = ScriptedGenerator(({"text": '{"name": '}, {"text": '"Rome"}'}))
     with running_front(generator) as front, client_of(front) as client:
@@ -338,6 +348,33 @@ def test_a_model_of_the_client_becomes_the_form_and_the_answer():
     form = generator.submitted[0].sampling.structured
     assert isinstance(form, JsonSchema)
     assert json.loads(form.schema)["properties"]["name"]["type"] == "string"
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of older clients, about their own models
+def test_what_came_back_can_be_sent_again():
+    pieces = ({"reasoning": "Hm"}, {"text": '{"name": "Rome"}'}, {"tool_calls": (CALL,)})
+    generator = ScriptedGenerator(pieces, FinishReason.TOOL_CALLS)
+    with running_front(generator) as front, client_of(front) as client:
+        answers = [
+            ask(client, max_output_tokens=9, include=["message.output_text.logprobs"]),
+            client.responses.parse(model=INFO.model_id, input="Hi", text_format=City, tools=[STRICT]),
+        ]
+        with client.responses.stream(
+            model=INFO.model_id, input="Hi", text_format=City, tools=[STRICT]
+        ) as stream:
+            answers.append(stream.get_final_response())
+        for answer in answers:
+            ask(client, input=[{"role": "user", "content": "Hi"}, *answer.output])
+            ask(client, input=[item.model_dump() for item in answer.output])
+    generator.close()
+    said = ChatMessage(
+        "assistant",
+        '{"name": "Rome"}',
+        tool_calls=(ToolCall("weather", '{"city": "Rome"}', "c1"),),
+        reasoning_content="Hm",
+    )
+    sent = [request.prompt.messages for request in generator.submitted[3:]]
+    assert sent == [(ChatMessage("user", "Hi"), said), (said,)] * 3
 
 
 def test_logprobs_come_where_they_are_asked_for():
@@ -415,6 +452,9 @@ def test_every_bad_field_has_the_name_that_the_api_has(served):
         "max_output_tokens",
     ]
     assert list(refusals(served[0], input=[])) == ["input"]
+    padded = {"include_obfuscation": True}
+    found = refusals(served[0], stream=True, stream_options=padded)
+    assert list(found) == ["stream_options.include_obfuscation"]
     assert list(refusals(served[0], top_logprobs=21)) == ["top_logprobs"]
 
 
@@ -446,6 +486,11 @@ def test_an_answer_whose_client_leaves_is_not_kept():
         generator.wait_for(lambda g: g.aborted)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(response_id)
+
+
+def test_empty_instructions_are_none(served):
+    ask(served[2], instructions="")
+    assert served[1].submitted[0].prompt.messages == (ChatMessage("user", "Hi"),)
 
 
 def test_long_words_are_not_repeated(served):

@@ -53,6 +53,7 @@ _NEEDED: Final = (
 _ALWAYS: Final = 0.97
 _RARE: Final = {
     "fingerprint": 0.05,
+    "model": 0.1,
     "template_name": 0.1,
     "content_parts": 0.1,
     "request_id": 0.2,

@@ -31,7 +31,7 @@ from support.builders.packed_folders import Made, Maker, write_packed
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids, silent
 from support.oracles import numpy_llama
 from support.oracles.quantised_numpy import unpack
-from tolerances import FOLDED_VALUES, KL_LEVEL_4_INT4, QUANTISED_LOGITS_LEVEL_0
+from tolerances import FOLDED_VALUES, KL_LEVEL_4_INT4, KL_ROW_CODES, QUANTISED_LOGITS_LEVEL_0
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 UNEVEN: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 24}
@@ -105,7 +105,12 @@ NEARLY: dict[str, tuple[Write, str]] = {
     "fp4": (by_bitsandbytes("fp4"), "0.31% of a block's largest value, of 4 bits in the file"),
     "nf4, double": (by_bitsandbytes("nf4", nested=16), "0.38% of a block's largest value, of 4 bits in the"),
 }
+ACROSS: dict[str, Write] = {
+    f"hqq, {bits} along outputs": by_hqq(int(bits[0]), 16, axis=0)
+    for bits in ("8 bits", "4 bits", "3 bits", "2 bits", "1 bit")
+}
 VALUES: dict[str, Write] = {
+    **ACROSS,
     **{name: write for name, (write, _) in NEARLY.items()},
     "fp8": by_its_own_method,
     "fp8, one scale": by_modelopt("FP8", packed_modelopt.fp8("tensor")),
@@ -197,7 +202,7 @@ def test_values_that_8_bits_do_not_hold_are_values_where_inputs_are_not_rounded(
     name = "model.layers.0.mlp.down_proj"
     node = next(node for node in model.graph.node if node.output[0] == name)
     np.testing.assert_allclose(tensors[node.input[1]].T, packed.values[f"{name}.weight"], rtol=FOLDED_VALUES)
-    bits = 4 if "4" in row else 8
+    bits = 4 if row in NEARLY else int(row[5]) if row in ACROSS else 8
     assert f"values in float32, exactly, of {bits} bits in the file" in describe(contents(artifact))
 
 
@@ -214,6 +219,17 @@ def test_values_of_large_models_stay_in_8_bits(tmp_path: Path, monkeypatch: pyte
             str(packed.folder), tmp_path / str(most), precision="source", accuracy_level=0
         )
         assert any(form in notice for notice in export(options, silent).notices)
+
+
+def test_groups_along_outputs_are_values_by_default_and_quantised_anew_in_large_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = ACROSS["hqq, 3 bits along outputs"](tmp_path / "m", SHAPE)
+    artifact = source(packed, tmp_path / "a")
+    assert kl(packed, all_logits(artifact, IDS)) < KL_ROW_CODES
+    monkeypatch.setattr(source_forms, "_MOST_VALUES", 0)
+    options = ExportOptions(str(packed.folder), tmp_path / "b", precision="source")
+    assert any("quantised anew to 8 bits" in notice for notice in export(options, silent).notices)
 
 
 @pytest.mark.parametrize("row", EXACT | BESIDE | NEARLY)

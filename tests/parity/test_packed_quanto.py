@@ -80,6 +80,7 @@ def test_maps_that_are_not_understood_are_refused(tmp_path: Path) -> None:
     assert f"{MODULE} is no object of settings" in refusal(4)
     assert "weights is 'qint3', expected one of none, qint2" in refusal({"weights": "qint3"})
     assert "weights is ['qint4'], expected one of" in refusal({"weights": ["qint4"]})
+    assert "activations is [], expected one of none" in refusal({"weights": "qint4", "activations": []})
     assert "keys that are not understood: axis" in refusal({"weights": "qint4", "axis": 1})
     assert "quanto_qmap.json does not say of which type" in refusal({"weights": "none"})
     assert "but no weight._data;" in refusal({"weights": "qint8"})

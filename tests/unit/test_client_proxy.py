@@ -33,6 +33,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         ("localhost:50051", True),
         ("LOCALHOST:50051", True),
         ("[::1]:50051", True),
+        ("0.0.0.0:50051", True),
         ("dns:///localhost:50051", True),
         ("ipv4:127.0.0.1:50051", True),
         ("localhost.example.org:50051", False),

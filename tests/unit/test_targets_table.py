@@ -127,6 +127,9 @@ def test_every_recipe_of_a_target_gives_a_graph_of_its_row(
         folder = write_packed(tmp_path / f"{algorithm}-model", PACKED, *maker, skip=("lm_head",)).folder
         artifact = export_tiny(folder, tmp_path / algorithm, precision="source")
         seen |= operators(load(artifact.folder))
+    if "ReduceL2" in row.operators:
+        pooled = export_tiny(model, tmp_path / "pooled", target=target, embed="mean")
+        seen |= operators(load(pooled.folder))
     # An operator that no graph holds is a claim that nothing has checked; some appear only where rows are
     # padded.
     assert row.operators - seen <= {"Slice", "RotaryEmbedding"}

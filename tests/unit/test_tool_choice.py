@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llorch_serve.chat.parsing.answer import held_form
 from llorch_serve.chat.parsing.registry import choose_formats
 from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
 from llorch_serve.chat.template import ChatTemplate
@@ -259,6 +260,20 @@ def test_a_call_is_refused_where_the_model_has_no_format_or_there_is_too_much() 
         calls("hermes", tools=(huge,))
 
 
+def test_tools_that_cannot_be_called_are_left_to_the_template_where_no_call_is_required() -> None:
+    """Some templates know tools of their own, which have no name."""
+    [form] = [each for each in TOOL_FORMATS if each.name == "hermes"]
+
+    def held(*tools: str) -> ToolCalls | None:
+        return held_calls(ChatPrompt(QUESTION, tools=tools), form.writing(""))
+
+    assert held('{"type": "browser"}') is None
+    made = held('{"type": "browser"}', TOOLS[1])
+    assert made is not None
+    assert [tool.name for tool in made.tools] == ["get_time"]
+    assert held() is None
+
+
 def test_only_what_may_be_called_without_being_required_is_shown() -> None:
     def seen(choice: ToolChoice) -> list[str]:
         tools = read_input(ChatPrompt(QUESTION, tools=TOOLS, tool_choice=choice)).tools
@@ -272,6 +287,34 @@ def test_only_what_may_be_called_without_being_required_is_shown() -> None:
 
 
 # Forms behind thoughts.
+
+OPENS = {
+    # template, its variables: whether it opens a thought
+    ("Qwen-QwQ-32B", "{}"): True,
+    ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "{}"): True,
+    ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "{}"): True,
+    ("llama-cpp-deepseek-r1", "{}"): True,
+    ("Qwen-Qwen3-0.6B", "{}"): False,
+    ("Qwen-Qwen3-0.6B", '{"enable_thinking": false}'): False,
+    ("Qwen-Qwen2.5-7B-Instruct", "{}"): False,
+}
+
+
+@pytest.mark.skipif(
+    "LLORCH_LLAMA_CPP_MODELS" not in os.environ,
+    reason="LLORCH_LLAMA_CPP_MODELS does not name llama.cpp's models folder",
+)
+@pytest.mark.parametrize(("name", "arguments"), OPENS)
+def test_a_form_waits_where_the_models_template_opens_a_thought(name: str, arguments: str) -> None:
+    path = Path(os.environ["LLORCH_LLAMA_CPP_MODELS"]) / "templates" / f"{name}.jinja"
+    source = path.read_text(encoding="utf-8")
+    prompt = ChatPrompt(QUESTION, template_arguments=arguments)
+    text = rendered(ChatTemplate(source, "<s>", "</s>"), QUESTION, template_arguments=arguments)
+    form = held_form(choose_formats(source), prompt, text, JsonObject())
+    opened = AfterThought(JsonObject(), "</think>")
+    assert form == (opened if OPENS[name, arguments] else JsonObject())
+    assert held_form(choose_formats(source, reasoning="none"), prompt, text, JsonObject()) == JsonObject()
+
 
 FORMS = [
     (JsonSchema('{"type": "integer"}'), "12", "x"),

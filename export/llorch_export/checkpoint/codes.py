@@ -66,6 +66,8 @@ class Codes:
         None: they are whole numbers of ``bits`` bits.
     levels: where codes are numbers of levels; ``bits`` is then the width of what stands for them.
     scale_table: where scales are bytes in the file.
+    across: outputs that share scales and zero points, which lie as many rows apart as all rows over it: then
+        each column has its own (``group`` is 1), and rows repeat; 0: groups lie within rows.
     rounding: the most by which a value differs from the matrix's, as a share of the largest that its scale
         allows: more than 0 where the matrix holds values that are no whole numbers.
     input_order: column ``j`` of the codes is column ``input_order[j]`` of the matrix, intp [columns]; None:
@@ -85,6 +87,7 @@ class Codes:
     zero_type: ScaleType | None = None
     levels: Levels | None = None
     scale_table: ScaleTable | None = None
+    across: int = 0
 
     @property
     def groups(self) -> int:
@@ -126,7 +129,7 @@ class Codes:
             zero_points = None if rows.zero_points is None else rows.zero_points[::step]
             return CodeRows(rows.codes[::step], rows.scales[::step], zero_points)
 
-        return replace(self, read=some, scale_table=self._table_of_any_rows())
+        return replace(self, read=some, scale_table=self._table_of_any_rows(), across=0)
 
     def in_order(self, places: npt.NDArray[np.intp]) -> Codes:
         """Return the matrix whose row ``i`` is this one's row ``places[i]``."""
@@ -139,7 +142,7 @@ class Codes:
             zero_points = None if rows.zero_points is None else rows.zero_points[wanted]
             return CodeRows(rows.codes[wanted], rows.scales[wanted], zero_points)
 
-        return replace(self, read=moved, scale_table=self._table_of_any_rows())
+        return replace(self, read=moved, scale_table=self._table_of_any_rows(), across=0)
 
     def _table_of_any_rows(self) -> ScaleTable | None:
         """Return the table of scales, if it does not depend on where a row lies."""

@@ -19,7 +19,8 @@ from llorch_export.checkpoint.codes import Codes
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
-from llorch_export.graph.folded import widened_blocks, widened_values
+from llorch_export.graph.folded import widened_blocks
+from llorch_export.graph.folded_values import widened_values
 from llorch_export.graph.source_forms import requantised, widths_for
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried

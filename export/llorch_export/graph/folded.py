@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from llorch_export.checkpoint.codes import Codes, Levels
@@ -20,20 +19,17 @@ from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.folded_scales import (
     codes_of,
     looked_up,
-    named,
     repeated,
-    reshaped,
+    shared_table,
+    strips,
     widened_scales,
 )
 from llorch_export.graph.half_precision import COMPUTE_TYPES
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.folded import (
     FoldedForm,
-    FoldedValues,
     folded,
     level_codes,
-    level_values,
-    levels_in_bytes,
     lower_plane,
     upper_plane,
 )
@@ -72,7 +68,7 @@ def widened_blocks(b: GraphBuilder, name: str, weights: Sequence[str], how: Fold
         specs.append((f"{name}.zero_points", _BYTES, (rows, zeros)))
 
     def produce() -> Iterator[Arrays]:
-        for codes, start, stop in _strips(b, weights):
+        for codes, start, stop in strips(b, weights):
             yield folded(codes, how, start, stop)
 
     stored = b.weights.stream(specs, produce)
@@ -83,39 +79,7 @@ def widened_blocks(b: GraphBuilder, name: str, weights: Sequence[str], how: Fold
     offsets = _offsets(b, name, rest.pop(0), scales, first) if how.offsets else None
     group_of = np.arange(blocks) * how.form.block_size // first.group
     scales = repeated(b, name, scales, group_of)
-    scales = _computed(b, scales, name=f"{name}.scales")
     return Widened(packed, scales, rest.pop(0) if rest else None, offsets)
-
-
-def widened_values(b: GraphBuilder, name: str, weights: Sequence[str], how: FoldedValues) -> ir.Value:
-    """Plan the stacked ``weights``, all of which have this form, and append what makes a matrix [rows,
-    columns] of the compute type of them.
-    """
-    first, rows = codes_of(b, weights[0]), b.rows(weights)
-    columns, groups = first.columns, first.columns // how.group
-    assert first.levels is not None
-    each = 8 // how.bits
-    specs: list[Spec] = [(f"{name}.levels.{how.bits}", _BYTES, (rows, groups, how.group // each))]
-    if first.scale_table is None:
-        specs.append((f"{name}.scales.stored", COMPUTE_TYPES[first.scale_type], (rows, first.groups)))
-
-    def produce() -> Iterator[Arrays]:
-        for codes, start, stop in _strips(b, weights):
-            yield levels_in_bytes(codes, how, start, stop)
-
-    numbers, *rest = b.weights.stream(specs, produce)
-    table = _shared_table(b, "values", level_values(first.levels))
-    # Every value on the way is kept until the whole graph is opened, so there are as few as can be.
-    shape = (rows, groups, how.group // each, *([each] if each > 1 else []))
-    found = looked_up(b, numbers, table, name=f"{name}.values", shape=shape)
-    scales = widened_scales(b, name, weights, rest[0] if rest else None)
-    scales = repeated(b, name, scales, np.arange(groups) * how.group // first.group)
-    factors = reshaped(
-        b, scales, (rows, groups, *[1] * (len(shape) - 2)), name=f"{name}.scales.grouped", dtype=FLOAT
-    )
-    product = b.op("Mul", [found, factors], name=f"{name}.products", shape=shape, dtype=FLOAT)
-    matrix = reshaped(b, product, (rows, columns), name=f"{name}.matrix", dtype=FLOAT)
-    return _computed(b, matrix, name=f"{name}.matrix.narrow")
 
 
 def offset_sums(
@@ -167,13 +131,13 @@ def _packed(
     """Append what makes packed codes of this shape of those that are stored."""
     if how.levels:
         assert levels is not None
-        table = _shared_table(b, "levels", level_codes(levels))
+        table = shared_table(b, "levels", level_codes(levels))
         return looked_up(b, stored[0], table, name=f"{name}.weight", shape=shape)
     if not how.planes:
         return stored[0]
     symmetric = not how.form.zero_points
     lower, upper = (
-        looked_up(b, plane, _shared_table(b, kind, table), name=f"{name}.weight.{kind}", shape=shape)
+        looked_up(b, plane, shared_table(b, kind, table), name=f"{name}.weight.{kind}", shape=shape)
         for plane, kind, table in (
             (stored[0], "lower", lower_plane()),
             (stored[1], "upper", upper_plane(symmetric=symmetric)),
@@ -194,7 +158,7 @@ def _offsets(b: GraphBuilder, name: str, stored: ir.Value, scales: ir.Value, cod
     middle = b.shared_constant(f"middle.{codes.bits}", np.array(2 ** (codes.bits - 1), np.float32))
     apart = b.op("Sub", [middle, zeros], name=f"{name}.zeros.apart", shape=shape, dtype=FLOAT)
     product = b.op("Mul", [apart, scales], name=f"{name}.offsets.rows", shape=shape, dtype=FLOAT)
-    turned = b.op(
+    return b.op(
         "Transpose",
         [product],
         name=f"{name}.offsets",
@@ -202,26 +166,3 @@ def _offsets(b: GraphBuilder, name: str, stored: ir.Value, scales: ir.Value, cod
         attributes={"perm": [1, 0]},
         dtype=FLOAT,
     )
-    return _computed(b, turned, name=f"{name}.offsets.narrow")
-
-
-def _computed(b: GraphBuilder, value: ir.Value, *, name: str) -> ir.Value:
-    """Append a cast of float32 to the compute type, if that is another."""
-    if b.compute == FLOAT:
-        return value
-    assert value.shape is not None
-    return b.widened(value, name=name, shape=[int(size) for size in value.shape.numpy()])
-
-
-def _shared_table(b: GraphBuilder, kind: str, table: npt.NDArray[np.generic]) -> ir.Value:
-    """Return a table of the data file that all who look the same up share."""
-    return b.shared_weight(named(kind, table), table)
-
-
-def _strips(b: GraphBuilder, weights: Sequence[str]) -> Iterator[tuple[Codes, int, int]]:
-    """Give some rows of the stacked ``weights`` at a time: whose codes they are, from which row to which."""
-    for weight in weights:
-        codes, rows = codes_of(b, weight), b.tensors[weight].shape[0]
-        step = max(1, _CODES_AT_A_TIME // codes.columns)
-        for start in range(0, rows, step):
-            yield codes, start, min(start + step, rows)

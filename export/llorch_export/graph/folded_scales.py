@@ -6,7 +6,7 @@ Input are tensors whose file has scales in bytes or in half precision; output ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from llorch_export.checkpoint.codes import Codes, ScaleTable
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.quantize.folded import scale_bytes
 
+_CODES_AT_A_TIME: Final = 2**22
 _INDEX: Final = ir.DataType.INT32
 _BYTES: Final = ir.DataType.UINT8
 
@@ -29,11 +30,12 @@ def widened_scales(b: GraphBuilder, name: str, weights: Sequence[str], stored: i
     if stored is not None:
         if stored.dtype == FLOAT:
             return stored
+        assert stored.shape is not None
         return b.op(
             "Cast",
             [stored],
             name=f"{name}.scales.wide",
-            shape=(b.rows(weights), groups),
+            shape=[int(size) for size in stored.shape.numpy()],
             attributes={"to": FLOAT.value},
             dtype=FLOAT,
         )
@@ -148,3 +150,17 @@ def codes_of(b: GraphBuilder, weight: str) -> Codes:
     codes = b.tensors[weight].codes
     assert codes is not None, weight
     return codes
+
+
+def shared_table(b: GraphBuilder, kind: str, table: npt.NDArray[np.generic]) -> ir.Value:
+    """Return a table of the data file that all who look the same up share."""
+    return b.shared_weight(named(kind, table), table)
+
+
+def strips(b: GraphBuilder, weights: Sequence[str]) -> Iterator[tuple[Codes, int, int]]:
+    """Give some rows of the stacked ``weights`` at a time: whose codes they are, from which row to which."""
+    for weight in weights:
+        codes, rows = codes_of(b, weight), b.tensors[weight].shape[0]
+        step = max(1, _CODES_AT_A_TIME // codes.columns)
+        for start in range(0, rows, step):
+            yield codes, start, min(start + step, rows)

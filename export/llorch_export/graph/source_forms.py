@@ -65,7 +65,8 @@ class SourceForms:
         self._target = target
         self._finest = _FINEST[0]
         packed = [tensor for tensor in tensors.values() if tensor.codes is not None]
-        self._exact = exact and 4 * sum(math.prod(tensor.shape) for tensor in packed) <= _MOST_VALUES
+        self._few = 4 * sum(math.prod(tensor.shape) for tensor in packed) <= _MOST_VALUES
+        self._exact = exact and self._few
         if packed:
             plain = sum(_nbytes(tensor) for tensor in tensors.values() if tensor.codes is None)
             sizes = [(self._added(packed, finest, plain), finest) for finest in _FINEST]
@@ -91,7 +92,10 @@ class SourceForms:
             codes, form = found
             order = b"" if codes.input_order is None else codes.input_order.tobytes()
             levels = b"" if codes.levels is None else codes.levels.values.tobytes()
-            keys.add((codes.scale_type, codes.zero_type, codes.scale_table is None, form, order, levels))
+            apart = tensor.name if codes.across else ""
+            keys.add(
+                (codes.scale_type, codes.zero_type, codes.scale_table is None, form, order, levels, apart)
+            )
         return len(keys) == 1
 
     def becomes(self, tensor: LazyTensor) -> str:
@@ -103,6 +107,9 @@ class SourceForms:
             return _in_words(*found)
         form_anew = requantised(tensor)
         anew = f"{BITS[form_anew.precision]} bits, block {form_anew.block_size}"
+        keeps = self._few and self._target.folds_constants and tensor.name != _TABLE
+        if keeps and tensor.codes is not None and folded_values(tensor.codes) is not None:
+            return f"quantised anew to {anew}, which come close; --accuracy-level 0 keeps the values"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
     def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, Form] | None:
@@ -115,7 +122,8 @@ class SourceForms:
         block = finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1]
         form: Form | None = None
         if self._target.folds_constants and not looked_up:
-            form = (folded_values(codes) if self._exact else None) or folded_form(codes, widths, block)
+            as_values = self._exact or (codes.across > 0 and self._few)
+            form = (folded_values(codes) if as_values else None) or folded_form(codes, widths, block)
         form = form or carried_form(codes, widths, block)
         return None if form is None else (codes, form)
 

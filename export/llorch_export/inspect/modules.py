@@ -109,10 +109,10 @@ def _in_blocks(node: onnx.NodeProto, widening: Widening, beside: list[onnx.Tenso
 def _values(node: onnx.NodeProto, widening: Widening) -> Iterator[StoredModule]:
     """Describe a matrix of values that the file has as levels; nothing for a product of two inputs."""
     stored = widening.behind(node.input[1])
-    for tensor in stored:
-        if found := _LEVELS.search(tensor.name):
-            count = 8 * _nbytes(tensor) // int(found[1])
-            yield StoredModule(_module(node), "fp32", None, False, 8 * sum(map(_nbytes, stored)) / count)
+    codes = [(tensor, found) for tensor in stored if (found := _LEVELS.search(tensor.name))]
+    for tensor, found in codes[:1]:  # others are further bits of the same
+        count = 8 * _nbytes(tensor) // int(found[1])
+        yield StoredModule(_module(node), "fp32", None, False, 8 * sum(map(_nbytes, stored)) / count)
 
 
 def _experts(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> Iterator[StoredModule]:

@@ -55,7 +55,7 @@ def stored_bits(codes: Codes) -> int:
     zeros = 0 if codes.symmetric else codes.bits
     if codes.zero_type is not None:
         zeros = 8 * np.dtype(SCALE_DTYPES[codes.zero_type]).itemsize
-    return codes.columns * width + codes.groups * (scale + zeros)
+    return codes.columns * width + codes.groups * (scale + zeros) // (codes.across or 1)
 
 
 def _scale_bits(codes: Codes, bits: int) -> int:

@@ -25,6 +25,7 @@ from llorch_export.quantize.repack import BlockForm
 WORD_VALUES: Final = 2**16
 """Of the words of 16 bits that codes are stored in."""
 LEVEL_BITS: Final = 4
+_CODES_AT_A_TIME: Final = 2**22
 _PLANES: Final = 3  # bits of codes that are stored as two planes
 
 Words = npt.NDArray[np.uint16]
@@ -48,13 +49,14 @@ class FoldedForm:
 
 @dataclass(frozen=True, slots=True)
 class FoldedValues:
-    """A matrix of float32 values that is numbers of levels in the file, ``bits`` each.
+    """A matrix of float32 values that is codes in the file, ``bits`` each.
 
-    group: columns that share a scale in the file, which divides the columns.
+    group: columns that share a scale in the file, which divides the columns. across: as of :class:`Codes`.
     """
 
     bits: int
     group: int
+    across: int = 0
 
 
 def folded_form(codes: Codes, widths: Sequence[int], finest: int) -> FoldedForm | None:
@@ -77,10 +79,13 @@ def folded_form(codes: Codes, widths: Sequence[int], finest: int) -> FoldedForm 
 
 
 def folded_values(codes: Codes) -> FoldedValues | None:
-    """Return the form that holds levels as values, where 8 bits do not; None if they do, or if there are
-    none.
+    """Return the form that holds levels as values, where 8 bits do not, and codes with scales for each
+    column; None if blocks of 8 bits hold them.
     """
     levels = codes.levels
+    if codes.across:
+        each = 8 if codes.bits == _PLANES else 8 // codes.bits
+        return None if codes.columns % each else FoldedValues(codes.bits, 1, codes.across)
     if levels is None or (levels.codes is not None and not codes.rounding):
         return None
     bits = LEVEL_BITS if len(levels.values) == 2**LEVEL_BITS else 8
@@ -92,7 +97,8 @@ def folded_bits(codes: Codes, folded: FoldedForm | FoldedValues) -> int:
     """Return the bits that a row takes in the file, scales and zero points included."""
     scales = codes.groups * scale_bits(codes)
     if isinstance(folded, FoldedValues):
-        return codes.columns * folded.bits + scales
+        zeros = codes.groups * 8 * np.dtype(SCALE_DTYPES[codes.zero_type]).itemsize if codes.zero_type else 0
+        return codes.columns * folded.bits + (scales + zeros) // (folded.across or 1)
     blocks = block_count(codes.columns, folded.form.block_size)
     zeros = blocks * folded.form.bits if folded.form.zero_points else 0
     if codes.zero_type is not None:
@@ -160,24 +166,45 @@ def levels_in_bytes(codes: Codes, how: FoldedValues, start: int, stop: int) -> A
     return numbers, rows.scales.astype(SCALE_DTYPES[codes.scale_type])
 
 
+def codes_in_bytes(codes: Codes, start: int, stop: int) -> Arrays:
+    """Return the codes of rows ``start`` to ``stop`` (excluded) in bytes [rows, bytes]; of three bits the two
+    lower ones, and the upper ones by themselves.
+    """
+    found = codes.read(start, stop).codes
+    if codes.bits != _PLANES:
+        return (_packed_bits(found, codes.bits),)
+    return _packed_bits(found & np.uint8(3), 2), _packed_bits(found >> np.uint8(2), 1)
+
+
+def _packed_bits(codes: Bytes, bits: int) -> Bytes:
+    return np.packbits(codes, axis=-1, bitorder="little") if bits == 1 else pack(codes, bits)
+
+
+def numbers_in_bytes(bits: int, factor: int = 1) -> Matrix:
+    """Return the codes that each byte holds, times ``factor``: float32 [256, codes]."""
+    found: Matrix = _numbers(bits, 256)[:, : 8 // bits].astype(np.float32) * np.float32(factor)
+    return found
+
+
 def scale_bytes(codes: Codes, rows: int) -> Bytes:
     """Return the bytes that stand for all scales of a matrix of so many rows: [rows, groups], or [blocks of
     scales, scales of a block], what is left of the last filled with zeros, where such blocks have factors.
     """
     table = codes.scale_table
     assert table is not None
-    step = max(1, 2**22 // codes.columns)
-    scales = np.concatenate(
-        [codes.read(start, min(start + step, rows)).scales for start in range(0, rows, step)]
-    )
+    values, step = table.values(), max(1, _CODES_AT_A_TIME // codes.columns)
+    parts = []
+    for start in range(0, rows, step):
+        wanted = codes.read(start, min(start + step, rows)).scales.reshape(-1)
+        if table.factors is not None:
+            places = np.arange(start * codes.groups, start * codes.groups + wanted.size) // table.block
+            moved = (wanted.astype(np.float64) - table.offset) / table.factors[places]
+            wanted = moved.astype(np.float32)
+        parts.append(_nearest(values, wanted))
+    found = np.concatenate(parts)
     if table.factors is None:
-        return _nearest(table.values(), scales)
-    flat = np.zeros(len(table.factors) * table.block, np.float32)
-    flat[: scales.size] = scales.reshape(-1)
-    wanted = flat.reshape(-1, table.block).astype(np.float64) - table.offset
-    found = _nearest(table.values(), (wanted / table.factors[:, None]).astype(np.float32))
-    found.reshape(-1)[scales.size :] = 0
-    return found
+        return found.reshape(rows, codes.groups)
+    return np.pad(found, (0, len(table.factors) * table.block - found.size)).reshape(-1, table.block)
 
 
 def _nearest(values: Matrix, wanted: Matrix) -> Bytes:

@@ -107,11 +107,14 @@ def _rope_parameters(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
         parameters["rope_type"] = "default"
     if rope.rotary_dim is not None:
         parameters["partial_rotary_factor"] = rope.rotary_dim / head_dim
-    if rope.kind in ("linear", "yarn"):
+    if rope.kind in ("linear", "yarn", "dynamic", "llama3"):
         parameters["factor"] = rope.factor
-    if rope.kind in ("yarn", "longrope"):
+    if rope.kind in ("yarn", "longrope", "llama3"):
         parameters["original_max_position_embeddings"] = rope.original_max_position_embeddings
+    if rope.kind in ("yarn", "longrope"):
         parameters["attention_factor"] = rope.attention_factor
+    if rope.kind == "llama3":
+        parameters |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
     if rope.kind == "yarn":
         parameters |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
     if rope.kind == "longrope":

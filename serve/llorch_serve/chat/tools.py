@@ -51,7 +51,8 @@ def shown_tools(prompt: ChatPrompt) -> tuple[str, ...]:
     if choice.mode is ToolMode.NONE:
         return ()
     if choice.mode is ToolMode.AUTO and choice.names:
-        return tuple(tool for tool in prompt.tools if _read(tool).called.name in choice.names)
+        names = frozenset(choice.names)
+        return tuple(tool for tool in prompt.tools if _read(tool).called.name in names)
     return prompt.tools
 
 
@@ -69,13 +70,14 @@ def choice_violations(prompt: ChatPrompt) -> list[FieldViolation]:
     if choice.mode is ToolMode.REQUIRED and not prompt.tools:
         return [FieldViolation(CHOICE_FIELD, "requires a call and there are no tools; send at least one")]
     known = [_read(tool).called.name for tool in prompt.tools] if choice.names else []
-    unknown = [name for name in choice.names if name not in known]
-    if not unknown:
+    known_names = frozenset(known)
+    unknown = next((name for name in choice.names if name not in known_names), None)
+    if unknown is None:
         return []
     more = "" if len(known) <= _MOST_NAMED else f" and {len(known) - _MOST_NAMED} more"
     names = ", ".join(repr(name[:64]) for name in known[:_MOST_NAMED]) + more
     expected = f"expected names of the request's tools: {names}" if known else "and the request has no tools"
-    return [FieldViolation(CHOICE_FIELD, f"found {unknown[0][:64]!r}, {expected}")]
+    return [FieldViolation(CHOICE_FIELD, f"found {unknown[:64]!r}, {expected}")]
 
 
 def held_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls | None:
@@ -94,13 +96,13 @@ def held_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls | N
             "leave it out, or start the worker with the model's format: --tool-format NAME"
         )
         raise InvalidRequestError([FieldViolation(CHOICE_FIELD, found)])
-    names, bad = prompt.tool_choice.names, []
+    names, bad = frozenset(prompt.tool_choice.names), []
     tools = []
     for index, text in enumerate(prompt.tools):
         tool = _read(text)
         name = tool.called.name
-        if names and name not in names:
-            continue
+        if (names and name not in names) or not (name or required):
+            continue  # what has no name is not called, and nobody asks that it is
         bad += _name_violations(name, f"{TOOLS_FIELD}[{index}]", quoted=writing.quoted)
         field = f"{TOOLS_FIELD}[{index}].{tool.parameters_field}"
         tools.append(CallableTool(name, _arguments(tool.called.parameters, field, bad), field))
@@ -112,6 +114,8 @@ def held_calls(prompt: ChatPrompt, writing: CallWriting | None) -> ToolCalls | N
         )
     if bad:
         raise InvalidRequestError(bad)
+    if not tools:
+        return None
     return ToolCalls(writing, tuple(tools), several=prompt.parallel_tool_calls)
 
 

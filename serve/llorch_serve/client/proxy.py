@@ -24,9 +24,10 @@ def is_loopback(address: str) -> bool:
     """Tell whether a worker's address is on this machine."""
     host = host_of(address)
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         return False
+    return address.is_loopback or address.is_unspecified
 
 
 def proxy_variable(address: str, environment: Mapping[str, str] = os.environ) -> str | None:

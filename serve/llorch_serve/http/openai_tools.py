@@ -52,7 +52,7 @@ def read_tool_choice(value: Any, bad: list[FieldViolation]) -> ToolChoice:
             return ToolChoice(ToolMode.REQUIRED, (named.function.name,))
         allowed = msgspec.convert(value, _AllowedTools).allowed_tools
     except msgspec.ValidationError as error:
-        bad.append(FieldViolation("tool_choice", f"{error}; {_SHAPES}"))
+        bad.append(FieldViolation("tool_choice", f"{str(error)[:200]}; {_SHAPES}"))
         return ToolChoice()
     if not allowed.tools:
         found = "found no allowed_tools.tools, expected at least one"

@@ -80,7 +80,7 @@ def notes(worker: AnyWorker) -> list[str]:
     """Return what a person should know of a loaded worker: what its graph cannot do, and where it runs."""
     told = []
     info = worker.model_info()
-    if info.limits:
+    if info.limits and not info.embedding_size:
         by = "" if info.kind == "llorch" else f"made by {info.kind}; "
         told.append(f"{by}{'; '.join(info.limits)}")
     if len(info.provider_shares) > 1:

@@ -193,7 +193,10 @@ def _describe(worker: AnyWorker) -> str:
 
     info = worker.model_info()
     made = info.kind if info.precision == UNSTATED else info.precision
+    room = f"with {info.slots} slots of {info.context_length} tokens"
+    if info.embedding_size:
+        room = f"embedding texts of up to {info.context_length} tokens"
     return (
-        f"{info.model_id} ({worker.artifact.folder}, {made}) on {info.provider} with {info.slots} slots of "
-        f"{info.context_length} tokens, {peak_rss_mib():.0f} MiB"
+        f"{info.model_id} ({worker.artifact.folder}, {made}) on {info.provider} {room}, "
+        f"{peak_rss_mib():.0f} MiB"
     )

@@ -118,9 +118,10 @@ def _drawn(model_type: str) -> Iterator[Settings]:
             row |= axis[rng.integers(len(axis))]
         row[family.norm_key] = _EPSILONS[rng.integers(2)]
         rope, theta = _ROPES[rng.integers(len(_ROPES))], _THETAS[rng.integers(2)]
+        if rope and family.scales_queries:  # transformers cannot run the model without them
+            rope = {"original_max_position_embeddings": 32, **rope, "llama_4_scaling_beta": 0.3}
         if rope and rng.integers(2):
-            scaled = {"llama_4_scaling_beta": 0.3} if family.scales_queries else {}
-            row |= {"rope_parameters": {**rope, "rope_theta": theta, **scaled}, "rope_theta": None}
+            row |= {"rope_parameters": {**rope, "rope_theta": theta}, "rope_theta": None}
             row.pop("rope_scaling", None)
         elif rope:
             row |= {"rope_scaling": rope, "rope_theta": theta}

@@ -71,7 +71,7 @@ class HqqReader:
             if grid.by_row
             else f"HQQ, {grid.bits} bits, groups of {grid.group} along outputs"
         )
-        return PackedMatrix(form, matrix.values, matrix.codes() if grid.by_row else None)
+        return PackedMatrix(form, matrix.values, matrix.codes() if grid.by_row else matrix.codes_across())
 
 
 def _words(module: PackedModule, grid: HqqGrid) -> StoredArray:
@@ -146,6 +146,37 @@ class _Matrix:
             scale_type=scale_type(self.scales),
             read=read,
             zero_type=None if whole else scale_type(self.zeros),
+        )
+
+    def codes_across(self) -> Codes | None:
+        """Return the codes whose groups lie along outputs, if those of a group lie the same number of outputs
+        apart.
+        """
+        (rows, columns), group = self.shape, self.grid.group
+        if rows % group:
+            return None
+        period = rows // group
+
+        def numbers(place: StoredArray, start: int, stop: int) -> Floats:
+            found: Floats = dataclasses.replace(place, shape=(period, columns)).read().astype(np.float32)
+            require_finite_scales(found, place)
+            return found[np.arange(start, stop) % period]
+
+        def read(start: int, stop: int) -> CodeRows:
+            pieces = self.grid.pieces(start * columns, stop * columns)
+            codes = np.concatenate([self._rows(piece).reshape(-1) for piece in pieces])
+            scales, zeros = (numbers(place, start, stop) for place in (self.scales, self.zeros))
+            return CodeRows(codes.reshape(stop - start, columns), scales, zeros)
+
+        return Codes(
+            bits=self.grid.bits,
+            columns=columns,
+            group=1,
+            symmetric=False,
+            scale_type=scale_type(self.scales),
+            read=read,
+            zero_type=scale_type(self.zeros),
+            across=group,
         )
 
     def _zero_points(self) -> tuple[float, float, bool]:

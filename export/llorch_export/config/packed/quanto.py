@@ -25,7 +25,9 @@ class QuantoPacking(Packing):
 def quanto_packing(fields: Fields) -> QuantoPacking:
     """Read the map of modules. Raises ArtifactError for what is not understood."""
     if (names := fields.unasked()) and len(names) > _MAX_MODULES:
-        raise ArtifactError(f"{fields.origin} names {len(names)} modules, expected at most {_MAX_MODULES}")
+        raise ArtifactError(
+            f"{fields.origin} names {len(names)} modules, expected at most {_MAX_MODULES}; {WAY_OUT}"
+        )
     types, rounds = {}, False
     for name in names:
         value, origin = fields.get(name), f"{fields.origin}: {shown(name)}"
@@ -35,7 +37,10 @@ def quanto_packing(fields: Fields) -> QuantoPacking:
         kind = own.get("weights")
         if kind not in (None, _NONE, *TYPES):
             raise own.wrong("weights", f"one of {', '.join((_NONE, *TYPES))}; {WAY_OUT}")
-        rounds |= own.get("activations") not in (None, _NONE)
+        activations = own.get("activations")
+        if activations not in (None, _NONE, *TYPES):
+            raise own.wrong("activations", f"one of {', '.join((_NONE, *TYPES))}; {WAY_OUT}")
+        rounds |= activations not in (None, _NONE)
         refuse_unasked(own)
         if isinstance(kind, str) and kind != _NONE:
             types[name] = kind

@@ -181,6 +181,7 @@ def _translate(body: ResponsesBody, conversation: Conversation, findings: Findin
         messages=instructed.messages,
         model=body.model,
         stream=body.stream,
+        stream_options=body.stream_options,
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -203,7 +204,7 @@ def _with_instructions(instructions: str | None, conversation: Conversation) -> 
     Where the input itself begins with what a developer says, the two are one message: templates read the
     first alone as theirs, and some refuse a second.
     """
-    if instructions is None:
+    if not instructions:
         return conversation
     parts = [ContentPart("text", instructions)]
     rest = 0
