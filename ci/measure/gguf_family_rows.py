@@ -72,6 +72,7 @@ DIFFERENT: Final[dict[str, str]] = {
     "phi3, longrope, partial": "llama.cpp takes the long divisors for any context beyond the original one",
     "yarn, betas": "llama.cpp reads the betas of mistral3 alone",
     "olmo3, yarn where there is no window": "llama.cpp reads the base of layers with a window and leaves it",
+    "olmo3, yarn that is truncated whatever is said": "llama.cpp reads the base of layers with a window and leaves it",
     "exaone4": "llama.cpp has windows in the model of 64 layers alone",
     "exaone4, types beside a pattern in letters": "llama.cpp has windows in the model of 64 layers alone",
 }
