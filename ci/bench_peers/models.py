@@ -108,10 +108,10 @@ def _widen(gguf: Path, target: Path) -> None:
     plain.tie_weights()
     plain.float().eval().save_pretrained(target)
     AutoTokenizer.from_pretrained(**where).save_pretrained(target)
-    _spell_as_before(target / "config.json")
+    spell_as_before(target / "config.json")
 
 
-def _spell_as_before(file: Path) -> None:
+def spell_as_before(file: Path) -> None:
     """Write rotary settings by kind of layer as transformers 4 has them, which 5 reads too."""
     settings = json.loads(file.read_text(encoding="utf-8"))
     by_kind = settings.get("rope_parameters", {})

@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -94,7 +95,6 @@ def written(work: Path, sources: str, only: str) -> list[Case]:
     cases = [case for case in cases if only in case.name]
     for case in cases:
         write_hf_folder(case.folder, FOLDERS[case.name])
-        case.file.unlink(missing_ok=True)
     pairs = json.dumps([[str(case.folder), str(case.file)] for case in cases])
     command = [sys.executable, "-P", _CONVERTER, sources]
     done = subprocess.run(command, input=pairs, capture_output=True, text=True, check=False)
@@ -177,9 +177,10 @@ def main() -> None:
     arguments: Any = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     rows = []
-    for case in written(arguments.work, arguments.sources, arguments.only):
-        rows.append(measured(arguments.python, case))
-        note(".")
+    with tempfile.TemporaryDirectory(dir=arguments.work) as folder:
+        for case in written(Path(folder), arguments.sources, arguments.only):
+            rows.append(measured(arguments.python, case))
+            note(".")
     used = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "transformers"))
     lines = [f"llama-cpp-python {LlamaCpp(arguments.python).version()}, {used}", "", *table(rows)]
     sys.stdout.write("\n".join(lines) + "\n")

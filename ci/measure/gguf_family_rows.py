@@ -65,13 +65,15 @@ BY_HAND: Final[dict[str, tuple[dict[str, Any], dict[str, object]]]] = {
     f"mixtral{IN_ONE}": (HF["mixtral"], {}),
     "llama, linear by the old key": (of_family("llama"), {"llama.rope.scale_linear": 2.0}),
 }
+_BASE_UNUSED: Final = "llama.cpp reads the base of layers with a window and leaves it"
 # Where ours is not llama.cpp's, and why ours is the model's.
 DIFFERENT: Final[dict[str, str]] = {
     "phi3, window": "llama.cpp has windows of Phi-3 turned off",
     "phi3, longrope, all short": "llama.cpp takes the long divisors for any context beyond the original one",
     "phi3, longrope, partial": "llama.cpp takes the long divisors for any context beyond the original one",
     "yarn, betas": "llama.cpp reads the betas of mistral3 alone",
-    "olmo3, yarn where there is no window": "llama.cpp reads the base of layers with a window and leaves it",
+    "olmo3, yarn where there is no window": _BASE_UNUSED,
+    "olmo3, yarn that is truncated whatever is said": _BASE_UNUSED,
     "exaone4": "llama.cpp has windows in the model of 64 layers alone",
     "exaone4, types beside a pattern in letters": "llama.cpp has windows in the model of 64 layers alone",
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench_peers import experts, gemma3
 from bench_peers.contestant import Closeness, Work
+from bench_peers.models import spell_as_before
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
 from bench_peers.turns import Match, by_turns
@@ -66,6 +68,21 @@ def test_gemma_is_compared_with_each_peer_and_what_does_not_take_it_is_named() -
     assert "| decode, to llama.cpp |  | 1.50 (1.50 to 1.50) |  |" in text
     assert "- OpenVINO does not take the model: unknown op" in text
     assert "1 and 8 streams, 2 threads, 2 rounds" in text
+
+
+def test_rotary_settings_by_kind_of_layer_are_spelled_as_both_versions_of_transformers_read_them(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "config.json"
+    by_kind = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    for given, expected in (
+        ({"rope_parameters": by_kind}, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}),
+        ({"rope_parameters": {"rope_theta": 5e5}}, {"rope_parameters": {"rope_theta": 5e5}}),
+        ({}, {}),
+    ):
+        file.write_text(json.dumps(given), encoding="utf-8")
+        spell_as_before(file)
+        assert json.loads(file.read_text(encoding="utf-8")) == expected
 
 
 def test_experts_are_held_against_the_dense_size() -> None:
