@@ -121,6 +121,8 @@ class AsyncModel:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> Answer:
         """See :meth:`llorch.Model.chat`."""
@@ -129,6 +131,8 @@ class AsyncModel:
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return await self._whole(prompt, settings)
 
@@ -139,6 +143,8 @@ class AsyncModel:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> AsyncGenerator[Chunk, None]:
         """See :meth:`llorch.Model.stream_chat`."""
@@ -147,6 +153,8 @@ class AsyncModel:
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return self._stream(asking.request(prompt, settings))
 

@@ -119,19 +119,23 @@ class Model:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> Answer:
         """Return the answer to a conversation.
 
         messages: as OpenAI's clients send them, or one text of the user's. tools: the same.
         template_arguments: further variables of the model's template. continue_final_message: go on with the
-        last message instead of answering it.
+        last message instead of answering it. tool_choice, parallel_tool_calls: as OpenAI's clients send them.
         """
         prompt = asking.chat_prompt(
             messages,
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return self._whole(prompt, settings)
 
@@ -142,6 +146,8 @@ class Model:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> Iterator[Chunk]:
         """Return the answer to a conversation as it comes; see :meth:`chat` and :meth:`stream`."""
@@ -150,6 +156,8 @@ class Model:
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return self._stream(asking.request(prompt, settings))
 

@@ -4,7 +4,8 @@ types.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -33,12 +34,40 @@ class ToolCall:
 class ToolCallDelta:
     """A call that the model made, or a part of one: texts of the same index (which of the answer's calls)
     join.
+
+    broken: the call has broken off: what was told of it is no call, and is in the text now.
     """
 
     index: int
     id: str = ""
     name: str = ""
     arguments: str = ""
+    broken: bool = False
+
+
+def whole_calls(parts: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    """Return the calls of an answer that has ended, whole and counted from 0, without those that broke
+    off.
+    """
+    sound = [call for call in _joined_calls(parts) if not call.broken]
+    return tuple(replace(call, index=place) for place, call in enumerate(sound))
+
+
+def _joined_calls(parts: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Return parts of calls with those of the same call joined, in the order of the calls."""
+    by_index: dict[int, list[ToolCallDelta]] = {}
+    for part in parts:
+        by_index.setdefault(part.index, []).append(part)
+    return [
+        ToolCallDelta(
+            index,
+            "".join(part.id for part in call),
+            "".join(part.name for part in call),
+            "".join(part.arguments for part in call),
+            any(part.broken for part in call),
+        )
+        for index, call in sorted(by_index.items())
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +105,33 @@ class TokenPrompt:
     token_ids: tuple[int, ...]
 
 
+class ToolMode(enum.Enum):
+    """Whether a model calls tools."""
+
+    AUTO = "auto"  # as it likes
+    NONE = "none"  # it is not told of any
+    REQUIRED = "required"  # its answer is one call or several, held by a grammar
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether a model calls tools, and which.
+
+    names: of the tools that may be called; empty: all of them. With AUTO the model is not told of others,
+        with REQUIRED it is.
+    """
+
+    mode: ToolMode = ToolMode.AUTO
+    names: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation, rendered with the model's own chat template and opened for the assistant's answer.
 
     tools, documents: JSON text of an object each.
+    tool_choice: whether and which of the tools are called.
+    parallel_tool_calls: False: an answer ends with its first call.
     template_name: of several templates; None: ``tool_use`` if there are tools and such a template, else
         ``default``.
     template_arguments: JSON text of an object: further variables of the template, ``add_generation_prompt``
@@ -96,6 +147,8 @@ class ChatPrompt:
     template_arguments: str | None = None
     continue_final_message: bool = False
     allow_control_tokens: bool = False
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -406,7 +459,7 @@ class JoinedUpdates:
             logprobs=tuple(self._logprobs),
             prompt_logprobs=tuple(self._prompt_logprobs),
             reasoning="".join(self._thoughts),
-            tool_calls=tuple(self._calls),
+            tool_calls=tuple(_joined_calls(self._calls)),
         )
 
 

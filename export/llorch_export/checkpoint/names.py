@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from llorch_export.checkpoint.expert_names import EXPERTS, ROUTER, expert_places, expert_shapes
 from llorch_export.checkpoint.expert_names import StoredRows as StoredRows
-from llorch_export.checkpoint.expert_names import expert_places, expert_shapes
 from llorch_export.config.experts import ExpertNames
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
 from llorch_export.config.family import Family
@@ -25,6 +25,10 @@ FINAL_NORM = "model.norm.weight"
 FINAL_NORM_BIAS = "model.norm.bias"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
+XIELU = ("act_fn.alpha_p", "act_fn.alpha_n", "act_fn.beta", "act_fn.eps")
+"""The factors of an MLP's activation; they have no further name of what kind of parameter they are."""
+SINKS = "self_attn.sinks"
+"""Of a layer; it has no further name of what kind of parameter it is."""
 
 # Buffers that old exports stored: rotary frequencies and tables, which follow from the config, and masks,
 # which are the same in every model.
@@ -91,6 +95,10 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"model.layers.{layer}.{module}.weight"] = shape
             if _has_bias(config, module):
                 shapes[f"model.layers.{layer}.{module}.bias"] = shape[:1]
+        if form.activation == "xielu":
+            shapes |= dict.fromkeys((f"model.layers.{layer}.mlp.{factor}" for factor in XIELU), (1,))
+        if form.sinks:
+            shapes[f"model.layers.{layer}.{SINKS}"] = (config.num_attention_heads,)
     shapes[FINAL_NORM] = (hidden,)
     if form.norm_bias:
         shapes[FINAL_NORM_BIAS] = (hidden,)
@@ -132,6 +140,8 @@ def _mlp(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 def _has_bias(config: LlamaConfig, module: str) -> bool:
     if is_norm(module):
         return config.form.norm_bias and module not in ("self_attn.q_norm", "self_attn.k_norm")
+    if module == ROUTER or module.startswith(EXPERTS):
+        return isinstance(config.experts, ExpertsConfig) and config.experts.biases is True
     if module.startswith("mlp."):
         return config.mlp_bias
     return config.attention_bias or (config.qkv_bias and module != "self_attn.o_proj")
@@ -143,16 +153,20 @@ def is_norm(module: str) -> bool:
 
 
 def stored_places(
-    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+    config: LlamaConfig,
+    experts: ExpertNames | None = None,
+    *,
+    gguf: bool = False,
+    fused: Collection[str] | None = None,
 ) -> dict[str, StoredRows]:
     """Return the place of every tensor of :func:`expected_tensors`: itself under the family's own name, or a
     part of a fused one.
 
     experts: how the checkpoint keeps them; None: each matrix under its own name. gguf: in a GGUF file, under
-        its name there.
+        its name there. fused: modules that are stored instead of their parts; None: those of the family.
     """
     expected, family = expected_tensors(config), FAMILIES[config.architecture]
-    parts = _fused_rows(config, expected)
+    parts = _fused_rows(config, expected, family.fused if fused is None else fused)
     if experts is not None:
         parts |= expert_places(config, experts)
     places = {}
@@ -163,30 +177,39 @@ def stored_places(
     return places
 
 
-def _fused_rows(config: LlamaConfig, expected: Mapping[str, tuple[int, ...]]) -> dict[str, StoredRows]:
-    """Return the places of the tensors that the family stores in one with others."""
+def _fused_rows(
+    config: LlamaConfig, expected: Mapping[str, tuple[int, ...]], fused: Collection[str]
+) -> dict[str, StoredRows]:
+    """Return the places of the tensors that are stored in one with others."""
     places = {}
-    for layer in range(config.num_hidden_layers):
-        for fused in FAMILIES[config.architecture].fused:
+    for prefix in (f"model.layers.{layer}" for layer in range(config.num_hidden_layers)):
+        for whole in fused:
             start = 0
-            for part in FUSED_MODULES[fused]:
-                name = f"model.layers.{layer}.{part}.weight"
-                stop = start + expected[name][0]
-                places[name] = StoredRows(f"model.layers.{layer}.{fused}.weight", start, stop)
+            for part in FUSED_MODULES[whole]:
+                stop = start + expected[f"{prefix}.{part}.weight"][0]
+                for kind in ("weight", "bias"):
+                    if f"{prefix}.{part}.{kind}" in expected:
+                        place = StoredRows(f"{prefix}.{whole}.{kind}", start, stop)
+                        places[f"{prefix}.{part}.{kind}"] = place
                 start = stop
     return places
 
 
 def stored_tensors(
-    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+    config: LlamaConfig,
+    experts: ExpertNames | None = None,
+    *,
+    gguf: bool = False,
+    fused: Collection[str] | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that a checkpoint must hold, in the order of use."""
     shapes: dict[str, tuple[int, ...]] = {}
     expected = expected_tensors(config)
-    for name, place in stored_places(config, experts, gguf=gguf).items():
+    for name, place in stored_places(config, experts, gguf=gguf, fused=fused).items():
         rows = expected[name][0] if place.stop is None else place.stop  # the last part's end is the whole's
         stack = () if place.stack is None else (place.stack,)
-        shapes[place.name] = (*stack, rows // (place.stack or 1), *expected[name][1:])
+        matrix = (rows // (place.stack or 1), *expected[name][1:])
+        shapes[place.name] = (*stack, *(reversed(matrix) if place.turned else matrix))
     return shapes
 
 
@@ -221,6 +244,8 @@ def _gguf_name(name: str, family: Family) -> str:
     if name in _GGUF_TOP_LEVEL:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
+    if rest == SINKS:
+        return f"blk.{layer}.attn_sinks.weight"
     module, kind = rest.rsplit(".", 1)
     if one := _ONE_EXPERT.fullmatch(module):
         return f"blk.{layer}.ffn_{one[2]}.{one[1]}.{kind}"

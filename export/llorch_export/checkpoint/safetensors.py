@@ -102,6 +102,7 @@ def folder_tensors(
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
     _require_values(stored, wanted)
+    _single_numbers(stored, wanted)
     if packing is not None and reader is None:
         take_scales(stored)
     if headless and names.EMBEDDING in stored:
@@ -151,6 +152,13 @@ def _require_values(stored: Mapping[str, StoredTensor], wanted: Collection[str])
     for name, tensor in stored.items():
         if name in wanted and tensor.dtype not in CODECS:
             raise unsupported_type(tensor.source.path, name, tensor.dtype)
+
+
+def _single_numbers(stored: dict[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Give single numbers that are stored without a dimension the one that the config calls for."""
+    for name, tensor in stored.items():
+        if wanted.get(name) == (1,) and tensor.source.shape == ():
+            stored[name] = dataclasses.replace(tensor, source=dataclasses.replace(tensor.source, shape=(1,)))
 
 
 @dataclass(slots=True)

@@ -38,6 +38,8 @@ class Family:
     qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
     qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
+    depth_scaled: the config scales them otherwise: ``scale_emb``, ``scale_depth`` over the root of the number
+        of layers, and the hidden size over ``dim_model_base``.
     no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
     partial_rotary: a leading part of each head may be rotated.
     equal_heads: heads share the hidden size; transformers cannot run models of other heads.
@@ -49,6 +51,7 @@ class Family:
     in_gguf: llama.cpp knows the family under its own name.
     gguf_in_transformers: transformers reads such files.
     permuted: conversion to GGUF interleaves the two halves of query and key heads.
+    inert: keys that transformers reads and never applies.
     fixed: keys that transformers reads for this family alone, with the one value that is supported.
 
     form: how its layers are built; the config adds what it has keys for.
@@ -71,16 +74,20 @@ class Family:
     local_theta: layers with a window rotate by ``rope_local_base_freq``, which is this where absent; 0: as
         the others. local_key: that key; "": the base cannot be set.
     interleaved: rotary pairs are neighbours in a head, not half a head apart.
-    scales_queries: rotary settings must be there, with a ``llama_4_scaling_beta`` of 0: another one scales
-        queries by their position, and so does what absent settings mean.
+    scales_queries: queries are scaled by their position, as ``llama_4_scaling_beta`` says.
+    usual_rope: what absent rotary settings mean, where that is not the plain rotation.
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
+    reference: the family by which transformers computes the same, where this one exists only as code of
+        checkpoints; "": transformers has it.
     gguf: ``general.architecture`` where it is another name.
     gguf_names: what GGUF files call modules that others call otherwise.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
         share of the hidden size.
     experts: where its config and files have experts; None: it has none.
     with_experts: the family of its GGUF files whose layers have experts.
+    with_windows: the family of its GGUF files that state a window.
+    gguf_window_if_stated: GGUF files that state no window have none; else they have the usual one.
     other_keys: by what other names the family's config.json has settings of Llama's.
     stored_layers: what the names of layers begin with in a checkpoint.
     renamed_on_loading: those names are taken for Llama's when files are read, here and by transformers, whose
@@ -96,6 +103,7 @@ class Family:
     qkv_bias: bool | str = False
     qk_norm: bool = False
     multipliers: bool = False
+    depth_scaled: bool = False
     no_rope_interval: int = 0
     partial_rotary: bool = False
     equal_heads: bool = False
@@ -106,6 +114,7 @@ class Family:
     gguf_in_transformers: bool = True
     permuted: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
+    inert: frozenset[str] = frozenset()
     form: LayerForm = LLAMA_FORM
     activation_key: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: SILU)
@@ -125,13 +134,17 @@ class Family:
     local_key: str = "rope_local_base_freq"
     interleaved: bool = False
     scales_queries: bool = False
+    usual_rope: Mapping[str, object] = field(default_factory=dict)
     alpha: bool = False
     module: str = ""
+    reference: str = ""
     gguf: str = ""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_wide_layers: frozenset[int] = frozenset()
     experts: ExpertKeys | None = None
     with_experts: str = ""
+    with_windows: str = ""
+    gguf_window_if_stated: bool = False
     other_keys: Mapping[str, str] = field(default_factory=dict)
     stored_layers: str = "model.layers"
     renamed_on_loading: bool = False

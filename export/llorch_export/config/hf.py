@@ -96,7 +96,7 @@ def read_config(
     if headless:
         config = without_head(config)
     own_class = ("architectures",) if has_unknown_class(fields, family) else ()
-    ignored = ignored_settings(fields, reference_keys().keys[family.architecture])
+    ignored = ignored_settings(fields, reference_keys().keys[family.architecture], inert=family.inert)
     return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code, packed)
 
 
@@ -136,10 +136,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     if family.rotates_in_windows:
         rotating = rotating_in_windows(fields, family, layers)
     rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
-    multiplier = {
-        key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
-        for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-    }
+    multiplier = _multipliers(fields, family, hidden, layers)
     config = LlamaConfig(
         architecture=family.architecture,
         vocab_size=count("vocab_size", _MAX_VOCAB),
@@ -170,6 +167,22 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         experts=experts_from_hf(fields, family.experts, defaults, layers),
     )
     return checked(config, origin), ignored
+
+
+def _multipliers(fields: Fields, family: Family, hidden: int, layers: int) -> dict[str, float]:
+    """Return what embedding, blocks' outputs and scores are multiplied by, and logits divided by."""
+
+    def number(key: str, usual: float | None = None) -> float:
+        return fields.number(key, usual, above=MIN_FACTOR, high=MAX_MULTIPLIER)
+
+    keys = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    if family.depth_scaled:
+        return {
+            "embedding_multiplier": number("scale_emb"),
+            "residual_multiplier": number("scale_depth") / layers**0.5,
+            "logits_scaling": hidden / number("dim_model_base"),
+        }
+    return {key: number(key, 1.0) if family.multipliers else 1.0 for key in keys}
 
 
 def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:

@@ -144,13 +144,14 @@ def contents(artifact: Artifact) -> Contents:
     tokenizer = Tokenizer.load(artifact.tokenizer_path)
     own = TARGETS[manifest.target].provider
     total = sum(entry.bytes for entry in manifest.files)
+    loaded = total + (manifest.widened_bytes or 0)
     lengths = sorted({min(_SHORT_CONTEXT, manifest.context_length), manifest.context_length})
     embeds = manifest.embeds is not None
     kv_bytes = (
         0 if embeds else msgspec.structs.replace(manifest.kv, dtype=manifest.kv_dtypes[0]).bytes_per_token
     )
     memory = [
-        Memory(slots, length, kv := slots * length * kv_bytes, total + kv)
+        Memory(slots, length, kv := slots * length * kv_bytes, loaded + kv)
         for slots in SLOTS
         for length in lengths
         if not embeds
@@ -206,14 +207,18 @@ def _graph(artifact: Artifact) -> GraphContents:
 
 def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
     """Add up the weights' bytes by what they are for; bytes that two initialisers share count once."""
+    from llorch_export.inspect.widening import Widening
+
+    widening = Widening(model)
     purposes: dict[str, str] = {}
     for node in model.graph.node:
         for index, name in enumerate(node.input):
-            if node.op_type != "Cast":
+            if node.op_type != "Cast" and not widening.makes(node.output[0]):
                 purposes.setdefault(name, _purpose(node, index))
-    for node in model.graph.node:
-        if node.op_type == "Cast":  # scales that are stored narrower than they are used
-            purposes.setdefault(node.input[0], purposes.get(node.output[0], "constants"))
+    for node in reversed(model.graph.node):
+        if node.op_type == "Cast" or widening.makes(node.output[0]):  # stored narrower than it is used
+            for name in node.input:
+                purposes.setdefault(name, purposes.get(node.output[0], "constants"))
     sizes: dict[str, int] = {}
     used_as: dict[str, str] = {}
     for tensor in model.graph.initializer:

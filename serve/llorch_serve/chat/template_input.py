@@ -7,12 +7,13 @@ The prompt comes from a request and is checked here; values go to the chat modul
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 
+from llorch_serve.chat.tools import choice_violations, shown_tools
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.requests import ChatMessage, ChatPrompt, ToolCall
@@ -24,6 +25,7 @@ MAX_DEPTH: Final = (
 MAX_ITEMS: Final = 2**16  # of JSON: tools, documents, arguments and calls together
 # Variables that fields of their own set.
 _RESERVED: Final = ("messages", "tools", "documents")
+_NEED_NO_CONTENT: Final = ("assistant", "tool")
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
@@ -73,6 +75,28 @@ class TemplateInput:
         self.changed(noted, noted)
         return found
 
+    def forms(self) -> Iterator[TemplateInput]:
+        """Yield the forms that templates take a conversation in, the commonest first.
+
+        They differ in what stands for an answer's content where it has none, and in the arguments of calls,
+        which are objects or JSON text.
+        """
+        forms = [self.messages]
+        if any(map(_has_no_content, self.messages)):
+            # Some write calls only beside none, and what stands there without calls is an empty text.
+            forms.append([_filled(m, None if "tool_calls" in m else "") for m in self.messages])
+            forms.append([_filled(m, "") for m in self.messages])
+        for messages in forms:
+            form = replace(self, messages=messages)
+            yield form
+            if any(self.texts_of_calls):
+                yield form.with_texts_of_calls()
+
+    def calls_without_content(self) -> list[str]:
+        """Return the functions' names of calls in messages that say nothing else."""
+        silent = [message for message in self.messages if _has_no_content(message)]
+        return [call["function"]["name"] for message in silent for call in message.get("tool_calls", ())]
+
     def with_texts_of_calls(self) -> TemplateInput:
         """Return a copy in which the arguments of calls are JSON text."""
         messages = []
@@ -87,12 +111,26 @@ class TemplateInput:
         return replace(self, messages=messages)
 
 
+def _has_no_content(message: dict[str, Any]) -> bool:
+    """Tell whether a message need have no content, and has none."""
+    content = message.get("content")
+    calls = "tool_calls" in message
+    return (message["role"] in _NEED_NO_CONTENT and content is None) or (calls and content == "")
+
+
+def _filled(message: dict[str, Any], content: str | None) -> dict[str, Any]:
+    return message | {"content": content} if _has_no_content(message) else message
+
+
 def read_input(prompt: ChatPrompt) -> TemplateInput:
     """Return what a template sees of a prompt. Raises InvalidRequestError with every bad field."""
     bad: list[FieldViolation] = []
     _check_items(prompt)
     messages = [_message(m, f"{FIELD}.messages[{i}]", bad) for i, m in enumerate(prompt.messages)]
     tools = [_object(text, f"{FIELD}.tools[{i}]", bad) for i, text in enumerate(prompt.tools)]
+    bad += choice_violations(prompt)
+    shown = frozenset(shown_tools(prompt))
+    tools = [tool for tool, text in zip(tools, prompt.tools, strict=True) if text in shown]
     documents = [_object(text, f"{FIELD}.documents[{i}]", bad) for i, text in enumerate(prompt.documents)]
     arguments = {}
     if prompt.template_arguments is not None:
@@ -110,7 +148,7 @@ def read_input(prompt: ChatPrompt) -> TemplateInput:
         arguments=arguments,
         add_generation_prompt=opened,
         continue_final_message=prompt.continue_final_message,
-        texts_of_calls=[[call.arguments or "{}" for call in m.tool_calls] for m in prompt.messages],
+        texts_of_calls=[[_text_of_arguments(call) for call in m.tool_calls] for m in prompt.messages],
     )
 
 
@@ -165,10 +203,15 @@ def _message(message: ChatMessage, field: str, bad: list[FieldViolation]) -> dic
 
 
 def _call(call: ToolCall, field: str, bad: list[FieldViolation]) -> dict[str, Any]:
-    arguments = _object(call.arguments or "{}", f"{field}.arguments", bad)
+    arguments = _object(_text_of_arguments(call), f"{field}.arguments", bad)
     function = {"name": _text(call.name, f"{field}.name", bad), "arguments": arguments}
     identity = {"id": _text(call.id, f"{field}.id", bad)} if call.id else {}
     return {**identity, "type": "function", "function": function}
+
+
+def _text_of_arguments(call: ToolCall) -> str:
+    """Return a call's arguments; a tool without parameters is called without, or with null."""
+    return "{}" if call.arguments.strip() in ("", "null") else call.arguments
 
 
 def _object(text: str, field: str, bad: list[FieldViolation]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         schema = {"$ref": _REF.format(name=operation.body.__name__)}
         told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    kinds = {kind: {"schema": {}} for kind in operation.answers.value}
+    kinds: dict[str, Any] = {kind: {"schema": {}} for kind in operation.answers.value}
     refused = {"description": "Refused", "content": {"application/json": {"schema": _REFUSAL}}}
     told["responses"] = {
         str(operation.status): {"description": "Answered", "content": kinds},

@@ -13,6 +13,7 @@ from llorch_serve.config import EngineConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.loading.progress import LoadProgress, read_ahead
 from llorch_serve.terminal.console import say
+from llorch_serve.terminal.greeting import Welcome, is_wanted
 from llorch_serve.terminal.groups import composed, only
 from llorch_serve.terminal.http_flags import HttpFlags
 from llorch_serve.terminal.security_flags import SecurityFlags, judge_exposure
@@ -165,6 +166,11 @@ def _run(loading: _Loading, server: ServerConfig, fronts: ServingFronts, manager
     def say_ready(address: str) -> None:
         assert loading.worker is not None
         fronts.announce("worker.ready", address, f"serving {_describe(loading.worker)} at {address}")
+        if is_wanted():
+            has_chat = loading.worker.model_info().has_chat_template
+            url = next(iter(fronts.urls), None)
+            for line in Welcome(address, url, has_chat, asks_token=bool(server.security.tokens)).lines():
+                say(line)
 
     asyncio.run(
         serve(

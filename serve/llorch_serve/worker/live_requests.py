@@ -19,7 +19,7 @@ from llorch_serve.errors import EngineStoppedError, UnavailableError, duplicate_
 from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import Program
-from llorch_serve.structured.spec import Structured
+from llorch_serve.structured.spec import HeldForm
 from llorch_serve.worker.jobs import Job
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class LiveRequests:
         if self._closed:
             raise UnavailableError("the worker is shutting down")
 
-    def enter(self, job: Job, form: Structured | None = None) -> Abort:
+    def enter(self, job: Job, form: HeldForm | None = None) -> Abort:
         """Make a request live and hand its sequences to the loop, once its form's grammar is compiled; return
         what ends it.
 

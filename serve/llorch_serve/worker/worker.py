@@ -115,7 +115,7 @@ class Worker(LoadedModel):
         """
         answers = self._intake.generation(request, sink)
         if answers.needs_model:
-            return self._requests.enter(answers, request.sampling.structured)
+            return self._requests.enter(answers, answers.form)
         self._requests.check_open()
         # Nothing for the engine to do: the one update comes on the caller's own thread.
         updates, _ = answers.take(TokenEvent(answers.members[0].sequence, None, FinishReason.LENGTH))
