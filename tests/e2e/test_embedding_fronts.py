@@ -126,6 +126,7 @@ def test_generation_is_refused_over_each_front(front: Any) -> None:
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ("/v1/score", {"context": "a", "continuations": ["b"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
     ):
         answer = send(front.port, "POST", path, body)
         assert answer.status == 422

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.verify.embeddings import verify_embeddings
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.runtime.embedding_session import EmbeddingSession, open_embedder
+from support.builders.adapters import write_adapter
 from support.builders.arch_rows import HF
-from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.checkpoints import tiny_llama_config, write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids, silent
 from tolerances import FP32_VECTORS, INT8_COSINE
 
@@ -124,3 +126,13 @@ def test_verify_takes_an_artifact_that_embeds(tmp_path: Path, pooling: Any) -> N
     assert result.lowest_cosine > result.limit == 0.99999
     other = write_hf_folder(tmp_path / "other", HF["qwen2"], seed=9)
     assert not verify_embeddings(artifact.folder, str(other), silent).passed
+
+
+@pytest.mark.reference
+def test_an_adapter_is_merged_into_a_model_that_embeds(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "model")
+    write_adapter(tmp_path / "lora", tiny_llama_config())
+    choices = (AdapterChoice(tmp_path / "lora"),)
+    artifact = export_tiny(folder, tmp_path / "artifact", embed="mean", lora=choices)
+    assert verify_embeddings(artifact.folder, str(folder), silent, lora=choices).passed
+    assert not verify_embeddings(artifact.folder, str(folder), silent).passed

@@ -118,7 +118,7 @@ def frontier(
     step is called after each point.
     Raises ArtifactError if the source, a peer or the text cannot be used.
     """
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, "none")  # divergence is of logits, whatever the model is for
     pieces = token_windows(checkpoint, sample_text() if text is None else text)
     reference = Reference(checkpoint)
     windows = [(piece, reference.logits(piece)) for piece in pieces]
@@ -138,7 +138,7 @@ def _artifact_point(
     with tempfile.TemporaryDirectory(prefix="llorch-frontier-") as folder:
         # Of weights alone: keys and values stay in what the graph computes in.
         kv_dtype = base_recipe(options).compute_type
-        wanted = replace(options, output=Path(folder) / "artifact", kv_dtype=kv_dtype)
+        wanted = replace(options, output=Path(folder) / "artifact", kv_dtype=kv_dtype, embed="none")
         artifact = export(wanted, lambda phase, done, total: None).artifact
         session = open_session(
             artifact,
@@ -154,7 +154,7 @@ def _artifact_point(
 
 
 def _peer_point(path: Path, checkpoint: Checkpoint, windows: list[tuple[list[int], Logits]]) -> Point:
-    peer = open_checkpoint(str(path))
+    peer = open_checkpoint(str(path), "none")
     if peer.config.vocab_size != checkpoint.config.vocab_size:
         raise ArtifactError(
             f"{path} has a vocabulary of {peer.config.vocab_size} tokens and {checkpoint.path} one of "

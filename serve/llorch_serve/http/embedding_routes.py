@@ -6,6 +6,7 @@ little-endian float32.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import secrets
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ class EmbeddingsDialect:
         for update in updates:
             check_completed(update)
         found = [update.embedding for update in updates if update.embedding is not None]
-        await exchange.send_json(_answer(plan.detail, found))
+        # Millions of numbers take as long to write as other calls would notice.
+        await exchange.send_json(await asyncio.to_thread(_answer, plan.detail, found))
 
     def refusal(self, problem: Problem) -> object:
         """Return the body of a refusal."""
@@ -142,8 +144,9 @@ def _answer(shape: _Shape, found: list[TextEmbedding]) -> dict[str, Any]:
     }
 
 
-def _written(embedding: TextEmbedding, *, in_base64: bool) -> str | list[float]:
+def _written(embedding: TextEmbedding, *, in_base64: bool) -> msgspec.Raw:
+    """Return a vector as JSON."""
     if in_base64:
-        return base64.b64encode(embedding.values.astype("<f4").tobytes()).decode()
-    numbers: list[float] = embedding.values.tolist()
-    return numbers
+        coded = base64.b64encode(embedding.values.astype("<f4").tobytes()).decode()
+        return msgspec.Raw(msgspec.json.encode(coded))
+    return msgspec.Raw(msgspec.json.encode(embedding.values.tolist()))

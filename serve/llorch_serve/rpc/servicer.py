@@ -159,7 +159,8 @@ class GenerationServicer:
             vectors = await call.take()
             for vector in vectors:
                 check_completed(vector)
-            return write_embeddings(call.request_id, vectors)
+            # Millions of numbers take as long to write as other calls would notice.
+            return await asyncio.to_thread(write_embeddings, call.request_id, vectors)
 
     def _admit(self, raw: bytes, context: Context, read: _Reader) -> AbstractAsyncContextManager[LiveCall]:
         """Have a received message read; give its call, which is aborted if it has not ended by then."""
