@@ -58,6 +58,15 @@ _BASES: Final = (
 _PROPERTIES_OF_FILES: Final = frozenset({"per_layer_config", "rope_scaling"})
 # Dropout happens while training only; every family has its own names for it.
 _DROPOUT: Final = ("dropout", "pdrop")
+# What families that transformers lacks call the keys of those by which it computes the same; "": nothing.
+_OTHER_NAMES: Final = {
+    "minicpm": {
+        "embedding_multiplier": "scale_emb",
+        "residual_multiplier": "scale_depth",
+        "logits_scaling": "dim_model_base",
+        "attention_multiplier": "",
+    }
+}
 # Keys that are read on the way and leave logits at inference as they are, each with the reason.
 _WITHOUT_EFFECT: Final = {
     "gradient_checkpointing": "memory while training",
@@ -100,7 +109,7 @@ def table() -> dict[str, object]:
         "transformers": importlib.metadata.version("transformers"),
         "keys": {name: sorted(_keys(row)) for name, row in FAMILIES.items()},
         "rope": rope,
-        "default_rope": {name: sorted(_default_rope(row.module or name)) for name, row in FAMILIES.items()},
+        "default_rope": {name: sorted(_default_rope(row)) for name, row in FAMILIES.items()},
         "causal_lms": _causal_lms(),
     }
 
@@ -110,7 +119,16 @@ def text() -> str:
     return json.dumps(table(), indent=2) + "\n"
 
 
+def _in_transformers(family: Family) -> Family:
+    """Return the family, or that by which transformers computes the same."""
+    return FAMILIES[family.reference] if family.reference else family
+
+
 def _keys(family: Family) -> set[str]:
+    if family.reference:
+        own = _OTHER_NAMES[family.architecture]
+        found = _keys(FAMILIES[family.reference])
+        return (found - set(own)) | {name for name in own.values() if name}
     place = family.module or family.architecture
     modelling = f"models.{place}.modeling_{place}"
     own = family.architecture if _has_config(family.architecture) else place
@@ -244,9 +262,11 @@ def _rope_reads(node: ast.AST) -> Iterator[str]:
             yield from _strings(part.args[:1])
 
 
-def _default_rope(family: str) -> set[str]:
+def _default_rope(family: Family) -> set[str]:
     """Return what a family's unscaled rotary embedding reads."""
-    tree = _source(f"models.{family}.modeling_{family}")
+    row = _in_transformers(family)
+    place = row.module or row.architecture
+    tree = _source(f"models.{place}.modeling_{place}")
     return {
         key
         for node in ast.walk(tree)

@@ -52,7 +52,13 @@ _PLACES: Final = {
     "after": "norms behind attention and MLP, none before",
     "around": "norms before and behind attention and MLP",
 }
-_ACTIVATIONS: Final = {"gelu_tanh": "GELU by tanh", "gelu": "GELU", "relu2": "squared ReLU", "silu": "SiLU"}
+_ACTIVATIONS: Final = {
+    "gelu_tanh": "GELU by tanh",
+    "gelu": "GELU",
+    "relu2": "squared ReLU",
+    "silu": "SiLU",
+    "xielu": "xIELU",
+}
 # Families that GGUF files keep under another's name, beside models of that one.
 _IN_ANOTHERS_FILES: Final = {family.with_experts for family in FAMILIES.values()}
 _TRANSFORMS: Final = ("rotate", "hadamard", "equalise", "smooth")
@@ -105,17 +111,25 @@ def _differences(family: Family) -> Iterator[str]:
         yield f"RMS norm of {over}{', after rotation' if form.qk_norm_after_rope else ''}"
     if family.experts is not None:
         shared = ", and a block for every token" if family.experts.shared else ""
+        if family.experts.clamped is not None:
+            shared += ", with biases and limits"
         yield f"experts that a router chooses{shared}{' (some layers)' if family.experts.some_layers else ''}"
+    if form.sinks:
+        yield "a learned score in each head that stands for no value"
     yield from _scales(family)
     yield from _positions(family)
     if family.fused:
         yield "fused projections"
     yield from _biases(family)
+    if family.reference:
+        yield f"not in transformers, whose `{family.reference}` computes the same"
 
 
 def _scales(family: Family) -> Iterator[str]:
     if family.multipliers:
         yield "embedding, attention, residual and logits multipliers"
+    if family.depth_scaled:
+        yield "embedding, residual and logits scales"
     if family.scaled_embedding:
         yield "embedding times the root of its size"
     if family.query_scalar is not None:

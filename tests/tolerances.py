@@ -114,3 +114,9 @@ KL_REQUANTISED_SOURCE: Final = 5e-3
 """Nats, tiny models, eight-bit floats quantised anew to int8 in small blocks, and level 4 (measured:
 1.7e-3).
 """
+
+FP32_VECTORS: Final = 1e-6
+"""Vectors of length 1 out of an fp32 graph against transformers: no component is above 1."""
+
+INT8_COSINE: Final = 0.999
+"""A tiny model's vectors with int8 weights or in float16 (measured: 0.9999)."""

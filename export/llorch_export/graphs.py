@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llorch_export.artifact.companions import prompt_plan
 from llorch_export.artifact.description import Progress
 from llorch_export.calibration.measurements import CalibrationIds, measured_moments
-from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder
 from llorch_export.graph.front import Interface
 from llorch_export.graph.weights import WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors, error_factor
@@ -36,6 +36,16 @@ class ArtifactGraphs:
 
     def first(self, interface: Interface = Interface.LLORCH) -> DecoderGraph:
         """Build the graph that every artifact has; all interfaces read one data file."""
+        if self.resolved.embedding is not None:
+            return build_embedder(
+                self.prepared.config,
+                self.resolved.recipe,
+                self.prepared.tensors,
+                self.resolved.embedding,
+                context_length=self.resolved.context_length,
+                calibration=self.prepared.calibration,
+                error_factors=self.factors,
+            )
         return self._build(self.resolved.recipe, interface)
 
     def over_int8_cache(self) -> DecoderGraph:

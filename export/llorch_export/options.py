@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.config.embedding import EmbedChoice
 from llorch_serve.artifact.manifest import (
     Activations,
     ComputeType,
@@ -80,6 +81,8 @@ class ExportOptions:
     prompts: the same for a second graph that takes prompts; None: there is none.
     kv_dtype: what the KV cache may hold while answers are generated: ``int8`` adds a graph for that, the
         compute type does not; None adds it where weights are quantised and the target has it.
+    embed: how texts become vectors, which the graph then gives in place of logits; ``none``: not at all;
+        None: as files beside the checkpoint say.
     """
 
     source: str
@@ -105,3 +108,4 @@ class ExportOptions:
     kl_limit: float | None = None
     prompts: ExportOptions | None = None
     activations: Activations | None = None
+    embed: EmbedChoice | None = None

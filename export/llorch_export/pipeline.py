@@ -86,10 +86,10 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     base = base_recipe(options)  # refuses what cannot be before anything is opened
     force = options.force or options.if_changed
     check_output(options.output, force=force)
-    checkpoint = open_checkpoint(options.source)
+    checkpoint = open_checkpoint(options.source, options.embed)
     check_source(base, checkpoint)
     checkpoint = with_adapters(checkpoint, options.lora)
-    resolved = resolve(with_cache_of(checkpoint.tensors, options), checkpoint.config)
+    resolved = resolve(with_cache_of(checkpoint.tensors, options), checkpoint.config, checkpoint.embedding)
     text = None
     if resolved.calibration is not None:
         text = read_calibration(resolved.calibration, checkpoint)
@@ -116,7 +116,13 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     checkpoint, text = job.checkpoint, job.text
     if text is not None:  # measuring takes minutes, after which a full disk should be no news
         graph, prompt_bytes = planned(
-            resolved, *fixed_transforms(checkpoint.config, checkpoint.tensors, resolved.recipe)
+            resolved,
+            *fixed_transforms(
+                checkpoint.config,
+                checkpoint.tensors,
+                resolved.recipe,
+                embeds=resolved.embedding is not None,
+            ),
         )
         writer.require_space(graph.data_bytes + (prompt_bytes or 0) + _OVERHEAD_BYTES)
     prepared = prepare(checkpoint, resolved.recipe, text, job.progress, measure=resolved.measures_inputs)
@@ -186,6 +192,7 @@ def _manifest(writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGr
         chunked_prefill=row.chunked_prefill,
         fixed_shapes=_fixed_shapes(graph),
         source_forms=_source_forms(resolved, job.checkpoint),
+        embedding=resolved.embedding or msgspec.UNSET,
     )
 
 

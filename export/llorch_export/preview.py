@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -34,15 +35,18 @@ def preview(options: ExportOptions) -> dict[str, object]:
     Needs only the GGUF header or config.json; at precision source a whole GGUF file. Raises as
     :func:`llorch_export.pipeline.export` does.
     """
-    read, tensors, text, notices = _opened(options.source, base_recipe(options))
+    read, tensors, text, notices = _opened(options, base_recipe(options))
     adapted = adapt(read.config, tensors, options.lora, source=Path(options.source).name)
     config, tensors, adapters = adapted.config, adapted.tensors, adapted.adapters
     if text is not None:
         adapters = adapted_text(text, adapters, config.vocab_size)[1]
         notices = (*notices, *text.notices)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    resolved = resolve(with_cache_of(tensors, options), config)
-    graph, prompt_bytes = planned(resolved, *fixed_transforms(config, tensors, resolved.recipe))
+    resolved = resolve(with_cache_of(tensors, options), config, read.embedding)
+    embeds = resolved.embedding is not None
+    graph, prompt_bytes = planned(
+        resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds)
+    )
     carried = storage_notices(tensors, resolved)
     kv_dtype: KvDtype = "int8" if resolved.recipe.int8_cache else graph.kv.dtype
     return {
@@ -54,6 +58,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         "notices": (
             *notice_of(read.ignored_settings, read.code_not_run),
             *notices,
+            *(() if read.embedding is None else read.embedding.notices),
             *adapter_notices(adapters),
             *carried,
             *graph.notices,
@@ -71,22 +76,23 @@ def preview(options: ExportOptions) -> dict[str, object]:
 
 
 def _opened(
-    source: str, recipe: Recipe
+    options: ExportOptions, recipe: Recipe
 ) -> tuple[ReadConfig, Tensors, TokenizerAssets | None, tuple[str, ...]]:
     """Return what the config says; tensors that have shapes and, but at precision source, no content; what
     text needs, where it is at hand; and notices about the weights, where their files were read.
     """
     if recipe.precision == "source":
         # What the graph holds depends on the type of every tensor, so config.json would not do.
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_checkpoint(options.source, options.embed)
         check_source(recipe, checkpoint)
         read = ReadConfig(checkpoint.config, checkpoint.ignored_settings, checkpoint.code_not_run)
+        read = replace(read, embedding=checkpoint.embedding)
         return read, checkpoint.tensors, checkpoint.tokenizer, checkpoint.notices
-    read = open_settings(source)
+    read = open_settings(options.source, options.embed)
     shapes = expected_tensors(read.config)
     tensors = {name: LazyTensor(name, shape, "", _unread) for name, shape in shapes.items()}
     notices = read.packing.notices if isinstance(read.packing, Packing) else ()
-    return read, tensors, open_text(source), notices
+    return read, tensors, open_text(options.source, options.embed), notices
 
 
 def _unread(_start: int, _stop: int) -> npt.NDArray[np.float32]:

@@ -15,6 +15,7 @@ import msgspec
 
 from llorch_export.calibration.measurements import calibrated_parts, measured_moments, require_use
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
+from llorch_export.config.embedding import Embedding
 from llorch_export.formats.module import uses_static
 from llorch_export.formats.precisions import refuse_rules_beyond
 from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
@@ -26,7 +27,14 @@ from llorch_export.recipes.experts import refuse_experts
 from llorch_export.recipes.int8_cache import affordable_cache, cache_left_out
 from llorch_export.recipes.rules import Choices, Peaks, choices, refuse_choices_without_text, with_rules
 from llorch_export.recipes.static_scales import refuse_unknown_scales
-from llorch_serve.artifact.manifest import CalibrationText, Interop, LlamaConfig, Recipe, Target
+from llorch_serve.artifact.manifest import (
+    CalibrationText,
+    EmbeddingForm,
+    Interop,
+    LlamaConfig,
+    Recipe,
+    Target,
+)
 from llorch_serve.errors import UsageError
 
 
@@ -42,6 +50,7 @@ class ResolvedExport:
         there is none.
     choices, prompt_choices: what the rules of either recipe may come to, where a text decides; until it is
         measured, the first modules stand for those that it will choose.
+    embedding: how the graph turns texts into vectors; None: it gives logits.
     cache_left_out: a notice that there is no graph over an int8 cache, for the model is too large to be
         measured unasked; None: there is nothing to say.
     """
@@ -54,6 +63,7 @@ class ResolvedExport:
     choices: Choices
     prompt_choices: Choices
     cache_left_out: str | None
+    embedding: EmbeddingForm | None = None
 
     def __post_init__(self) -> None:
         """Check what all that follows may rely on; :func:`resolve` has refused everything else by name."""
@@ -102,13 +112,18 @@ class ResolvedExport:
         return replace(self, recipe=recipe, prompts=_prompt_recipe(self.options, recipe, self.config, peaks))
 
 
-def resolve(options: ExportOptions, config: LlamaConfig) -> ResolvedExport:
+def resolve(
+    options: ExportOptions, config: LlamaConfig, embedding: Embedding | None = None
+) -> ResolvedExport:
     """Settle ``options`` for the model of ``config``. Reads no weight.
 
+    embedding: how its texts become vectors, as ``options`` or files beside it say.
     Ensures: the rules fit the model and the target, a text is there if something is measured on one and only
     then, and the context is one that the model has.
     Raises UsageError if that cannot be.
     """
+    if embedding is not None:
+        options = _for_embedding(options, embedding, config)
     refuse_inexact(options.transforms, config)
     refuse_experts(options, config)
     options = with_quantizer(options, config)
@@ -132,7 +147,21 @@ def resolve(options: ExportOptions, config: LlamaConfig) -> ResolvedExport:
         if options.prompts is None
         else choices(base_recipe(options.prompts), options.prompts.rules, config),
         cache_left_out=cache_left_out(config) if left_out else None,
+        embedding=None if embedding is None else embedding.form,
     )
+
+
+def _for_embedding(options: ExportOptions, embedding: Embedding, config: LlamaConfig) -> ExportOptions:
+    """Return the options with what files beside the checkpoint say where the options leave it open.
+
+    Raises UsageError for options that do not go with a graph that embeds texts.
+    """
+    length = options.max_context
+    if length is None and embedding.max_tokens is not None:
+        length = min(embedding.max_tokens, config.max_exact_context)
+    options = replace(options, embed=embedding.form.pooling, max_context=length)
+    base_recipe(options)
+    return options
 
 
 def _first_recipe(options: ExportOptions, config: LlamaConfig, peaks: Peaks | None = None) -> Recipe:
@@ -193,7 +222,7 @@ def with_cache_of(tensors: Mapping[str, LazyTensor], options: ExportOptions) -> 
     """
     recipe = base_recipe(options)
     packed = recipe.precision == "source" and any(tensor.packed is not None for tensor in tensors.values())
-    if packed and options.kv_dtype is None:
+    if packed and options.kv_dtype is None and recipe.int8_cache:
         return replace(options, kv_dtype=recipe.compute_type)
     return options
 

@@ -46,6 +46,7 @@ class ExportSettings(TypedDict, total=False):
     kv_dtype: KvDtype
     kl_limit: float
     activations: Activations
+    embed: Literal["last", "mean", "none"]
 
 
 def export(

@@ -57,9 +57,12 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Plain text; tokenizer.json's post-processor decides whether BOS is added."""
+    """Plain text; tokenizer.json's post-processor decides whether BOS is added, unless add_special_tokens is
+    false: then nothing is.
+    """
 
     text: str
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)

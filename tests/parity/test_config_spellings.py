@@ -70,7 +70,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 NEED_KEY_HEADS = ("glm", "nemotron", "qwen2_moe")
 # How many spellings of rotary settings are refused: flat ones where kinds of layers have their own, old ones
 # beside the new key that the family must have, and factors for all of a head of which a part is rotated.
-REFUSED_ROPES = {"gemma3_text": 23, "olmo3": 23, "ministral3": 22} | dict.fromkeys(
+REFUSED_ROPES = {"gemma3_text": 23, "olmo3": 23, "ministral3": 2} | dict.fromkeys(
     ("glm", "glm4", "stablelm", "phi", "nemotron"), 8
 )
 
@@ -114,5 +114,6 @@ def test_other_settings_are_read_alike(model_type: str) -> None:
     if model_type == "smollm3":
         data["no_rope_layers"] = [0, 1]
     results = [compared({**data, **other}) for other in OTHERS]
-    assert results.count(None) <= 8  # windows, multipliers and activations that the family has not
+    # Windows, multipliers and activations that the family has not; a base beside the lack of its settings.
+    assert results.count(None) <= (9 if model_type == "apertus" else 8)
     assert results.count(True) >= 11

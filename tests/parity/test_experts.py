@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -25,7 +24,6 @@ from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.file import load_recipe
-from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.fidelity.divergence import log_softmax
@@ -36,38 +34,11 @@ from support.builders.arch_rows_experts import QWEN2_MOE
 from support.builders.checkpoints import Weights, of_family, tiny_llama_config, write_gguf, write_hf_folder
 from support.builders.packed_checkpoints import write_gptq
 from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
-from support.oracles.quantised_numpy import unpack
+from support.oracles.expert_stacks import Matrices, stacks
 from support.oracles.stepwise import reference
 from tolerances import FP32_LOGITS, KL_FP16, KL_LEVEL_4_INT8, QUANTISED_LOGITS_LEVEL_0
 
 IDS: Final = random_ids(60)
-Matrices = npt.NDArray[np.float32]
-
-
-def stacks(artifact: Artifact) -> dict[str, Matrices]:
-    """Return the values of each stack of a graph, by name: from the layout's definition, in numpy."""
-    model = onnx.load(artifact.folder / "model.onnx")
-    held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    narrow = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Cast"}
-    found = {}
-    for node in model.graph.node:
-        if node.op_type != "QMoE":
-            continue
-        bits = next(a.i for a in node.attribute if a.name == "expert_weight_bits")
-        inputs = [held.get(narrow.get(name, name)) for name in node.input] + [None] * 15
-        for first, zeros in ((2, 11), (5, 12)):
-            packed, scales, zero_points = inputs[first], inputs[first + 1], inputs[zeros]
-            assert packed is not None
-            assert scales is not None
-            blocks = scales.shape[-1]
-            codes = unpack(packed, bits).reshape(*scales.shape, -1)
-            middle = np.full(scales.shape, 2 ** (bits - 1))
-            if zero_points is not None:
-                middle = unpack(zero_points, bits)[..., :blocks]
-            values = (codes - middle[..., None]) * scales[..., None].astype(np.float64)
-            name = node.input[first].removesuffix(".weight")
-            found[name] = values.reshape(*scales.shape[:2], -1).astype(np.float32)
-    return found
 
 
 def put_back(weights: Weights, stored: dict[str, Matrices]) -> None:

@@ -45,8 +45,12 @@ pytestmark = pytest.mark.reference
             "nemotron",
             "qwen2_moe, one layer without",
             "granitemoe",
+            "gpt_oss",
+            "apertus",
+            "ministral3",
+            "minicpm",
         ],
-        only=("gemma3", "olmo2", "cohere2", "phi", "qwen2_moe, one layer without", "granitemoe"),
+        only=("gemma3", "olmo2", "cohere2", "phi", "qwen2_moe, one layer without", "gpt_oss"),
     ),
 )
 def test_every_family_passes(tmp_path: Path, row: str) -> None:
@@ -58,6 +62,6 @@ def test_every_family_passes(tmp_path: Path, row: str) -> None:
     missing = {Kind.LLAMA_CPP, *([Kind.RESIDUAL] if config.form.parallel else [])}
     if not config.experts:
         missing |= {Kind.ROUTER, Kind.EXPERTS}
-    elif row == "granitemoe":
+    elif row in ("granitemoe", "gpt_oss"):
         missing.add(Kind.SWIGLU)  # inside the experts alone
     assert {stage.kind for stage in found.stages} == set(Kind) - missing

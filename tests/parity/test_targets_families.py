@@ -29,7 +29,9 @@ WITHOUT_EXPERTS = [name for name, row in HF.items() if not tiny_llama_config(**r
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", usual_first(WITHOUT_EXPERTS, only=("gemma2", "gemma3, pattern", "hunyuan")))
+@pytest.mark.parametrize(
+    "name", usual_first(WITHOUT_EXPERTS, only=("gemma2", "gemma3, pattern", "hunyuan", "apertus"))
+)
 def test_every_family_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
     folder = write_hf_folder(tmp_path / "model", HF[name])
     ids = random_ids(TOKENS)

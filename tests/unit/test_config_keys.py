@@ -38,7 +38,7 @@ def test_the_table_is_what_this_versions_source_gives() -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", [name for name, row in FAMILIES.items() if not row.reference])
 def test_every_key_that_transformers_asks_for_while_it_computes_is_in_the_table(model_type: str) -> None:
     """The source is read without being run; here it runs, and a config notes what it is asked for."""
     import torch

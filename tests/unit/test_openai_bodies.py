@@ -106,6 +106,11 @@ def test_what_would_change_the_answer_and_is_not_understood_is_named(
     assert list(refused(messages=[HELLO | message])) == [field]
 
 
+def test_an_answer_that_says_nothing_is_an_empty_one() -> None:
+    for silent in ({"content": None}, {"content": None, "tool_calls": []}, {}):
+        assert chat(messages=[{"role": "assistant"} | silent]).messages == (ChatMessage("assistant", ""),)
+
+
 def test_reasoning_is_an_older_name_of_reasoning_content() -> None:
     message = {"role": "assistant", "content": "Hello"}
     (read,) = chat(messages=[message | {"reasoning": "a greeting"}]).messages

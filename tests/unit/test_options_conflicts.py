@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.config.embedding import EmbedChoice
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.conflict_rows import Conflict
@@ -41,6 +42,7 @@ VALUES: dict[str, list[Any]] = {
     "kl_limit": [0.5],
     "prompts": [PROMPTS],
     "activations": [*get_args(Activations)],
+    "embed": [*get_args(EmbedChoice)],
 }
 WITHOUT_A_SAY = {"source", "output", "max_context", "force", "if_changed"}
 """What no other option rules out: where an export comes from and goes to, and the length, which a model

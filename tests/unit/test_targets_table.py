@@ -37,6 +37,7 @@ FAMILIES = [
     "gemma2, tied",
     "gemma3, exact GELU",
     "nemotron",
+    "apertus",
 ]
 FLOATS = {"float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16}
 

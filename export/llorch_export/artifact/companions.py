@@ -21,7 +21,7 @@ from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.targets import MIN_ONNXRUNTIME_INT8_CACHE
 from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
-from llorch_export.graph.decoder import DecoderGraph, build_decoder
+from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder
 from llorch_export.graph.lowest_runtime import later
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.resolved import ResolvedExport
@@ -74,6 +74,11 @@ def planned(
 
     config, tensors: as the transforms that measure nothing leave them.
     """
+    if resolved.embedding is not None:
+        length = resolved.context_length
+        return build_embedder(
+            config, resolved.recipe, tensors, resolved.embedding, context_length=length
+        ), None
     build = functools.partial(
         build_decoder,
         config,

@@ -80,6 +80,8 @@ def export_fingerprint(source_print: str, resolved: ResolvedExport, terms: Mappi
         parts.append(resolved.target)
     if resolved.prompts is not None:
         parts.append([resolved.prompts, *resolved.prompt_choices])
+    if resolved.embedding is not None:
+        parts.append(resolved.embedding)
     if resolved.choices:
         parts.append(["spikiest", *resolved.choices])
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
@@ -91,6 +93,7 @@ def source_notices(checkpoint: Checkpoint) -> tuple[str, ...]:
         *notice_of(checkpoint.ignored_settings, checkpoint.code_not_run),
         *checkpoint.notices,
         *checkpoint.tokenizer.notices,
+        *(() if checkpoint.embedding is None else checkpoint.embedding.notices),
         *adapter_notices(checkpoint.adapters),
     )
 

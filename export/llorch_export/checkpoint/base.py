@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes
+from llorch_export.config.embedding import Embedding
 from llorch_serve.artifact.manifest import GenerationDefaults, LlamaConfig, ScaleType
 
 # 8 MiB as float32: work of this size hides the overhead of numpy and of system calls, and fits many times
@@ -125,6 +126,7 @@ class Checkpoint:
     ignored_settings, code_not_run: as in :class:`llorch_export.config.hf.ReadConfig`.
     origin: repository and commit of a hub, where the files lie in the hub's cache.
     hub: which one; None: the Hugging Face hub.
+    embedding: how it turns texts into vectors; None: it is a language model.
     """
 
     kind: Literal["gguf", "safetensors"]
@@ -143,3 +145,4 @@ class Checkpoint:
     code_not_run: tuple[str, ...] = ()
     origin: tuple[str, str] | None = None
     hub: Literal["modelscope"] | None = None
+    embedding: Embedding | None = None

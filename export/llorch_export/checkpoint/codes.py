@@ -80,12 +80,18 @@ class Codes:
         """Return [rows, columns] of [rows, groups]."""
         return np.repeat(of_groups, self.group, axis=1)[:, : self.columns]
 
-    def part(self, start: int) -> Codes:
-        """Return the matrix from row ``start`` on."""
-        if start == 0:
+    def part(self, start: int, step: int = 1) -> Codes:
+        """Return the matrix of every so-manyth row from row ``start`` on."""
+        if start == 0 and step == 1:
             return self
         read = self.read
-        return replace(self, read=lambda first, last: read(start + first, start + last))
+
+        def some(first: int, last: int) -> CodeRows:
+            rows = read(start + first * step, start + (last - 1) * step + 1)
+            zero_points = None if rows.zero_points is None else rows.zero_points[::step]
+            return CodeRows(rows.codes[::step], rows.scales[::step], zero_points)
+
+        return replace(self, read=some)
 
     def in_order(self, places: npt.NDArray[np.intp]) -> Codes:
         """Return the matrix whose row ``i`` is this one's row ``places[i]``."""

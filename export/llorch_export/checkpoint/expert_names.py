@@ -7,7 +7,7 @@ each matrix of each expert, and the rows of a stored tensor that each of them is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llorch_export.config.experts import EXPERT, ExpertNames
@@ -15,10 +15,11 @@ from llorch_export.config.families import FAMILIES
 from llorch_serve.artifact.manifest import ExpertsConfig, LlamaConfig
 
 ROUTER: Final = "mlp.gate"
+EXPERTS: Final = "mlp.experts."
 SHARED: Final = "mlp.shared_expert"
 SHARED_GATE: Final = "mlp.shared_expert_gate"
 _OTHER_BLOCK: Final = "block_sparse_moe"
-_OTHER_ROUTER: Final = "block_sparse_moe.router"
+_OTHER_ROUTER: Final = "mlp.router"
 PARTS: Final = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -28,24 +29,27 @@ class StoredRows:
     it.
 
     stack: the tensor is so many matrices, whose rows are counted through; None: it is one.
+    step: every so-manyth of these rows. turned: its matrices are stored as [columns, rows].
     """
 
     name: str
     start: int = 0
     stop: int | None = None
     stack: int | None = None
+    step: int = 1
+    turned: bool = False
 
 
 def own_name(module: str) -> str:
     """Return the name of a module of transformers' code as it is here; some families call blocks of experts
     otherwise.
     """
-    return module.replace(f".{_OTHER_ROUTER}", f".{ROUTER}").replace(f".{_OTHER_BLOCK}", ".mlp")
+    return module.replace(f".{_OTHER_BLOCK}", ".mlp").replace(f".{_OTHER_ROUTER}", f".{ROUTER}")
 
 
 def expert_module(expert: int, part: str) -> str:
     """Return the name of one of an expert's ``PARTS`` in its layer."""
-    return f"mlp.experts.{expert}.{part}"
+    return f"{EXPERTS}{expert}.{part}"
 
 
 def expert_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
@@ -102,17 +106,36 @@ def expert_places(config: LlamaConfig, names: ExpertNames) -> dict[str, StoredRo
             continue
         prefix = f"model.layers.{layer}."
         places[f"{prefix}{ROUTER}.weight"] = StoredRows(f"{prefix}{names.router}")
-        stored = dict(zip(PARTS, (names.gate, names.up, names.down), strict=True))
-        together = 2 if names.gate == names.up else 1
+        if experts.biases:
+            places[f"{prefix}{ROUTER}.bias"] = StoredRows(f"{prefix}{_bias_name(names.router)}")
         for part, (rows, _) in _parts(experts.intermediate_size, config.hidden_size):
-            name = f"{prefix}{stored[part]}"
-            copies = 1 if part == "down_proj" else together
-            after = rows if copies == 2 and part == "up_proj" else 0
             for expert in range(experts.count):
-                if EXPERT in name:
-                    place = StoredRows(name.replace(EXPERT, str(expert)))
-                else:
-                    start = expert * copies * rows + after
-                    place = StoredRows(name, start, start + rows, experts.count)
-                places[f"{prefix}{expert_module(expert, part)}.weight"] = place
+                module = f"{prefix}{expert_module(expert, part)}"
+                place = _place(prefix, names, part, rows, expert, experts.count)
+                places[f"{module}.weight"] = place
+                if experts.biases:
+                    places[f"{module}.bias"] = replace(place, name=_bias_name(place.name), turned=False)
     return places
+
+
+def _place(prefix: str, names: ExpertNames, part: str, rows: int, expert: int, count: int) -> StoredRows:
+    """Return where one of an expert's ``PARTS`` lies, which has so many rows."""
+    stored = dict(zip(PARTS, (names.gate, names.up, names.down), strict=True))
+    name = f"{prefix}{stored[part]}"
+    if EXPERT in name:
+        return StoredRows(name.replace(EXPERT, str(expert)))
+    if part == "down_proj" or not names.together:
+        return StoredRows(name, expert * rows, (expert + 1) * rows, count, turned=names.turned)
+    second, start = part == "up_proj", expert * 2 * rows
+    if names.by_turns:
+        first, last = start + second, start + 2 * rows - 1 + second
+        return StoredRows(name, first, last, count, 2, names.turned)
+    first = start + rows * second
+    return StoredRows(name, first, first + rows, count, turned=names.turned)
+
+
+def _bias_name(weight: str) -> str:
+    """Return what the bias beside a weight is called."""
+    if weight.endswith(".weight"):
+        return f"{weight.removesuffix('.weight')}.bias"
+    return f"{weight}_bias"

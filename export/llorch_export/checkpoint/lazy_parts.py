@@ -24,16 +24,18 @@ from llorch_export.config.packed.base import Packing
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ArtifactError
 
+LoadRows = Callable[[int, int], npt.NDArray[np.float32]]
+
 
 def packed_tensor(
     name: str, shape: tuple[int, ...], matrix: PackedMatrix, place: names.StoredRows
 ) -> LazyTensor:
     """Return a tensor out of a matrix that a tool has packed."""
-    start, load = place.start, matrix.load_rows
+    load = every(matrix.load_rows, place)
 
     def load_rows(first: int, last: int) -> npt.NDArray[np.float32]:
         with np.errstate(over="ignore", invalid="ignore"):  # reported below, as an error instead of a warning
-            values = load(start + first, start + last)
+            values = load(first, last)
         if not np.isfinite(values).all():
             raise ArtifactError(
                 f"{name}: codes times scales give NaN or infinity; the weights are damaged, fetch them again"
@@ -46,7 +48,7 @@ def packed_tensor(
         dtype=matrix.form,
         load_rows=load_rows,
         packed=matrix.form,
-        codes=None if matrix.codes is None else matrix.codes.part(start),
+        codes=None if matrix.codes is None else matrix.codes.part(place.start, place.step),
     )
 
 
@@ -60,11 +62,13 @@ def plain_tensor(
     """Return a tensor whose values, or fp8 values with scales, are stored one by one."""
     scaled = packing if isinstance(packing, Fp8Format) else None
     narrow = isinstance(packing, Packing) and len(shape) == 2
+    whole = None if not place.turned else functools.partial(_turned, tensor, place)
     return LazyTensor(
         name=name,
         shape=shape,
         dtype=tensor.dtype,
-        load_rows=_reader(tensor, place, scaled),
+        load_rows=_reader(tensor, place, scaled) if whole is None else lambda a, b: whole()[a:b],
+        load_whole=whole,
         packed=None if tensor.scale is None else "floating point of 8 bits, with scales",
         narrow_type=SCALE_TYPES.get(tensor.dtype) if narrow and tensor.dtype != "F32" else None,
     )
@@ -81,12 +85,31 @@ def arranged(tensor: LazyTensor, config: LlamaConfig) -> LazyTensor:
     )
 
 
-def _reader(
-    tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None
-) -> Callable[[int, int], npt.NDArray[np.float32]]:
+def _reader(tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None) -> LoadRows:
     if tensor.scale is None or packing is None:
-        source = tensor.source if place.stack is None else tensor.source.as_matrix()
-        return functools.partial(read_rows, source.rows(place.start, place.stop))
+        if place.stack is None:
+            return functools.partial(read_rows, tensor.source.rows(place.start, place.stop))
+        return every(functools.partial(read_rows, tensor.source.as_matrix()), place)
     # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
     whole = scaled_rows(tensor.source, tensor.scale, packing)
     return lambda start, stop: whole(place.start + start, place.start + stop)
+
+
+def every(load: LoadRows, place: names.StoredRows) -> LoadRows:
+    """Return a reader of the rows that ``place`` names, out of one of all rows."""
+    start, step = place.start, place.step
+    if step == 1:
+        return lambda first, last: load(start + first, start + last)
+    return lambda first, last: load(start + first * step, start + (last - 1) * step + 1)[::step]
+
+
+def _turned(tensor: StoredTensor, place: names.StoredRows) -> npt.NDArray[np.float32]:
+    """Read a matrix of a stack whose matrices are stored as [columns, rows]: the whole of it, since each of
+    its rows lies all over it.
+    """
+    assert place.stop is not None, "a part of a stack has an end"
+    _, columns, rows = tensor.source.shape
+    matrix, first = divmod(place.start, rows)
+    stored = read_rows(tensor.source.as_matrix(), matrix * columns, (matrix + 1) * columns)
+    last = place.stop - matrix * rows
+    return np.ascontiguousarray(stored[:, first : last : place.step].T)

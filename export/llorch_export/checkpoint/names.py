@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from llorch_export.checkpoint.expert_names import EXPERTS, ROUTER, expert_places, expert_shapes
 from llorch_export.checkpoint.expert_names import StoredRows as StoredRows
-from llorch_export.checkpoint.expert_names import expert_places, expert_shapes
 from llorch_export.config.experts import ExpertNames
 from llorch_export.config.families import FAMILIES, FUSED_MODULES
 from llorch_export.config.family import Family
@@ -25,6 +25,10 @@ FINAL_NORM = "model.norm.weight"
 FINAL_NORM_BIAS = "model.norm.bias"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
+XIELU = ("act_fn.alpha_p", "act_fn.alpha_n", "act_fn.beta", "act_fn.eps")
+"""The factors of an MLP's activation; they have no further name of what kind of parameter they are."""
+SINKS = "self_attn.sinks"
+"""Of a layer; it has no further name of what kind of parameter it is."""
 
 # Buffers that old exports stored: rotary frequencies and tables, which follow from the config, and masks,
 # which are the same in every model.
@@ -91,6 +95,10 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"model.layers.{layer}.{module}.weight"] = shape
             if _has_bias(config, module):
                 shapes[f"model.layers.{layer}.{module}.bias"] = shape[:1]
+        if form.activation == "xielu":
+            shapes |= dict.fromkeys((f"model.layers.{layer}.mlp.{factor}" for factor in XIELU), (1,))
+        if form.sinks:
+            shapes[f"model.layers.{layer}.{SINKS}"] = (config.num_attention_heads,)
     shapes[FINAL_NORM] = (hidden,)
     if form.norm_bias:
         shapes[FINAL_NORM_BIAS] = (hidden,)
@@ -132,6 +140,8 @@ def _mlp(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 def _has_bias(config: LlamaConfig, module: str) -> bool:
     if is_norm(module):
         return config.form.norm_bias and module not in ("self_attn.q_norm", "self_attn.k_norm")
+    if module == ROUTER or module.startswith(EXPERTS):
+        return isinstance(config.experts, ExpertsConfig) and config.experts.biases is True
     if module.startswith("mlp."):
         return config.mlp_bias
     return config.attention_bias or (config.qkv_bias and module != "self_attn.o_proj")
@@ -186,7 +196,8 @@ def stored_tensors(
     for name, place in stored_places(config, experts, gguf=gguf).items():
         rows = expected[name][0] if place.stop is None else place.stop  # the last part's end is the whole's
         stack = () if place.stack is None else (place.stack,)
-        shapes[place.name] = (*stack, rows // (place.stack or 1), *expected[name][1:])
+        matrix = (rows // (place.stack or 1), *expected[name][1:])
+        shapes[place.name] = (*stack, *(reversed(matrix) if place.turned else matrix))
     return shapes
 
 
@@ -221,6 +232,8 @@ def _gguf_name(name: str, family: Family) -> str:
     if name in _GGUF_TOP_LEVEL:
         return _GGUF_TOP_LEVEL[name]
     layer, rest = name.removeprefix("model.layers.").split(".", 1)
+    if rest == SINKS:
+        return f"blk.{layer}.attn_sinks.weight"
     module, kind = rest.rsplit(".", 1)
     if one := _ONE_EXPERT.fullmatch(module):
         return f"blk.{layer}.ffn_{one[2]}.{one[1]}.{kind}"

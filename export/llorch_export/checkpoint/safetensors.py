@@ -78,10 +78,15 @@ def weight_files(folder: ModelFolder) -> tuple[Path, ...]:
 
 
 def folder_tensors(
-    folder: ModelFolder, config: LlamaConfig, packing: Packing | Fp8Format | None = None
+    folder: ModelFolder,
+    config: LlamaConfig,
+    packing: Packing | Fp8Format | None = None,
+    *,
+    headless: bool = False,
 ) -> FolderTensors:
     """Return exactly the tensors that ``config`` calls for.
 
+    headless: leave out an output layer that the config does not call for.
     packing: how weights are packed, or fp8 weights are scaled; None: they stand for themselves.
     Raises ArtifactError naming files that are missing or damaged, and tensors that are missing, unused, there
     twice with different content, of a wrong shape or of an unsupported type.
@@ -97,8 +102,12 @@ def folder_tensors(
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
     _require_values(stored, wanted)
+    _single_numbers(stored, wanted)
     if packing is not None and reader is None:
         take_scales(stored)
+    if headless and names.EMBEDDING in stored:
+        for name in (names.HEAD, names.HEAD_BIAS):
+            stored.pop(name, None)
     renamed = bool(left_out.wrappers)
     if config.tie_word_embeddings:
         renamed |= names.EMBEDDING not in stored  # which transformers knows since 5
@@ -143,6 +152,13 @@ def _require_values(stored: Mapping[str, StoredTensor], wanted: Collection[str])
     for name, tensor in stored.items():
         if name in wanted and tensor.dtype not in CODECS:
             raise unsupported_type(tensor.source.path, name, tensor.dtype)
+
+
+def _single_numbers(stored: dict[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Give single numbers that are stored without a dimension the one that the config calls for."""
+    for name, tensor in stored.items():
+        if wanted.get(name) == (1,) and tensor.source.shape == ():
+            stored[name] = dataclasses.replace(tensor, source=dataclasses.replace(tensor.source, shape=(1,)))
 
 
 @dataclass(slots=True)

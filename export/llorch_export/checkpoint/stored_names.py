@@ -85,5 +85,5 @@ def _by_base(name: str, expected: Collection[str], parts: Collection[str]) -> st
 def _is_known(name: str, expected: Collection[str], parts: Collection[str]) -> bool:
     if name in expected or name in (EMBEDDING, HEAD):
         return True
-    endings = (suffix for suffix in parts if name.endswith(suffix))
-    return any(f"{name.removesuffix(suffix)}{WEIGHT}" in expected for suffix in endings)
+    modules = (name.removesuffix(suffix) for suffix in parts if name.endswith(suffix))
+    return any(f"{module}{WEIGHT}" in expected or module in expected for module in modules)

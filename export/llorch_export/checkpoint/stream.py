@@ -80,7 +80,7 @@ class TensorRange:
         """Return matrices that are stacked along the first dimension as one, with their rows counted
         through.
         """
-        return replace(self, shape=(math.prod(self.shape[:-1]), self.shape[-1]))
+        return replace(self, shape=(self.shape[0] * self.shape[1], *self.shape[2:]))
 
     def rows(self, start: int, stop: int | None) -> TensorRange:
         """Return the part from row ``start`` to ``stop`` (None: to the end); rows must be made of whole

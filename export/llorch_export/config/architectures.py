@@ -28,10 +28,13 @@ _OTHER_HEADS: Final = (
     (re.compile(r"Model$|Embedding"), "a model without an output layer, for embeddings"),
 )
 
+_FOR_EMBEDDINGS: Final = ". For embeddings, say how they are made: --embed last or --embed mean"
 
-def family_of(fields: Fields, origin: str) -> Family:
+
+def family_of(fields: Fields, origin: str, *, headless: bool = False) -> Family:
     """Return the family that ``model_type`` names.
 
+    headless: the output layer is not wanted, so that a model without one will do.
     Raises ArtifactError if there is none, or if ``architectures`` says that the checkpoint is something else
     than a language model of that family.
     """
@@ -51,7 +54,9 @@ def family_of(fields: Fields, origin: str) -> Family:
         return family
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise fields.wrong("architectures", f"a list of class names such as [{family.causal_lm!r}]")
-    if names and not any(_spells(name, family) for name in names):
+    if names and not any(
+        _spells(name, family) or (headless and _is_headless(name, family)) for name in names
+    ):
         _refuse_other_class(names[0], family, origin)
     return family
 
@@ -59,7 +64,11 @@ def family_of(fields: Fields, origin: str) -> Family:
 def has_unknown_class(fields: Fields, family: Family) -> bool:
     """Tell whether ``architectures`` names a language model by a class that transformers does not have."""
     names = fields.get("architectures")
-    return isinstance(names, list) and bool(names) and not any(_spells(name, family) for name in names)
+    return (
+        isinstance(names, list)
+        and bool(names)
+        and not any(_spells(name, family) or _is_headless(name, family) for name in names)
+    )
 
 
 def code_files(fields: Fields) -> tuple[str, ...]:
@@ -86,6 +95,11 @@ def code_files(fields: Fields) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _is_headless(name: str, family: Family) -> bool:
+    """Tell whether a class is the family's without its output layer."""
+    return name.lower() == f"{family.causal_lm.removesuffix('ForCausalLM')}Model".lower()
+
+
 def _spells(name: str, family: Family) -> bool:
     """Tell whether a class is the family's; older converters wrote it in other capitals."""
     return name.lower() == family.causal_lm.lower()
@@ -102,9 +116,10 @@ def _refuse_other_class(name: str, family: Family, origin: str) -> None:
         )
     for pattern, what in _OTHER_HEADS:
         if pattern.search(name):
+            embeds = _is_headless(name, family)
             raise ArtifactError(
                 f"{origin}: architectures names {shown}: {what}; expected a language model, "
-                f"{family.causal_lm}"
+                f"{family.causal_lm}{_FOR_EMBEDDINGS if embeds else ''}"
             )
     if not name.endswith(("ForCausalLM", "LMHeadModel")):
         raise ArtifactError(

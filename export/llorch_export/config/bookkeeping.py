@@ -115,6 +115,7 @@ INERT_GGUF_KEYS: Final = frozenset(
     {
         "vocab_size",
         "tensor_data_layout",
+        "pooling_type",  # which source/pooling.py reads
         "expert_used_count",  # counts only with expert_count, which is refused
         "rope.scaling.finetuned",
     }

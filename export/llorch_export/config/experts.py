@@ -7,19 +7,20 @@ it. The names of :class:`ExpertNames` are those of files, in the parts that foll
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
 from llorch_export.config.fields import Fields
-from llorch_serve.artifact.manifest import ExpertsConfig
+from llorch_serve.artifact.manifest import ClampedGate, ExpertsConfig
 from llorch_serve.errors import ArtifactError
 
 MAX_EXPERTS: Final = 4096
 MAX_MATRICES: Final = 2**16
 """Experts of all layers together; four times as many as the largest model that is known."""
 MAX_EXPERT_WIDTH: Final = 2**20
+_MAX_GATE: Final = 1e6
 EXPERT: Final = "{expert}"
 """Stands for an expert's number in names of files that keep each in tensors of its own."""
 
@@ -30,17 +31,29 @@ class ExpertNames:
 
     router, gate, up, down: names of tensors. A name without ``EXPERT`` is one tensor [experts, rows,
         columns]; where ``gate`` and ``up`` are the same, it holds each expert's gate rows before those of
-        up.
+        up, or ``by_turns``, the first of each before the second.
+    turned: such tensors are [experts, columns, rows].
+    packed: what the names end in where they are packed; "": they are not.
     """
 
     router: str
     gate: str
     up: str
     down: str
+    by_turns: bool = False
+    turned: bool = False
+    packed: str = ""
+
+    @property
+    def together(self) -> bool:
+        """Whether gate and up are one tensor."""
+        return self.gate == self.up
 
     def is_used(self, found: Iterable[str], layer: int) -> bool:
         """Tell whether a file with tensors of these names keeps the experts of a layer so."""
         module = f"layers.{layer}.{self.down.replace(EXPERT, '0').removesuffix('.weight')}"
+        if self.packed:
+            return any(name.endswith(f"{module}{self.packed}") for name in found)
         # Packed ones have several tensors, called after what they hold.
         return any(name.endswith(module) or f"{module}." in name for name in found)
 
@@ -57,6 +70,8 @@ class ExpertKeys:
     some_layers: ``decoder_sparse_step`` and ``mlp_only_layers`` say which layers have experts.
     names: the ways of keeping them in safetensors files; the first is how transformers' modules are named.
     normalised_in_gguf: the same as ``normalised`` for llama.cpp, which knows it by the architecture alone.
+    biases: the router and all matrices have one.
+    clamped: what ``swiglu_alpha`` and ``swiglu_limit`` are where absent; None: the activation is SwiGLU.
     """
 
     counts: tuple[str, ...]
@@ -68,6 +83,8 @@ class ExpertKeys:
     shared: bool = False
     some_layers: bool = False
     normalised_in_gguf: bool = True
+    biases: bool = False
+    clamped: ClampedGate | None = None
 
 
 STACKED: Final = ExpertNames(
@@ -97,6 +114,15 @@ GRANITE: Final = ExpertNames(
     "block_sparse_moe.input_linear.weight",
     "block_sparse_moe.output_linear.weight",
 )
+TURNED: Final = ExpertNames(
+    "mlp.router.weight",
+    "mlp.experts.gate_up_proj",
+    "mlp.experts.gate_up_proj",
+    "mlp.experts.down_proj",
+    by_turns=True,
+    turned=True,
+)
+TURNED_IN_BLOCKS: Final = replace(TURNED, turned=False, packed="_blocks")
 GGUF_STACKED: Final = ExpertNames(
     "mlp.gate.weight",
     "mlp.experts.gate_proj.weight",
@@ -135,9 +161,20 @@ def experts_from_hf(
             normalised=normalised,
             shared_intermediate_size=shared,
             sparse_layers=sparse if 0 in sparse else (),
+            biases=keys.biases or msgspec.UNSET,
+            clamped=_clamped(fields, keys.clamped),
         ),
         layers,
         fields.origin,
+    )
+
+
+def _clamped(fields: Fields, usual: ClampedGate | None) -> ClampedGate | msgspec.UnsetType:
+    if usual is None:
+        return msgspec.UNSET
+    return ClampedGate(
+        alpha=fields.number("swiglu_alpha", usual.alpha, above=0, high=_MAX_GATE),
+        limit=fields.number("swiglu_limit", usual.limit, above=0, high=_MAX_GATE),
     )
 
 

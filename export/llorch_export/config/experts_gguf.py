@@ -45,6 +45,8 @@ def experts_from_gguf(
             intermediate_size=fields.integer(width, usual, high=MAX_EXPERT_WIDTH),
             normalised=keys.normalised_in_gguf,
             shared_intermediate_size=shared,
+            biases=keys.biases or msgspec.UNSET,
+            clamped=keys.clamped or msgspec.UNSET,
         ),
         layers,
         fields.origin,

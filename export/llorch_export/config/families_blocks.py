@@ -129,4 +129,32 @@ BLOCKS: Final = (
             "self_attn.k_norm": "self_attn.key_layernorm",
         },
     ),
+    Family(
+        "apertus",
+        "ApertusForCausalLM",
+        defaults={
+            "vocab_size": 131072,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 12000000.0,
+        },
+        biases=frozenset({"attention_bias"}),
+        qk_norm=True,
+        form=LayerForm(gated=False),
+        activations={"xielu": "xielu"},
+        usual_rope={
+            "rope_type": "llama3",
+            "rope_theta": 12000000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        in_gguf=False,
+        stored_names={
+            "input_layernorm": "attention_layernorm",
+            "post_attention_layernorm": "feedforward_layernorm",
+        },
+    ),
 )

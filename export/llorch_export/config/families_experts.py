@@ -10,10 +10,12 @@ from llorch_export.config.experts import (
     GRANITE_STACKED,
     MIXTRAL,
     STACKED,
+    TURNED,
+    TURNED_IN_BLOCKS,
     ExpertKeys,
 )
 from llorch_export.config.family import Family
-from llorch_serve.artifact.manifest import LayerForm
+from llorch_serve.artifact.manifest import ClampedGate, LayerForm
 
 EXPERTS: Final = (
     # llama.cpp stores Mixtral as llama.
@@ -144,6 +146,48 @@ EXPERTS: Final = (
             names=(STACKED, BY_EXPERT),
             normalised=None,
             normalised_in_gguf=False,
+        ),
+    ),
+    Family(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        defaults={
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "sliding_window": 128,
+            "attention_bias": True,
+        },
+        biases=frozenset({"attention_bias"}),
+        windows="pattern",
+        window_pattern=2,
+        usual_rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        form=LayerForm(sinks=True),
+        gguf="gpt-oss",
+        gguf_in_transformers=False,
+        gguf_names={"post_attention_layernorm": "post_attention_norm"},
+        experts=ExpertKeys(
+            counts=("num_local_experts", "num_experts"),
+            count=128,
+            per_token=4,
+            width="intermediate_size",
+            names=(TURNED, TURNED_IN_BLOCKS),
+            biases=True,
+            clamped=ClampedGate(alpha=1.702, limit=7.0),
         ),
     ),
 )

@@ -38,6 +38,8 @@ class Family:
     qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
     qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.
+    depth_scaled: the config scales them otherwise: ``scale_emb``, ``scale_depth`` over the root of the number
+        of layers, and the hidden size over ``dim_model_base``.
     no_rope_interval: GGUF files leave every such layer unrotated (config.json says which by itself); 0: none.
     partial_rotary: a leading part of each head may be rotated.
     equal_heads: heads share the hidden size; transformers cannot run models of other heads.
@@ -71,10 +73,12 @@ class Family:
     local_theta: layers with a window rotate by ``rope_local_base_freq``, which is this where absent; 0: as
         the others. local_key: that key; "": the base cannot be set.
     interleaved: rotary pairs are neighbours in a head, not half a head apart.
-    scales_queries: rotary settings must be there, with a ``llama_4_scaling_beta`` of 0: another one scales
-        queries by their position, and so does what absent settings mean.
+    scales_queries: queries are scaled by their position, as ``llama_4_scaling_beta`` says.
+    usual_rope: what absent rotary settings mean, where that is not the plain rotation.
     alpha: dynamic rotary scaling with ``alpha`` stretches the base once and for all.
     module: of transformers, where it is not called as the family.
+    reference: the family by which transformers computes the same, where this one exists only as code of
+        checkpoints; "": transformers has it.
     gguf: ``general.architecture`` where it is another name.
     gguf_names: what GGUF files call modules that others call otherwise.
     gguf_wide_layers: numbers of layers of the models whose scores llama.cpp divides by the root of an equal
@@ -96,6 +100,7 @@ class Family:
     qkv_bias: bool | str = False
     qk_norm: bool = False
     multipliers: bool = False
+    depth_scaled: bool = False
     no_rope_interval: int = 0
     partial_rotary: bool = False
     equal_heads: bool = False
@@ -125,8 +130,10 @@ class Family:
     local_key: str = "rope_local_base_freq"
     interleaved: bool = False
     scales_queries: bool = False
+    usual_rope: Mapping[str, object] = field(default_factory=dict)
     alpha: bool = False
     module: str = ""
+    reference: str = ""
     gguf: str = ""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_wide_layers: frozenset[int] = frozenset()

@@ -150,9 +150,15 @@ def _no_rope_layers(family: Family, layers: int, types: tuple[str, ...]) -> tupl
 
 def _multipliers(fields: Fields, family: Family) -> tuple[float, float, float, float]:
     """Return the scales of embedding, residual, logits and attention; llama.cpp takes 0 to mean none."""
+    name = family.gguf_name
+    if family.depth_scaled:
+        embedding, residual, logits = (
+            fields.number(f"{name}.{key}", above=MIN_FACTOR, high=MAX_MULTIPLIER)
+            for key in ("embedding_scale", "residual_scale", "logit_scale")
+        )
+        return embedding, residual, logits, 0.0
     if not family.multipliers:
         return 0.0, 0.0, 0.0, 0.0
-    name = family.gguf_name
     fields.require(f"{name}.rope.scaling.finetuned", True, "llama.cpp turns rotary embedding off by it")
     embedding, residual, logits, attention = (
         _multiplier(fields, f"{name}.{key}")

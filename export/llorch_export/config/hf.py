@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from llorch_export.config.architectures import code_files, family_of, has_unknown_class
+from llorch_export.config.embedding import Embedding, without_head
 from llorch_export.config.experts import experts_from_hf
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields
@@ -55,12 +56,14 @@ class ReadConfig:
     ignored_settings: names of what transformers does not read for the family, but for what every file says.
     code_not_run: files of Python that the checkpoint brings.
     packing: how weights are packed; None: they stand for themselves.
+    embedding: how it turns texts into vectors, as files beside it or its user say; None: it does not.
     """
 
     config: LlamaConfig
     ignored_settings: tuple[str, ...] = ()
     code_not_run: tuple[str, ...] = ()
     packing: Packing | Fp8Format | None = None
+    embedding: Embedding | None = None
 
 
 def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -> LlamaConfig:
@@ -68,25 +71,30 @@ def config_from_hf(data: Mapping[str, object], *, origin: str = "config.json") -
     return read_config(data, origin=origin).config
 
 
-def read_config(data: Mapping[str, object], *, origin: str = "config.json") -> ReadConfig:
+def read_config(
+    data: Mapping[str, object], *, origin: str = "config.json", headless: bool = False
+) -> ReadConfig:
     """Parse the content of a ``config.json``; ``origin`` names it in errors.
 
+    headless: the output layer is not wanted; the config is then that of a model without one.
     Absent keys mean what transformers takes them to mean for that model type.
     Raises ArtifactError for anything that transformers reads and this exporter does not understand, and for
     what is contradictory or out of range.
     """
     check_count(data, origin)
     fields = Fields(data, origin=origin)
-    family = family_of(fields, origin)
+    family = family_of(fields, origin, headless=headless)
     if family.other_keys:
         fields = Fields(_by_usual_keys(data, family, origin), origin=origin)
-        family_of(fields, origin)
+        family_of(fields, origin, headless=headless)
     packing = data.get("quantization")  # MLX's; other tools write notes under that key
     if isinstance(packing, Mapping) and "bits" in packing:
         raise packed_weights(packing, f"{origin}: quantization")
     code = code_files(fields)
     packed = read_packing(data.get("quantization_config"), origin=origin)
     config, of_rope = _model_config(fields, family, origin)
+    if headless:
+        config = without_head(config)
     own_class = ("architectures",) if has_unknown_class(fields, family) else ()
     ignored = ignored_settings(fields, reference_keys().keys[family.architecture])
     return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code, packed)
@@ -128,10 +136,7 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
     if family.rotates_in_windows:
         rotating = rotating_in_windows(fields, family, layers)
     rope, sliding_rope, ignored = ropes_from_hf(fields, RopeContext(family, head_dim, max_positions, origin))
-    multiplier = {
-        key: fields.number(key, 1.0, above=MIN_FACTOR, high=MAX_MULTIPLIER) if family.multipliers else 1.0
-        for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-    }
+    multiplier = _multipliers(fields, family, hidden, layers)
     config = LlamaConfig(
         architecture=family.architecture,
         vocab_size=count("vocab_size", _MAX_VOCAB),
@@ -162,6 +167,22 @@ def _model_config(fields: Fields, family: Family, origin: str) -> tuple[LlamaCon
         experts=experts_from_hf(fields, family.experts, defaults, layers),
     )
     return checked(config, origin), ignored
+
+
+def _multipliers(fields: Fields, family: Family, hidden: int, layers: int) -> dict[str, float]:
+    """Return what embedding, blocks' outputs and scores are multiplied by, and logits divided by."""
+
+    def number(key: str, usual: float | None = None) -> float:
+        return fields.number(key, usual, above=MIN_FACTOR, high=MAX_MULTIPLIER)
+
+    keys = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    if family.depth_scaled:
+        return {
+            "embedding_multiplier": number("scale_emb"),
+            "residual_multiplier": number("scale_depth") / layers**0.5,
+            "logits_scaling": hidden / number("dim_model_base"),
+        }
+    return {key: number(key, 1.0) if family.multipliers else 1.0 for key in keys}
 
 
 def _require_plain_decoder(fields: Fields, family: Family, origin: str) -> None:

@@ -10,11 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from llorch_export.config.family import Family
 from llorch_export.config.fields import Fields, quoted
 from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.unread import check_count, ignored_settings
-from llorch_serve.artifact.manifest import RopeConfig
+from llorch_serve.artifact.manifest import QueryScale, RopeConfig
 from llorch_serve.errors import ArtifactError
 
 MAX_POSITIONS: Final = 2**26
@@ -46,6 +48,8 @@ def rope_from_hf(fields: Fields, context: RopeContext) -> tuple[RopeConfig, tupl
     rope, place = _rope_fields(fields, context)
     kind = _kind(rope, context)
     result = _rope_config(fields, rope, place, kind, context)
+    if context.family.scales_queries:
+        result = msgspec.structs.replace(result, query_scale=_query_scale(rope, context))
     table = reference_keys()
     read = table.default_rope[context.family.architecture] if kind == "default" else table.rope[kind]
     unasked = rope.unasked()
@@ -68,13 +72,6 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
     theta = rope.number("rope_theta", outer, above=MIN_FACTOR, high=MAX_THETA)
     rotary_dim = _rotary_dim(rope if "partial_rotary_factor" in rope else fields, context)
     original = _original_context(fields, rope, context)
-    if context.family.scales_queries:
-        if not (fields.mapping("rope_parameters") or fields.mapping("rope_scaling")):
-            raise ArtifactError(
-                f"{context.origin} lacks rope_parameters, and what {context.family.architecture} takes that "
-                "to mean scales queries by their position, which is not supported"
-            )
-        rope.require("llama_4_scaling_beta", 0, "another scales queries by their position")
     match kind:
         case "default":
             # Some files say "default" with a factor of 1; any other factor would be a contradiction.
@@ -104,8 +101,16 @@ def _rope_config(fields: Fields, rope: Fields, place: str, kind: str, context: R
             )
 
 
+def _query_scale(rope: Fields, context: RopeContext) -> QueryScale | msgspec.UnsetType:
+    """Return by what queries are scaled at their position; UNSET if by nothing."""
+    beta = rope.number("llama_4_scaling_beta", 0.0, at_least=0, high=MAX_FACTOR)
+    if beta == 0:
+        return msgspec.UNSET
+    return QueryScale(beta=beta, positions=rope.integer(_ORIGINAL, high=MAX_POSITIONS))
+
+
 def _rope_fields(fields: Fields, context: RopeContext) -> tuple[Fields, str]:
-    """Return the rotary settings and the key that holds them.
+    """Return the rotary settings and the key that holds them; "" if these are what the lack of them means.
 
     Raises ArtifactError if a file has two that contradict each other.
     """
@@ -117,11 +122,18 @@ def _rope_fields(fields: Fields, context: RopeContext) -> tuple[Fields, str]:
         )
     place = "rope_parameters" if parameters else "rope_scaling"
     check_count(parameters or scaling, f"{context.origin}: {place}")
+    if context.family.usual_rope and not (parameters or scaling):
+        return Fields(context.family.usual_rope, origin=f"{context.origin}: absent rope_parameters"), ""
     return Fields(parameters or scaling, origin=f"{context.origin}: {place}"), place
 
 
 def _refuse_differences(fields: Fields, rope: Fields, place: str, origin: str) -> None:
-    """Raise ArtifactError if a setting stands inside and outside of the rotary settings with two values."""
+    """Raise ArtifactError if a setting stands inside and outside of the rotary settings with two values, or
+    has another one than the lack of rotary settings means.
+    """
+    if not place and "rope_theta" in rope and fields.get("rope_theta") not in (None, rope.get("rope_theta")):
+        usual = f"{rope.get('rope_theta')}, as absent rotary settings mean in this family"
+        raise fields.wrong("rope_theta", f"{usual}; say rope_parameters if another is meant")
     for key in ("rope_theta", "partial_rotary_factor", _ORIGINAL):
         if key in fields and key in rope and fields.get(key) != rope.get(key):
             raise ArtifactError(f"{origin}: {key} differs from the one inside {place}; remove the wrong one")

@@ -116,9 +116,14 @@ def _contrib(*names: str) -> frozenset[str]:
 
 # Behind them what some families alone have: activations, soft limits, norms by mean and variance.
 _PLAIN: Final = frozenset({"Add", "Cast", "Gather", "Gemm", "MatMul", "Mul", "Reshape", "Split"}) | {
+    "Elu",
+    "Greater",
     "LayerNormalization",
+    "Min",
     "Relu",
+    "Sub",
     "Tanh",
+    "Where",
 }
 _GELU: Final = frozenset({"Gelu"})
 _POSITIONS: Final = frozenset({"Range", "Shape", "Sub", "Unsqueeze"})
@@ -142,6 +147,7 @@ _PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "ReduceMax",
     "Sum",
 }
+_POOLING: Final = frozenset({"Less", "ReduceL2", "Where"})  # of graphs that embed texts
 _EXPERTS: Final = _contrib("MoE", "QMoE") | {"Sigmoid", "Softmax"}
 _CPU: Final = "CPUExecutionProvider"
 
@@ -179,6 +185,7 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         | _BLOCK_LOOKUP
         | _GUEST_FRONT
         | _PER_CHANNEL_INT8
+        | _POOLING
         | _EXPERTS,
         per_channel_int8=True,
         experts=True,

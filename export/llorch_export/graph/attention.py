@@ -20,12 +20,12 @@ from llorch_export.graph.front import Front
 from llorch_export.graph.qkv import (
     LayerCache,
     Projected,
-    RotaryInputs,
     attention_prefix,
     cache_values,
     projected,
-    rotary_initializers,
+    rotary_inputs,
     rotates_inside,
+    scales_queries,
     score_scale,
     separate_heads,
     token_positions,
@@ -71,13 +71,13 @@ class GroupQuery:
             self.inputs = self._lengths
         else:
             self._lengths = front.lengths
-        tables = rotary_initializers(b, context_length)
         positions = None
-        if not rotates_inside(b):
+        if not rotates_inside(b) or scales_queries(b, context_length):
             padded = front.lengths is not None
             positions, _ = token_positions(b, front.input_ids, self._lengths[0], padded=padded)
-        self._rotary = [RotaryInputs(cos, sin, positions) for cos, sin in tables]
+        self._rotary = rotary_inputs(b, context_length, positions)
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
+        self._has_past = front.has_past
         self._scales = [_cache_scales(b, kv, layer) for layer in range(kv.layers)]
 
     def heads(self, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
@@ -87,7 +87,7 @@ class GroupQuery:
         rotary = self._rotary[c.rope_index(layer)]
         inside = c.rotates(layer) and rotates_inside(b)
         outside = c.rotates(layer) and not inside
-        if c.qk_norm or outside or not b.target.packed_qkv:
+        if c.qk_norm or outside or not b.target.packed_qkv or rotary.scales is not None:
             query_key_value = separate_heads(b, query_key_value, layer, rotary, lead=lead, rotate=outside)
         heads = ir.Value(
             name=f"{prefix}.heads",
@@ -97,16 +97,18 @@ class GroupQuery:
         window, cache, scales = c.window(layer), self.caches[layer], self._scales[layer]
         tables = (rotary.cos, rotary.sin) if inside else ()
         softcap = c.form.attention_softcap
-        # Behind the tables: positions, a bias and a sink, which no family has.
-        quantised = (*[None] * (5 - len(tables)), *scales) if scales else ()
+        sinks = b.vector(f"{prefix}.sinks") if c.form.sinks else None
+        # Behind the tables: positions and a bias, which no family has.
+        more = [*tables, *[None] * (4 - len(tables)), sinks, *scales]
+        while more and more[-1] is None:
+            more.pop()
         b.tape.op_multi_out(
             "GroupQueryAttention",
             [
                 *query_key_value,
-                *cache.past,
+                *(cache.past if self._has_past else (None, None)),
                 *self._lengths,
-                *tables,
-                *quantised,
+                *more,
             ],
             {
                 "num_heads": c.num_attention_heads,

@@ -19,11 +19,10 @@ from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.front import Front
 from llorch_export.graph.norm import rms_norm
 from llorch_export.graph.qkv import (
-    RotaryInputs,
     attention_prefix,
     cache_values,
     projected,
-    rotary_initializers,
+    rotary_inputs,
     score_scale,
     separate_heads,
 )
@@ -53,9 +52,11 @@ class Primitive:
         ]
         self._biases = {name: b.input(name, b.compute, 1, 1, tokens, self._seen) for name in names}
         self.inputs = (positions, *self._biases.values())
-        tables = rotary_initializers(b, context_length)
-        self._turns = [tuple(self._of_tokens(table, positions) for table in pair) for pair in tables]
-        self._rotary = [RotaryInputs(cos, sin, positions) for cos, sin in tables]
+        self._rotary = rotary_inputs(b, context_length, positions)
+        self._turns = [
+            tuple(self._of_tokens(table, positions) for table in (rotary.cos, rotary.sin))
+            for rotary in self._rotary
+        ]
         self.caches = tuple(cache_values(b, kv, layer, written=tokens) for layer in layers)
 
     def _of_tokens(self, table: ir.Value, positions: ir.Value) -> ir.Value:

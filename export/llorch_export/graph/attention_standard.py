@@ -15,11 +15,10 @@ import onnx_ir as ir
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.front import Front
 from llorch_export.graph.qkv import (
-    RotaryInputs,
     attention_prefix,
     cache_values,
     projected,
-    rotary_initializers,
+    rotary_inputs,
     score_scale,
     separate_heads,
     token_positions,
@@ -36,9 +35,8 @@ class Standard:
         assert front.lengths is None, "the lengths are inputs of this form"
         self._b = b
         (seqlens_k,) = self.inputs = (b.input("seqlens_k", ir.DataType.INT32, b.dims.batch),)
-        tables = rotary_initializers(b, context_length)
         positions, self._first = token_positions(b, front.input_ids, seqlens_k)
-        self._rotary = [RotaryInputs(cos, sin, positions) for cos, sin in tables]
+        self._rotary = rotary_inputs(b, context_length, positions)
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
         axes, self._last = (
             b.constant(f"mask.{name}", np.array(value, np.int64))

@@ -1,6 +1,7 @@
 """The whole decoder: from token ids and the KV cache to logits of the rows that are asked for.
 
-Inputs: ``input_ids`` [batch, tokens]; what the target's form of attention needs, ``seqlens_k`` [batch], each
+Of a graph that embeds texts the layers are the same, and what is around them is :mod:`.pooling`'s. Else,
+inputs: ``input_ids`` [batch, tokens]; what the target's form of attention needs, ``seqlens_k`` [batch], each
 row's total length minus one, and ``total_sequence_length``, the largest total length, in most;
 ``logits_indices`` [rows], positions in the flattened [batch * tokens]; and past keys and values. Outputs:
 ``logits`` [rows, vocabulary] and present keys and values. Another runtime's inputs: :mod:`.front`.
@@ -24,18 +25,19 @@ from llorch_export.formats.targets import (
 )
 from llorch_export.graph.attention import AttentionPlan, attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
-from llorch_export.graph.embedding import embed, head
+from llorch_export.graph.embedding import Table, embed, head
 from llorch_export.graph.experts import experts
-from llorch_export.graph.front import Interface, genai_logits, make_front
+from llorch_export.graph.front import Front, Interface, genai_logits, make_front
 from llorch_export.graph.half_precision import WeightCast
 from llorch_export.graph.linear import linear
 from llorch_export.graph.lowest_runtime import lag_notice, lowest_runtime
 from llorch_export.graph.mlp import mlp
 from llorch_export.graph.norm import norm
+from llorch_export.graph.pooling import embedding_front, pooled
 from llorch_export.graph.residual import Place, block_output, into_residual, scaled
 from llorch_export.graph.weights import WeightJob, WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
-from llorch_serve.artifact.manifest import KvLayout, LlamaConfig, Recipe, Target, TensorSpec
+from llorch_serve.artifact.manifest import EmbeddingForm, KvLayout, LlamaConfig, Recipe, Target, TensorSpec
 from llorch_serve.errors import ArtifactError
 
 NEW_NAME = "new.{layer}.{kind}"  # of the cache's outputs, where they hold the new tokens alone
@@ -121,20 +123,12 @@ def build_decoder(
 
 
 def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_cache: bool) -> DecoderGraph:
-    config, recipe = b.config, b.recipe
-    kv = KvLayout(
-        layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        dtype="int8" if int8_cache else recipe.compute_type,
-    )
+    config, kv = b.config, _kv_layout(b, int8_cache=int8_cache)
     if b.target.fixed_shapes:
         kv = msgspec.structs.replace(kv, present_name=NEW_NAME)
     front = make_front(b, interface)
     plan = attention_plan(b, kv, front, context_length=context_length)
-    hidden, table = embed(b, front.input_ids)
-    hidden = scaled(b, hidden, config.embedding_multiplier, "embedding/scaled")
-    rows = _layers(b, hidden, plan, front.logits_indices)
+    rows, table = _hidden_states(b, plan, front)
     # Scaling the rows before the head is linear in the logits, and much narrower than they are.
     rows = scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
     logits = head(b, rows, table)
@@ -143,6 +137,53 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
     past = (value for cache in plan.caches for value in cache.past)
     inputs = [*front.leading, *plan.inputs, *front.trailing, *past]
     outputs = [logits, *(v for cache in plan.caches for v in cache.present)]
+    return _graph(b, kv, inputs, outputs)
+
+
+def build_embedder(
+    config: LlamaConfig,
+    recipe: Recipe,
+    tensors: Mapping[str, LazyTensor],
+    form: EmbeddingForm,
+    *,
+    context_length: int,
+    calibration: Calibration | None = None,
+    error_factors: ErrorFactors | None = None,
+) -> DecoderGraph:
+    """Build the graph that gives a vector for each text, for the CPU; reads no weight. The rest is as in
+    :func:`build_decoder`.
+
+    tensors: where the recipe rotates, their head is what the rotation makes of the identity.
+    """
+    _check_shapes(config)
+    dims = Dimensions(rows="batch")
+    b = GraphBuilder(config, recipe, tensors, calibration, error_factors, dims=dims)
+    kv, front = _kv_layout(b), embedding_front(b, form)
+    plan = attention_plan(b, kv, front, context_length=context_length)
+    normed, _ = _hidden_states(b, plan, front)
+    return _graph(b, kv, front.leading, [pooled(b, normed, front, form)])
+
+
+def _kv_layout(b: GraphBuilder, *, int8_cache: bool = False) -> KvLayout:
+    return KvLayout(
+        layers=b.config.num_hidden_layers,
+        kv_heads=b.config.num_key_value_heads,
+        head_dim=b.config.head_dim,
+        dtype="int8" if int8_cache else b.recipe.compute_type,
+    )
+
+
+def _hidden_states(b: GraphBuilder, plan: AttentionPlan, front: Front) -> tuple[ir.Value, Table | None]:
+    """Append embedding, layers and final norm; return the states that are wanted, and the table."""
+    hidden, table = embed(b, front.input_ids)
+    hidden = scaled(b, hidden, b.config.embedding_multiplier, "embedding/scaled")
+    return _layers(b, hidden, plan, front.logits_indices), table
+
+
+def _graph(
+    b: GraphBuilder, kv: KvLayout, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+) -> DecoderGraph:
+    """Return what has been appended so far as a graph with these inputs and outputs."""
     graph = ir.Graph(
         inputs,
         outputs,
@@ -152,7 +193,7 @@ def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_c
         name="decoder",
     )
     lowest = lowest_runtime(graph, b.target)
-    if (lag := lag_notice(lowest, b.target, recipe.precision)) is not None:
+    if (lag := lag_notice(lowest, b.target, b.recipe.precision)) is not None:
         b.notices[lag] = None
     return DecoderGraph(
         model=ir.Model(graph, ir_version=b.target.ir_version, producer_name="llorch"),
@@ -171,9 +212,10 @@ def _layers(
     b: GraphBuilder,
     hidden: ir.Value,
     plan: AttentionPlan,
-    logits_indices: ir.Value,
+    logits_indices: ir.Value | None,
 ) -> ir.Value:
-    """Append all layers and the final norm; returns [rows, hidden].
+    """Append all layers and the final norm; returns [rows, hidden], or [batch, tokens, hidden] where all
+    positions are wanted.
 
     From the last layer's attention on, a position matters only if its logits are wanted: the rest is dropped
     there.
@@ -187,7 +229,7 @@ def _layers(
     for layer in range(len(plan.caches)):
         prefix = f"model.layers.{layer}"
         heads = plan.heads(normed, layer, lead=lead)
-        if layer == last:
+        if layer == last and logits_indices is not None:
             heads = _wanted_rows(b, heads, logits_indices, "heads", c.num_attention_heads * c.head_dim)
             residual = _wanted_rows(b, residual, logits_indices, "residual", size)
             if c.form.parallel:

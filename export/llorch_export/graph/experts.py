@@ -1,10 +1,10 @@
 """Feed-forward layers of experts: a router, the experts that it chooses, and a block that every token takes.
 
-Each expert is a SwiGLU block. A token takes those with the largest router logits, each times its share:
-softmax over the logits, of all experts or of the chosen ones alone (Shazeer et al. 2017; Jiang et al. 2024).
-All of a layer's experts are one node over stacked weights, ``MoE`` or, in blocks, ``QMoE``, which reads only
-those that some token takes; so they are stored alike. Of equal logits the node takes the higher index;
-transformers leaves it open.
+Each expert is a SwiGLU block, in some families with limits and biases. A token takes those with the largest
+router logits, each times its share: softmax over the logits, of all experts or of the chosen ones alone
+(Shazeer et al. 2017; Jiang et al. 2024). All of a layer's experts are one node over stacked weights, ``MoE``
+or, in blocks, ``QMoE``, which reads only those that some token takes; so they are stored alike. Of equal
+logits the node takes the higher index; transformers leaves it open.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -36,12 +37,6 @@ from llorch_serve.errors import UsageError
 
 _BITS: Final = (4, 8)  # widths of codes that were compared with numpy
 _BLOCKS: Final = (32, 64, 128, 256)
-_SWIGLU: Final[dict[str, int | float | str]] = {
-    "activation_type": "swiglu",
-    "swiglu_fusion": 1,  # rows of gate and up by turns
-    "activation_alpha": 1.0,
-    "activation_beta": 0.0,
-}
 
 
 def experts(
@@ -73,22 +68,24 @@ def _chosen_experts(
 ) -> ir.Value:
     """Append the weighted sum of each token's experts. logits: [tokens, experts]."""
     name = f"{prefix}.experts"
-    attributes: dict[str, int | float | str] = {"k": kind.per_token, **_SWIGLU}
+    attributes = {"k": kind.per_token, **_activation(kind)}
     stored = _block_form(b, prefix, kind)
+    stacks = _stacks(b, prefix, kind)
+    biases = [_biases(b, stack) if kind.biases else None for stack in stacks]
     if stored is None:
-        up, down = (_whole(b, stack) for stack in _stacks(b, prefix, kind))
+        up, down = (_whole(b, stack) for stack in stacks)
         attributes["normalize_routing_weights"] = int(kind.normalised)
         return b.op(
             "MoE",
-            [x, logits, up, None, down],
+            [x, logits, up, biases[0], down, *(biases[1:] if kind.biases else ())],
             name=name,
             shape=shape,
             attributes=attributes,
             domain=CONTRIB,
         )
-    first, second = (_in_blocks(b, stack, stored) for stack in _stacks(b, prefix, kind))
-    inputs = [x, logits, first.packed, first.scales, None, second.packed, second.scales]
-    inputs += [None, None, None, None, first.zero_points, second.zero_points, None]
+    first, second = (_in_blocks(b, stack, stored) for stack in stacks)
+    inputs = [x, logits, first.packed, first.scales, biases[0], second.packed, second.scales]
+    inputs += [biases[1], None, None, None, first.zero_points, second.zero_points, None]
     if not kind.normalised:  # the node's own shares add up to one
         inputs.append(
             b.op(
@@ -107,6 +104,18 @@ def _chosen_experts(
         "accuracy_level": _accuracy_level(b, stored.form.bits),
     }
     return b.op("QMoE", inputs, name=name, shape=shape, attributes=attributes, domain=CONTRIB)
+
+
+def _activation(kind: ExpertsConfig) -> dict[str, int | float | str]:
+    """Return the attributes that say what an expert computes between its matrices."""
+    swiglu: dict[str, int | float | str] = {
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,  # rows of gate and up by turns
+    }
+    if kind.clamped is msgspec.UNSET:
+        return swiglu | {"activation_alpha": 1.0, "activation_beta": 0.0}
+    alpha, limit = kind.clamped.alpha, kind.clamped.limit
+    return swiglu | {"activation_alpha": alpha, "activation_beta": 1.0, "swiglu_limit": limit}
 
 
 def _accuracy_level(b: GraphBuilder, bits: int) -> int:
@@ -267,6 +276,20 @@ def _whole(b: GraphBuilder, stack: _Stack) -> ir.Value:
         lambda: stack.chunks(chunks),
     )
     return b.weights.reinterpret(planned, b.compute, (len(stack.tensors), stack.rows, stack.columns))
+
+
+def _biases(b: GraphBuilder, stack: _Stack) -> ir.Value:
+    """Plan the biases of a stack in the compute type, [experts, rows]."""
+    name = f"{stack.name}.bias"
+
+    def chunks(weight: str) -> Iterator[Arrays]:
+        bias = f"{_module(weight)}.bias"
+        return ((b.weight_cast.cast(bias, chunk),) for chunk in b.tensors[bias].row_chunks())
+
+    (planned,) = b.weights.stream(
+        [(name, b.compute, (stack.rows * len(stack.tensors),))], lambda: stack.chunks(chunks)
+    )
+    return b.weights.reinterpret(planned, b.compute, (len(stack.tensors), stack.rows))
 
 
 def _by_turns(parts: Sequence[Iterator[Arrays]]) -> Iterator[Arrays]:

@@ -32,16 +32,19 @@ class Front:
 
     leading, trailing: the graph's inputs before and behind those that attention itself asks for, without the
         KV cache.
-    input_ids: [batch, tokens]; logits_indices: [rows], positions in the flattened [batch * tokens].
+    input_ids: [batch, tokens]; logits_indices: [rows], positions in the flattened [batch * tokens]; None: all
+        are wanted.
     lengths: where they are computed, each row's total length minus one [batch], and the largest total length;
         prompts may then have padding behind them. None: attention takes what it needs as inputs.
+    has_past: tokens may come behind others whose keys and values are in the cache.
     """
 
     leading: tuple[ir.Value, ...]
     trailing: tuple[ir.Value, ...]
     input_ids: ir.Value
-    logits_indices: ir.Value
+    logits_indices: ir.Value | None
     lengths: tuple[ir.Value, ir.Value] | None = None
+    has_past: bool = True
 
 
 def make_front(b: GraphBuilder, interface: Interface) -> Front:

@@ -57,9 +57,12 @@ def linear(
 
 
 def whole_linear(b: GraphBuilder, x: ir.Value, module: str, *, lead: Sequence[int | str]) -> ir.Value:
-    """Append the linear layer of a module whose weights are in the compute type, whatever the recipe."""
-    weights = [f"{module}.weight"]
-    return matmul(b, x, _whole(b, module, weights), name=module, shape=(*lead, b.rows(weights)))
+    """Append the linear layer of a module whose weights are in the compute type, whatever the recipe; with
+    its bias, if the checkpoint has one.
+    """
+    weights, name = [f"{module}.weight"], f"{module}.bias"
+    bias = b.vector(name) if name in b.tensors else None
+    return matmul(b, x, _whole(b, module, weights), name=module, shape=(*lead, b.rows(weights)), bias=bias)
 
 
 def _whole(b: GraphBuilder, name: str, weights: Sequence[str], narrow: ScaleType | None = None) -> ir.Value:

@@ -49,7 +49,9 @@ def _odd_zero_points(node: ir.Node) -> bool:
     scales = node.inputs[2]
     assert scales is not None, "the operator has scales"
     assert scales.shape is not None, "whose shape is known"
-    return int(scales.shape[-1]) % 2 == 1
+    blocks = scales.shape[-1]
+    assert isinstance(blocks, int), "in every dimension"
+    return blocks % 2 == 1
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -23,11 +24,13 @@ class RotaryInputs:
     """Tables of cosine and sine [positions, rotary_dim / 2] that layers share.
 
     positions: [batch, tokens], of each token; None where attention itself rotates.
+    scales: [batch, tokens, 1], by which queries are multiplied; None: by nothing.
     """
 
     cos: ir.Value
     sin: ir.Value
     positions: ir.Value | None
+    scales: ir.Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,44 @@ def _rotary_tables(
     return cos, sin
 
 
+def rotary_inputs(b: GraphBuilder, context_length: int, positions: ir.Value | None) -> list[RotaryInputs]:
+    """Plan the tables of each of the model's rotations, and append the scales of queries.
+
+    positions: of the tokens; None where attention itself rotates and :func:`scales_queries` says no.
+    """
+    tables = rotary_initializers(b, context_length)
+    scales = [
+        None if positions is None else _query_scales(b, rope, positions, context_length)
+        for rope in b.config.ropes
+    ]
+    return [RotaryInputs(cos, sin, positions, each) for (cos, sin), each in zip(tables, scales, strict=True)]
+
+
+def scales_queries(b: GraphBuilder, context_length: int) -> bool:
+    """Tell whether queries of some layer are multiplied by something within ``context_length`` tokens."""
+    return any(_changes(rope, context_length) for rope in b.config.ropes)
+
+
+def _changes(rope: RopeConfig, context_length: int) -> bool:
+    return rope.query_scale is not msgspec.UNSET and rope.query_scale.positions < context_length
+
+
+def _query_scales(
+    b: GraphBuilder, rope: RopeConfig, positions: ir.Value, context_length: int
+) -> ir.Value | None:
+    """Append what queries at ``positions`` are multiplied by, [batch, tokens, 1]; None if by 1."""
+    scale = rope.query_scale
+    if scale is msgspec.UNSET or not _changes(rope, context_length):
+        return None
+    turns = np.arange(context_length) // scale.positions
+    values = (1 + scale.beta * np.log1p(turns.astype(np.float64))).reshape(-1, 1)
+    (table,) = b.weights.add(
+        [("query_scale", b.compute, values.shape)], lambda: (values.astype(b.compute.numpy()),)
+    )
+    shape = (*b.dims.lead, 1)
+    return b.op("Gather", [table, positions], name="query_scale.tokens", shape=shape, attributes={"axis": 0})
+
+
 def rotates_inside(b: GraphBuilder) -> bool:
     """Tell whether GroupQueryAttention itself can rotate heads of this size: in whole multiples of 16
     elements, and with nothing after it.
@@ -145,7 +186,8 @@ def separate_heads(
     """Append the split of heads that are packed; return query, key and value [*lead, heads * head_dim],
     normalised as the model has it.
 
-    rotate: whether query and key are rotated here; None: the caller does it, and what comes after it.
+    rotate: whether query and key are rotated here; None: the caller does it, and norms after it. Scales of
+        queries are taken in here, since a rotation does not change them.
     """
     prefix = attention_prefix(layer)
     query, key, value = qkv
@@ -161,7 +203,14 @@ def separate_heads(
         )
     if b.config.qk_norm and late and rotate is not None:
         query, key = _normed(b, query, key, prefix, lead=lead)
+    if rotary.scales is not None:
+        query = b.op("Mul", [query, rotary.scales], name=f"{prefix}.q_by_position", shape=_dims(query))
     return query, key, value
+
+
+def _dims(value: ir.Value) -> list[int | str]:
+    assert value.shape is not None
+    return [d if isinstance(d, int) else str(d.value) for d in value.shape]
 
 
 def _normed(

@@ -47,7 +47,7 @@ def export_via_optimum(options: ExportOptions, optimum: Optimum, progress: Progr
     recipe = _recipe(options)
     replace = options.force or options.if_changed
     check_output(options.output, force=replace)
-    checkpoint = open_checkpoint(options.source)
+    checkpoint = open_checkpoint(options.source, "none")
     check_exportable(checkpoint)
     context_length = resolve_context(checkpoint.config, options.max_context)
     source_print = fingerprint_source(checkpoint, progress)

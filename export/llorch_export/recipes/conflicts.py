@@ -59,7 +59,45 @@ _CHANGED_WEIGHTS: Final = (
     "changes weights whose blocks --precision source would keep; choose fp32, fp16, bf16, int8 or int4"
 )
 
+_FOR_EMBEDDINGS: Final = "or --embed none for a language model"
+
 CONFLICTS: Final[tuple[Conflict, ...]] = (
+    Conflict(
+        "embed",
+        ("target",),
+        lambda s: s.embeds and s.options.target != "cpu",
+        lambda s: (
+            f"--embed {s.options.embed} with --target {s.options.target}: a graph that embeds texts is made "
+            f"for the CPU; leave out --target, {_FOR_EMBEDDINGS}"
+        ),
+    ),
+    Conflict(
+        "embed",
+        ("interop",),
+        lambda s: s.embeds and s.options.interop is not None,
+        lambda s: (
+            f"--interop {s.options.interop} with --embed {s.options.embed}: no other runtime loads a graph "
+            f"that embeds texts; leave out --interop, {_FOR_EMBEDDINGS}"
+        ),
+    ),
+    Conflict(
+        "prompts",
+        ("embed",),
+        lambda s: s.embeds and s.options.prompts is not None,
+        lambda s: (
+            f"--prefill-recipe has no effect with --embed {s.options.embed}, whose one graph takes prompts "
+            f"alone; give that recipe with --recipe, {_FOR_EMBEDDINGS}"
+        ),
+    ),
+    Conflict(
+        "kv_dtype",
+        ("embed",),
+        lambda s: s.embeds and s.options.kv_dtype is not None,
+        lambda s: (
+            f"--kv-dtype {s.options.kv_dtype} has no effect with --embed {s.options.embed}, whose graph has "
+            f"no KV cache; leave it out, {_FOR_EMBEDDINGS}"
+        ),
+    ),
     Conflict(
         "interop",
         ("target",),

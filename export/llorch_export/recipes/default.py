@@ -13,7 +13,7 @@ from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.exact_transforms import why_inexact
-from llorch_export.source.open import open_config
+from llorch_export.source.open import open_settings
 from llorch_serve.artifact.manifest import LlamaConfig
 
 MOST_MEASURED: Final = 500_000_000
@@ -37,8 +37,13 @@ _STORAGE: Final = (
 """Options that say how weights are stored, or what the default recipes cannot be combined with."""
 
 
-def default_recipe(config: LlamaConfig) -> str:
-    """Return the recipe for the CPU of a model of this size and form."""
+def default_recipe(config: LlamaConfig, *, embeds: bool = False) -> str:
+    """Return the recipe for the CPU of a model of this size and form.
+
+    embeds: its graph gives vectors, of which grids that all rows share cost more than one in a thousand.
+    """
+    if embeds:
+        return "int8"
     if why_inexact("rotate", config) is not None:
         return "int8"
     if why_inexact("smooth", config) is not None or config.experts:
@@ -56,7 +61,8 @@ def unasked_recipe(options: ExportOptions) -> str | None:
         return None
     if options.accuracy_level is not None:  # which may be 0
         return None
-    return default_recipe(open_config(options.source))
+    settings = open_settings(options.source, options.embed)
+    return default_recipe(settings.config, embeds=settings.embedding is not None)
 
 
 def quantizer_open(options: ExportOptions) -> bool:

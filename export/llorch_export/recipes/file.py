@@ -19,6 +19,7 @@ import msgspec
 from llorch_export.calibration.measurements import BUNDLED_TEXT, measures
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.storage_defaults import BLOCK_SIZES
+from llorch_export.source.open import open_settings
 from llorch_serve.artifact.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
 from llorch_serve.errors import UsageError
 
@@ -138,7 +139,11 @@ def with_recipes(options: ExportOptions, recipe: str | None, prefill: str | None
         options = load_recipe(recipe).options(options)
     if prefill == "none":
         return replace(options, prompts=None)
-    return options if prefill is None else with_prefill(options, prefill)
+    if prefill is not None:
+        return with_prefill(options, prefill)
+    if options.prompts is not None and open_settings(options.source, options.embed).embedding is not None:
+        return replace(options, prompts=None)  # a graph that embeds texts takes prompts alone
+    return options
 
 
 def shipped_recipes() -> list[str]:

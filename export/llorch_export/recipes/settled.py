@@ -79,9 +79,14 @@ class SettledOptions:
         return Storage.BLOCKS
 
     @property
+    def embeds(self) -> bool:
+        """Whether the graph is asked to give vectors in place of logits."""
+        return self.options.embed not in (None, "none")
+
+    @property
     def int8_cache_possible(self) -> bool:
         """Whether there can be a graph over a KV cache in int8."""
-        return self.target.int8_cache and self.compute_type == "float32"
+        return self.target.int8_cache and self.compute_type == "float32" and not self.embeds
 
 
 def settle(options: ExportOptions) -> SettledOptions:

@@ -16,6 +16,7 @@ from llorch_export.checkpoint.folder import LICENCE_FILE
 from llorch_export.checkpoint.safetensors import CONVERT_PICKLE, INDEX, SINGLE
 from llorch_export.config.fp8 import PACKING_FILES
 from llorch_export.source.gguf_choice import choose
+from llorch_export.source.pooling import SENTENCE_FILES
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FOLDER
 from llorch_export.tokenizer.reading import FOLDER_FILES
 from llorch_export.tokenizer.vocabulary_files import vocabulary_files
@@ -28,6 +29,7 @@ from llorch_serve.terminal.console import say
 
 _CONFIG: Final = "config.json"
 _TEMPLATE: Final = re.compile(rf"{TEMPLATE_FOLDER}/[^/]+\.jinja")
+_POOLING: Final = re.compile(r"[^/]+_Pooling/config\.json")
 _SHARD: Final = re.compile(r"model[\w.-]*\.safetensors")
 
 
@@ -105,12 +107,15 @@ def _wanted(listing: Listing, *, config_only: bool) -> tuple[list[str], str | No
     """
     paths = list(listing.files)
     top = [path for path in paths if "/" not in path]
-    named = {_CONFIG, *PACKING_FILES, *FOLDER_FILES, *vocabulary_files(top)}
+    named = {_CONFIG, *PACKING_FILES, *SENTENCE_FILES, *FOLDER_FILES, *vocabulary_files(top)}
     small = [path for path in top if path in named or LICENCE_FILE.match(path)]
     small += [path for path in paths if _TEMPLATE.fullmatch(path)]
+    of_sentences = [path for path in top if path in SENTENCE_FILES]
+    of_sentences += [path for path in paths if _POOLING.fullmatch(path)]
+    small += [path for path in of_sentences if path not in small]
     if listing.reference.choice is None and (INDEX in top or SINGLE in top):
         if config_only:
-            return [_CONFIG], None
+            return [_CONFIG, *of_sentences], None
         shards = [path for path in top if _SHARD.fullmatch(path)]
         return [*small, *([SINGLE] if SINGLE in top else [INDEX, *shards])], None
     sizes = {path: file.bytes for path, file in listing.files.items() if path.endswith(".gguf")}

@@ -18,11 +18,13 @@ from llorch_export.checkpoint.ggml_types import NOT_IN_GGUF
 from llorch_export.checkpoint.gguf import gguf_config, gguf_model_name, gguf_tensors
 from llorch_export.checkpoint.gguf_parts import one_model, part_paths, read_parts
 from llorch_export.checkpoint.safetensors import INDEX, SINGLE, folder_tensors, weight_files
+from llorch_export.config.embedding import EmbedChoice
 from llorch_export.config.fp8 import PACKING_FILES
 from llorch_export.config.hf import ReadConfig, read_config
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.reading import read_packing_file
 from llorch_export.source import hub
+from llorch_export.source.pooling import embedding_of_folder, embedding_of_gguf
 from llorch_export.tokenizer.chat_templates import template_files
 from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder
@@ -40,34 +42,37 @@ _ACCEPTED: Final = (
 )
 
 
-def open_checkpoint(source: str) -> Checkpoint:
+def open_checkpoint(source: str, embed: EmbedChoice | None = None) -> Checkpoint:
     """Read and check a checkpoint's headers; no tensor is read yet.
 
     source: path of a GGUF file, path of a folder with safetensors files or one GGUF file, or a hub id
         ``org/name``, ``org/name@revision`` or ``org/name:Q4_K_M``.
+    embed: how it shall turn texts into vectors; None: as files beside it say, if any do.
     Raises ArtifactError if there is no such thing, or if it cannot be exported as it is.
     """
     path = _locate(source, config_only=False)
-    return _open_gguf(path) if path.is_file() else _open_folder(ModelFolder(path))
+    return _open_gguf(path, embed) if path.is_file() else _open_folder(ModelFolder(path), embed)
 
 
-def open_config(source: str) -> LlamaConfig:
+def open_config(source: str, embed: EmbedChoice | None = None) -> LlamaConfig:
     """Read only the config, from ``config.json`` or a GGUF header; the weights need not be there.
 
     Raises ArtifactError as :func:`open_checkpoint` does.
     """
-    return open_settings(source).config
+    return open_settings(source, embed).config
 
 
-def open_settings(source: str) -> ReadConfig:
+def open_settings(source: str, embed: EmbedChoice | None = None) -> ReadConfig:
     """Read the config as :func:`open_config` does, with what of its file was left aside."""
     path = _locate(source, config_only=True)
     if path.is_file():
-        return ReadConfig(gguf_config(read_parts(path)))
-    return _folder_config(ModelFolder(path))[0]
+        header = read_parts(path)
+        found = embedding_of_gguf(header.metadata, embed, str(path))
+        return ReadConfig(gguf_config(header), embedding=found)
+    return _folder_config(ModelFolder(path), embed)[0]
 
 
-def open_text(source: str) -> TokenizerAssets | None:
+def open_text(source: str, embed: EmbedChoice | None = None) -> TokenizerAssets | None:
     """Read only what text needs; None where the files of a tokenizer are not at hand.
 
     Raises ArtifactError as :func:`open_checkpoint` does.
@@ -80,7 +85,7 @@ def open_text(source: str) -> TokenizerAssets | None:
     folder = ModelFolder(path)
     if not files_of_vocabulary(folder) and not folder.find("tokenizer.json"):
         return None
-    read, data = _folder_config(folder)
+    read, data = _folder_config(folder, embed)
     return tokenizer_from_folder(folder, data, vocab_size=read.config.vocab_size)
 
 
@@ -186,7 +191,7 @@ def _is_complete(path: Path, *, config_only: bool) -> bool:
         return False
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, embed: EmbedChoice | None) -> Checkpoint:
     header = read_parts(path)
     path, parts = header.path, part_paths(path)
     config = gguf_config(header)
@@ -206,13 +211,14 @@ def _open_gguf(path: Path) -> Checkpoint:
         only_read_here=len(parts) > 1 or any(tensor.dtype in NOT_IN_GGUF for tensor in tensors.values()),
         origin=hub.origin_of(path),
         hub=hub.hub_of(path),
+        embedding=embedding_of_gguf(header.metadata, embed, str(path)),
     )
 
 
-def _open_folder(folder: ModelFolder) -> Checkpoint:
-    read, data = _folder_config(folder)
+def _open_folder(folder: ModelFolder, embed: EmbedChoice | None) -> Checkpoint:
+    read, data = _folder_config(folder, embed)
     config = read.config
-    found = folder_tensors(folder, config, read.packing)
+    found = folder_tensors(folder, config, read.packing, headless=read.embedding is not None)
     return Checkpoint(
         kind="safetensors",
         path=folder.path,
@@ -228,14 +234,17 @@ def _open_folder(folder: ModelFolder) -> Checkpoint:
         code_not_run=read.code_not_run,
         origin=hub.origin_of(folder.path),
         hub=hub.hub_of(folder.path),
+        embedding=read.embedding,
     )
 
 
-def _folder_config(folder: ModelFolder) -> tuple[ReadConfig, dict[str, object]]:
+def _folder_config(folder: ModelFolder, embed: EmbedChoice | None) -> tuple[ReadConfig, dict[str, object]]:
     data = folder.read_json(_CONFIG)
     if data is None:
         raise ArtifactError(f"{folder.path} has no {_CONFIG}; expected a complete Hugging Face model folder")
-    read = read_config(data, origin=str(folder.path / _CONFIG))
+    embedding = embedding_of_folder(folder, embed)
+    read = read_config(data, origin=str(folder.path / _CONFIG), headless=embedding is not None)
+    read = dataclasses.replace(read, embedding=embedding)
     for name in PACKING_FILES if data.get("quantization_config") is None else ():
         packing = folder.read_json(name)
         if packing is not None:

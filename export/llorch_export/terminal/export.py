@@ -96,11 +96,12 @@ def command(
         output=artifact.output or Path(),
         lora=parse_choices(artifact.lora or ()),
         target=artifact.target,
+        embed=artifact.embed,
         force=replacing.force,
         if_changed=replacing.if_changed,
     )
     options = transform.add_to(graph.add_to(weights.add_to(options)))
-    exporter.check(artifact.target, dry_run=dry_run)
+    exporter.check(artifact.target, artifact.embed, dry_run=dry_run)
     if recipe is None and exporter.via is None:
         recipe = unasked_recipe(options)
     options = with_recipes(exporter.add_to(options), recipe, graph.prefill_recipe)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 Exporter = Literal["optimum"]
 """Who builds the graph, if not llorch itself."""
 
+Embed = Literal["last", "mean", "none"]
+"""How texts become vectors."""
+
 
 class RevisionFlags(FlagGroup, frozen=True):
     """Which hub's repository is meant, and which state of it."""
@@ -79,6 +82,15 @@ class ArtifactFlags(FlagGroup, frozen=True):
             "docs/targets.md."
         ),
     ] = "cpu"
+    embed: Annotated[
+        Embed | None,
+        typer.Option(
+            help="Give a vector for each text in place of logits: the hidden state of its last token, or the "
+            "mean over all of them, behind the final norm, divided by its length. none: a language model. "
+            "Default: what files of sentence-transformers beside it say, or a GGUF file's pooling_type.",
+            show_default=False,
+        ),
+    ] = None
 
 
 class WeightFlags(FlagGroup, frozen=True):
@@ -266,8 +278,13 @@ class ExporterFlags(FlagGroup, frozen=True):
         """Return the options as the exporter takes them: Optimum traces in fp32 unless told otherwise."""
         return options if self.via is None else replace(options, precision=options.precision or "fp32")
 
-    def check(self, target: Target, *, dry_run: bool) -> None:
+    def check(self, target: Target, embed: Embed | None, *, dry_run: bool) -> None:
         """Raise UsageError for what another exporter cannot do."""
+        if self.via is not None and embed not in (None, "none"):
+            raise UsageError(
+                f"--embed {embed} with --via {self.via}: only llorch's own graph embeds texts; leave one of "
+                f"them out"
+            )
         if self.optimum_python is not None and self.via is None:
             raise UsageError("--optimum-python has no effect without --via optimum; give both")
         if self.via is not None and target != "cpu":

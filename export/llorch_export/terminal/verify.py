@@ -156,12 +156,41 @@ def _against_source(
     artifact: Path, against: str, lora: tuple[AdapterChoice, ...], keep: Path | None, *, as_json: bool
 ) -> bool:
     from llorch_export.verify.divergence import verify
+    from llorch_serve.artifact.folder import is_artifact, load_artifact
 
+    if is_artifact(artifact) and load_artifact(artifact).manifest.embeds is not None:
+        if keep is not None:
+            raise UsageError(
+                f"--write-reference keeps log-probabilities, and {artifact} embeds texts; leave it out"
+            )
+        return _embeddings_against_source(artifact, against, lora, as_json=as_json)
     with byte_progress() as progress:
         result = verify(artifact, against, progress, lora=lora, keep=keep)
     if not result.same_source:
         say(f"note: {artifact} was exported from other files than {against}")
     return _show(result, "difference", as_json=as_json)
+
+
+def _embeddings_against_source(
+    artifact: Path, against: str, lora: tuple[AdapterChoice, ...], *, as_json: bool
+) -> bool:
+    from llorch_export.verify.embeddings import verify_embeddings
+
+    with byte_progress() as progress:
+        result = verify_embeddings(artifact, against, progress, lora=lora)
+    if not result.same_source:
+        say(f"note: {artifact} was exported from other files than {against}")
+    if as_json:
+        write_json(result)
+    else:
+        write(
+            f"cosine {result.cosine:.7f}, lowest {result.lowest_cosine:.7f} (limit {result.limit:g}), "
+            f"largest error {result.largest_error:.2g}, {result.texts} texts of {result.tokens} tokens of "
+            f"{result.text} text\nagainst {result.oracle}\n"
+        )
+    if not result.passed:
+        say(f"error: the lowest cosine {result.lowest_cosine:.7f} is below the limit {result.limit:g}")
+    return result.passed
 
 
 def _against_file(artifact: Path, path: Path, *, as_json: bool) -> bool:

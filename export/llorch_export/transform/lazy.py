@@ -104,6 +104,15 @@ def ones(tensor: LazyTensor) -> LazyTensor:
     return computed(tensor, lambda start, stop: np.ones((stop - start, *tensor.shape[1:])))
 
 
+def identity(name: str, size: int) -> LazyTensor:
+    """Return the identity of ``size`` rows as a tensor."""
+
+    def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
+        return np.eye(stop - start, size, start, dtype=np.float32)
+
+    return LazyTensor(name, (size, size), "F32", load_rows)
+
+
 def balance(scale: Float64) -> Float64:
     """Return scales over their geometric mean, within 2^-10 and 2^10; 1 for channels that were never used
     (zero).

@@ -17,10 +17,11 @@ from llorch_export.calibration.measurements import (
     measured_weights,
 )
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.names import HEAD
 from llorch_export.transform.calibrate import calibrate
 from llorch_export.transform.equalise import equalise
 from llorch_export.transform.hadamard import hadamard
-from llorch_export.transform.lazy import Tensors
+from llorch_export.transform.lazy import Tensors, identity
 from llorch_export.transform.rotate import rotate, untied
 from llorch_export.transform.smooth import smooth
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
@@ -60,7 +61,7 @@ def prepare(
             tensors = equalise(config, tensors, measured)
         if "smooth" in recipe.transforms:
             tensors = smooth(config, tensors, measured)
-    config, tensors = fixed_transforms(config, tensors, recipe)
+    config, tensors = fixed_transforms(config, tensors, recipe, embeds=checkpoint.embedding is not None)
     again = None
     if measure or measured_weights(recipe):
         assert text is not None, "options that measure come with a text"
@@ -68,10 +69,14 @@ def prepare(
     return Prepared(config, tensors, again)
 
 
-def fixed_transforms(config: LlamaConfig, tensors: Tensors, recipe: Recipe) -> tuple[LlamaConfig, Tensors]:
+def fixed_transforms(
+    config: LlamaConfig, tensors: Tensors, recipe: Recipe, *, embeds: bool = False
+) -> tuple[LlamaConfig, Tensors]:
     """Apply the recipe's transforms that measure nothing, the only ones that change what the graph looks
     like.
 
+    embeds: the states behind the final norm are wanted, in the basis that they had; the head is then what
+        brings them back to it.
     Reads no weight. Raises ArtifactError if a size has no basis.
     """
     if "hadamard" in recipe.transforms:
@@ -79,5 +84,7 @@ def fixed_transforms(config: LlamaConfig, tensors: Tensors, recipe: Recipe) -> t
     if "rotate" in recipe.transforms:
         assert recipe.transform_seed is not None, "a rotation has a seed"
         config, tensors = untied(config, tensors)
+        if embeds:
+            tensors = {**tensors, HEAD: identity(HEAD, config.hidden_size)}
         tensors = rotate(config, tensors, recipe.transform_seed)
     return config, tensors

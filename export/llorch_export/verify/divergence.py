@@ -143,7 +143,8 @@ def open_source(artifact: Artifact, source: str, lora: Sequence[AdapterChoice]) 
 
     Raises ArtifactError if it cannot be loaded, or if the two cannot be one model.
     """
-    checkpoint = with_adapters(open_checkpoint(source), lora)
+    form = artifact.manifest.embeds
+    checkpoint = with_adapters(open_checkpoint(source, "none" if form is None else form.pooling), lora)
     vocabularies = artifact.manifest.model.vocab_size, checkpoint.config.vocab_size
     if vocabularies[0] != vocabularies[1]:
         raise ArtifactError(

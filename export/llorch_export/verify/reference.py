@@ -10,7 +10,7 @@ import numpy.typing as npt
 from huggingface_hub.errors import StrictDataclassError
 
 from llorch_export.checkpoint.base import Checkpoint
-from llorch_export.checkpoint.names import stored_places
+from llorch_export.checkpoint.names import StoredRows, stored_places
 from llorch_export.checkpoint.norm_offset import norm_offset
 from llorch_export.checkpoint.row_order import row_order
 from llorch_export.config.families import FAMILIES
@@ -27,7 +27,8 @@ class Reference:
     file it leaves out most of the metadata, which is handed over as this project reads it, and
     ``rope_freqs.weight``. The tensors too are handed over for the architectures that its GGUF loader does not
     know, and where it would not find them: in a split GGUF file, and under names that training changed; and
-    packed weights, as values.
+    packed weights, as values. A family that exists only as code of checkpoints, which is never run, is
+    computed by the one that does the same.
     ``description`` says where that is so.
     """
 
@@ -59,10 +60,18 @@ class Reference:
         logits: npt.NDArray[np.float32] = output.logits[0].numpy()
         return logits
 
+    def hidden_states(self, token_ids: list[int]) -> npt.NDArray[np.float32]:
+        """Return what the final norm gives for every position, [tokens, hidden_size]."""
+        with self._torch.inference_mode():
+            output = self._model.base_model(self._torch.tensor([token_ids]), use_cache=False)
+        states: npt.NDArray[np.float32] = output.last_hidden_state[0].numpy()
+        return states
+
 
 def _is_read_here(checkpoint: Checkpoint) -> bool:
-    known = FAMILIES[checkpoint.config.architecture].gguf_in_transformers
-    return checkpoint.only_read_here or (checkpoint.kind == "gguf" and not known)
+    family = FAMILIES[checkpoint.config.architecture]
+    unknown = bool(family.reference) or (checkpoint.kind == "gguf" and not family.gguf_in_transformers)
+    return checkpoint.only_read_here or unknown
 
 
 def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
@@ -72,7 +81,7 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
     settled = checkpoint.config if merged else checkpoint.base_config or checkpoint.config
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     try:
-        if checkpoint.kind == "gguf":
+        if checkpoint.kind == "gguf" or FAMILIES[settled.architecture].reference:
             settings = hf_settings(settled)
             config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
             if _is_read_here(checkpoint):
@@ -99,7 +108,7 @@ def _load(transformers: Any, torch: Any, checkpoint: Checkpoint) -> Any:
 def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -> Any:
     """Return a model of the config with the checkpoint's tensors put in."""
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    parameters = dict(model.named_parameters())
+    parameters = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     keys = FAMILIES[checkpoint.config.architecture].experts
     own = keys.names[0] if keys is not None and checkpoint.config.experts else None
     places = stored_places(checkpoint.config, own)
@@ -110,9 +119,20 @@ def _build(transformers: Any, torch: Any, checkpoint: Checkpoint, config: Any) -
             place = places[name]
             if order is not None:
                 stored = stored[order]
-            rows = parameters[place.name].view(-1, *tensor.shape[1:])  # of all matrices in a stack
-            rows[place.start : place.stop].copy_(torch.from_numpy(stored))
+            _put(torch, parameters[place.name], place, stored)
     return model.eval()
+
+
+def _put(torch: Any, parameter: Any, place: StoredRows, values: npt.NDArray[np.float32]) -> None:
+    """Write a tensor into the rows of a parameter that ``place`` names."""
+    first, target = place.start, parameter
+    if place.stack is not None:
+        matrices = parameter.transpose(1, 2) if place.turned else parameter
+        number, first = divmod(place.start, matrices.shape[1])
+        target = matrices[number]
+    last = None if place.stop is None else first + place.stop - place.start
+    target = target.view(1) if target.dim() == 0 else target
+    target[first : last : place.step].copy_(torch.from_numpy(values))
 
 
 def _adjust_rotary(torch: Any, rotary: Any, config: LlamaConfig) -> None:

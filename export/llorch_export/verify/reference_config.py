@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from llorch_export.config.families import FAMILIES
 from llorch_export.config.family import Family
 from llorch_export.config.layer_form import LOGITS_CAP, SCORES_CAP
@@ -20,8 +22,9 @@ _OWN_SCALING = ("default", "factors")
 
 def hf_settings(config: LlamaConfig) -> dict[str, Any]:
     """Return the content of a ``config.json`` for the config, ``model_type`` included."""
+    family = FAMILIES[config.architecture]
     settings: dict[str, Any] = {
-        "model_type": config.architecture,
+        "model_type": family.reference or config.architecture,
         "rope_parameters": _rope_parameters(config.rope, config.head_dim),
         # transformers' defaults for some families lie beyond a small vocabulary; unused for computing logits.
         "pad_token_id": None,
@@ -42,11 +45,10 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
         "sliding_window",
     ):
         settings[key] = getattr(config, key)
-    family = FAMILIES[config.architecture]
     if family.no_rope_interval:
         layers = range(config.num_hidden_layers)
         settings["no_rope_layers"] = [int(config.rotates(layer)) for layer in layers]
-    if family.multipliers:
+    if family.multipliers or family.depth_scaled:
         scale = config.attention_multiplier
         settings |= {
             "embedding_multiplier": config.embedding_multiplier,
@@ -63,7 +65,13 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
             "norm_topk_prob": experts.normalised,
             "shared_expert_intermediate_size": experts.shared_intermediate_size or 0,
         }
+        if experts.clamped is not msgspec.UNSET:
+            settings |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
     settings |= _form_settings(config, family)
+    if family.scales_queries:
+        by_place = config.rope.query_scale
+        beta = 0.0 if by_place is msgspec.UNSET else by_place.beta
+        settings["rope_parameters"]["llama_4_scaling_beta"] = beta
     if family.outer_original_context is not None and config.rope.original_max_position_embeddings is not None:
         settings["original_max_position_embeddings"] = config.rope.original_max_position_embeddings
     return settings

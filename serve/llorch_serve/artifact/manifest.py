@@ -24,7 +24,8 @@ Quantizer = Literal["nearest", "search", "affine", "gptq", "hqq"]
 Activations = Literal["block", "row", "quarters", "static"]
 TransformName = Literal["rotate", "hadamard", "equalise", "smooth"]
 Interop = Literal["genai"]
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "xielu"]
+Pooling = Literal["last", "mean"]
 Target = Literal["cpu", "cuda", "directml", "coreml", "openvino", "webgpu", "portable"]
 KV_BYTES: Final[dict[KvDtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
@@ -51,6 +52,13 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the manifest's parts: immutable, and strict about unknown fields."""
 
 
+class QueryScale(_Struct, frozen=True, kw_only=True):
+    """Queries are multiplied by ``1 + beta log(1 + floor(position / positions))`` (Llama 4)."""
+
+    beta: float
+    positions: Count
+
+
 class RopeConfig(_Struct, frozen=True, kw_only=True):
     """Rotary position embedding.
 
@@ -65,6 +73,7 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
     beta_fast, beta_slow, truncate: turns over the original context between which yarn's ramp lies, and
         whether its ends are rounded to whole pairs.
     rotary_dim: how many leading elements of a head are rotated; absent: all.
+    query_scale: by what queries are multiplied at their position; absent: nothing.
     """
 
     theta: float
@@ -81,6 +90,7 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
     rotary_dim: int | None = None
+    query_scale: QueryScale | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def exact_positions(self) -> int | None:
@@ -91,6 +101,15 @@ class RopeConfig(_Struct, frozen=True, kw_only=True):
         return self.original_max_position_embeddings if changes else None
 
 
+class ClampedGate(_Struct, frozen=True, kw_only=True):
+    """SwiGLU whose factors have limits: ``g sigmoid(alpha g) (u + 1)`` of a gate ``g`` of ``limit`` at most
+    and a second projection ``u`` that is at most as far from 0.
+    """
+
+    alpha: float
+    limit: float
+
+
 class ExpertsConfig(_Struct, frozen=True, kw_only=True):
     """Feed-forward blocks of which each token takes a few: those that a router gives the largest logits.
 
@@ -99,6 +118,7 @@ class ExpertsConfig(_Struct, frozen=True, kw_only=True):
         them gives.
     shared_intermediate_size: of a block that every token takes too, scaled by a sigmoid; None: there is none.
     sparse_layers: one number a layer, 0 where it has one plain block; empty: all layers have experts.
+    biases: the router and all matrices have one. clamped: the activation of experts, where it is not SwiGLU.
     """
 
     count: Count
@@ -107,6 +127,8 @@ class ExpertsConfig(_Struct, frozen=True, kw_only=True):
     normalised: bool = True
     shared_intermediate_size: Count | None = None
     sparse_layers: tuple[int, ...] = ()
+    biases: bool | msgspec.UnsetType = msgspec.UNSET
+    clamped: ClampedGate | msgspec.UnsetType = msgspec.UNSET
 
 
 class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,12 +138,15 @@ class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     norm_placement: ``before`` attention and MLP, ``after`` them (on what they add to the residual), or
         ``around``: both.
     parallel: attention and MLP read one norm of the layer's input, and the residual gets both at once.
-    activation: of the MLP. gated: it is multiplied with a second projection.
+    activation: of the MLP; ``xielu`` has factors of its own in each layer. gated: it is multiplied with a
+        second projection.
     qk_norm_over: each query and key head, or ``row``: all heads of a token together.
     qk_norm_after_rope: queries and keys are normalised after rotation, not before it.
     attention_softcap, logits_softcap: ``cap * tanh(x / cap)`` of scores and logits; None: none.
     sliding_rope: rotation of the layers that have a window; None: as the others'.
     head_bias: the output layer has a bias.
+    sinks: each head has one more score, learned and the same for all tokens, which takes its share in the
+        softmax and stands for no value.
     """
 
     norm: Literal["rms", "layer"] = "rms"
@@ -136,6 +161,7 @@ class LayerForm(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     logits_softcap: float | None = None
     sliding_rope: RopeConfig | None = None
     head_bias: bool = False
+    sinks: bool = False
 
 
 _LLAMA_FORM: Final = LayerForm()
@@ -456,6 +482,17 @@ class PromptGraph(_Struct, frozen=True, kw_only=True):
     recipe: Recipe
 
 
+class EmbeddingForm(_Struct, frozen=True, kw_only=True):
+    """How a graph turns a text into one vector: the hidden states behind the final norm, pooled.
+
+    pooling: ``last``: that of the last token; ``mean``: the mean over all tokens.
+    normalised: the vector is divided by its length.
+    """
+
+    pooling: Pooling
+    normalised: bool = True
+
+
 class Manifest(_Struct, frozen=True, kw_only=True):
     """Everything a worker must know about an artifact. See ``artifacts/manifest.schema.json``.
 
@@ -483,6 +520,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
     source_forms: at precision ``source``, what became of packed weights; absent: there were none.
+    embedding: the graph gives a vector for each text, [batch, hidden_size], in place of logits, and has no KV
+        cache among its inputs and outputs; absent: it is a language model's.
     """
 
     schema_version: Literal[1]
@@ -518,6 +557,12 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
     source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
+    embedding: EmbeddingForm | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def embeds(self) -> EmbeddingForm | None:
+        """How the graph turns a text into one vector; None if it is a language model's."""
+        return None if self.embedding is msgspec.UNSET else self.embedding
 
     @property
     def kv_dtypes(self) -> tuple[KvDtype, ...]:
@@ -572,6 +617,8 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                 f"the model again."
             )
     for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
+        if manifest.embeds is not None:
+            break
         types = {spec.name: spec.dtype for spec in specs}
         for layer in range(kv.layers):
             for kind in ("key", "value"):

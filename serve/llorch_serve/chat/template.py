@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import jinja2
 
+from llorch_serve.chat.roles import check_all_told, with_known_roles
 from llorch_serve.chat.sandbox import MAX_CHARS, TemplateSandbox
 from llorch_serve.chat.template_input import FIELD, TemplateInput, read_input
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError
@@ -78,7 +79,8 @@ class ChatTemplate:
     def render(self, seen: TemplateInput) -> str:
         """Return the conversation as the text that the model was trained on.
 
-        A template that joins calls' arguments to text is given them as JSON text; others get objects.
+        A template that joins calls' arguments to text is given them as JSON text; others get objects. Where
+        an answer has no content, it is given what it takes: nothing, none, or an empty text.
         Raises InvalidRequestError, with the template's own message where it has one.
         """
         with self._lock:
@@ -100,15 +102,29 @@ class ChatTemplate:
 
     def _render(self, seen: TemplateInput) -> str:
         try:
-            try:
-                return self._run(seen)
-            except TypeError:
-                if not any(seen.texts_of_calls):
-                    raise
-                return self._run(seen.with_texts_of_calls())
+            return self._run_forms(seen)
         except _TEMPLATE_FAULTS as error:
             problem = f"the model's chat template refused the conversation: {_reason(error)}"
             raise InvalidRequestError([FieldViolation(FIELD, problem)]) from error
+
+    def _run_forms(self, seen: TemplateInput) -> str:
+        """Render the first of the conversation's forms that the template takes and writes all calls of."""
+        silent_calls = seen.calls_without_content()
+        told: str | None = None
+        fault: Exception | None = None
+        for form in seen.forms():
+            try:
+                text = self._run(form)
+            except (TypeError, jinja2.UndefinedError) as error:
+                fault = fault or error
+                continue
+            if all(name in text for name in silent_calls):
+                return text
+            told = text if told is None else told
+        if told is not None:
+            return told
+        assert fault is not None
+        raise fault
 
     def _run(self, seen: TemplateInput) -> str:
         pieces: list[str] = []
@@ -144,8 +160,9 @@ def encode_chat(
     most: tokens of the context. most_chars: of the rendered text, which else is refused before it is encoded.
     Raises InvalidRequestError if a field is bad, or the template refuses the conversation.
     """
-    seen = read_input(prompt)
+    seen = with_known_roles(template.render, read_input(prompt))
     text = template.render(seen)
+    check_all_told(template.render, seen, text, [message.role for message in prompt.messages])
     if len(text) > most_chars:
         found = (
             f"found {len(text)} characters behind the chat template; the context holds {most} tokens, "

@@ -7,7 +7,7 @@ The prompt comes from a request and is checked here; values go to the chat modul
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ MAX_DEPTH: Final = (
 MAX_ITEMS: Final = 2**16  # of JSON: tools, documents, arguments and calls together
 # Variables that fields of their own set.
 _RESERVED: Final = ("messages", "tools", "documents")
+_NEED_NO_CONTENT: Final = ("assistant", "tool")
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
@@ -73,6 +74,28 @@ class TemplateInput:
         self.changed(noted, noted)
         return found
 
+    def forms(self) -> Iterator[TemplateInput]:
+        """Yield the forms that templates take a conversation in, the commonest first.
+
+        They differ in what stands for an answer's content where it has none, and in the arguments of calls,
+        which are objects or JSON text.
+        """
+        forms = [self.messages]
+        if any(map(_has_no_content, self.messages)):
+            # Some write calls only beside none, and what stands there without calls is an empty text.
+            forms.append([_filled(m, None if "tool_calls" in m else "") for m in self.messages])
+            forms.append([_filled(m, "") for m in self.messages])
+        for messages in forms:
+            form = replace(self, messages=messages)
+            yield form
+            if any(self.texts_of_calls):
+                yield form.with_texts_of_calls()
+
+    def calls_without_content(self) -> list[str]:
+        """Return the functions' names of calls in messages that say nothing else."""
+        silent = [message for message in self.messages if _has_no_content(message)]
+        return [call["function"]["name"] for message in silent for call in message.get("tool_calls", ())]
+
     def with_texts_of_calls(self) -> TemplateInput:
         """Return a copy in which the arguments of calls are JSON text."""
         messages = []
@@ -85,6 +108,17 @@ class TemplateInput:
                 message = message | {"tool_calls": calls}
             messages.append(message)
         return replace(self, messages=messages)
+
+
+def _has_no_content(message: dict[str, Any]) -> bool:
+    """Tell whether a message need have no content, and has none."""
+    content = message.get("content")
+    calls = "tool_calls" in message
+    return (message["role"] in _NEED_NO_CONTENT and content is None) or (calls and content == "")
+
+
+def _filled(message: dict[str, Any], content: str | None) -> dict[str, Any]:
+    return message | {"content": content} if _has_no_content(message) else message
 
 
 def read_input(prompt: ChatPrompt) -> TemplateInput:

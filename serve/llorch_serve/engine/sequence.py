@@ -9,6 +9,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from llorch_serve.engine.lookup import PromptLookup
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.sampling.logprobs import TokenScores
@@ -114,6 +117,7 @@ class Sequence:
         told.
     shared: the prompt, where other sequences have the same one and only the first computes it.
     prompt_scores: takes the log-probabilities of the prompt's own tokens; None: nobody asked.
+    embedding: its text's vector [hidden_size], once it is there, where texts are embedded.
     status, cache, drafts, times: its progress.
     """
 
@@ -132,6 +136,7 @@ class Sequence:
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     cache: CacheProgress = field(default_factory=CacheProgress, init=False)
     drafts: DraftCounts = field(default_factory=DraftCounts, init=False)
+    embedding: npt.NDArray[np.float32] | None = field(default=None, init=False)
 
     @property
     def generated(self) -> int:

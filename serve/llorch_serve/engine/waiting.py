@@ -13,6 +13,7 @@ which the counters decide again, so that no priority shuts another client out.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -58,6 +59,10 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Give every sequence that waits, in no order."""
+        return (sequence for client in self._clients.values() for *_, sequence in client.waiting)
 
     def add(self, *sequences: Sequence) -> None:
         """Queue sequences at the end of their clients' lines, all or none. Raises QueueFullError."""

@@ -18,30 +18,24 @@ from starlette.types import ASGIApp
 from llorch_serve.errors import LlorchError
 from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
+from llorch_serve.http.messages.routes import counting, messages_dialect, versioned
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
+from llorch_serve.http.openapi import openapi
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.paths import nearest_path
 from llorch_serve.http.problems import HttpError, describe
-from llorch_serve.http.service import GenerationRoute, HttpService
+from llorch_serve.http.responses.kept import KeptResponses
+from llorch_serve.http.responses.routes import ResponseRoutes
+from llorch_serve.http.score_routes import ScoreDialect
+from llorch_serve.http.service import Computation, ComputedRoute, Dialect, GenerationRoute, HttpService
+from llorch_serve.http.shapes import refusal_body
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
+from llorch_serve.http.token_routes import detokenize, tokenize
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.observe.observer import Answered
 
-_JOB_PATHS: Final = ("/v1/inference", "/execute", "/cancel")
-OPEN_PATHS: Final = frozenset({"/health", *PAGE_PATHS})
+OPEN_PATHS: Final = frozenset({"/health", "/openapi.json", *PAGE_PATHS})
 """Paths that need no token: they hold nothing of the model or its users."""
-
-
-_ROUTES: Final = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/load", "/metrics", "/v1/models", *_JOB_PATHS, *OPEN_PATHS}
-)
-
-
-def route_of(path: str) -> str:
-    """Return the route of a path for metrics, which must not grow with what people ask for."""
-    if path.startswith("/v1/models/"):
-        return "/v1/models/ID"
-    return path if path in _ROUTES else "other"
 
 
 def make_app(
@@ -53,22 +47,33 @@ def make_app(
 ) -> ASGIApp:
     """Return the application. unknown: what becomes of fields that OpenAI's routes do not know."""
     status, jobs = StatusRoutes(service, exposition), JobDialect()
+    responses = ResponseRoutes(KeptResponses(), unknown)
 
-    def generates(path: str, dialect: JobDialect | None = None) -> Route:
-        return Route(path, GenerationRoute(service, dialect or dialects[path], path), methods=["POST"])
+    def generates(path: str, dialect: Dialect) -> Route:
+        return Route(path, GenerationRoute(service, dialect, path), methods=["POST"])
 
-    dialects = {
-        "/v1/completions": completions_dialect(unknown),
-        "/v1/chat/completions": chat_dialect(unknown),
-    }
+    def computes(path: str, computation: Computation) -> Route:
+        return Route(path, ComputedRoute(service, computation, path), methods=["POST"])
+
     routes = [
-        *(generates(path) for path in dialects),
+        generates("/v1/completions", completions_dialect(unknown)),
+        generates("/v1/chat/completions", chat_dialect(unknown)),
+        generates("/v1/responses", responses.dialect()),
+        computes("/v1/responses/input_tokens", responses.count),
+        Route("/v1/responses/{response_id}", responses.find, methods=["GET"]),
+        Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+        versioned(generates("/v1/messages", messages_dialect(unknown))),
+        versioned(computes("/v1/messages/count_tokens", counting(unknown))),
+        generates("/v1/score", ScoreDialect()),
+        computes("/tokenize", tokenize),
+        computes("/detokenize", detokenize),
         generates("/v1/inference", jobs),
         generates("/execute", jobs),
         Route("/cancel", status.cancel, methods=["POST"]),
         Route("/health", status.health),
         Route("/load", status.load),
         Route("/metrics", status.metrics),
+        Route("/openapi.json", openapi),
         Route("/v1/models", status.models),
         Route("/v1/models/{model_id:path}", status.model),
         *(Route(path, page_file) for path in PAGE_PATHS),
@@ -86,8 +91,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = _http_error(error, request.method, path, request.app.routes)
     problem = describe(error, route=path)
-    body = problem.plain() if path in _JOB_PATHS else problem.openai()
-    response = json_response(body, problem.status)
+    response = json_response(refusal_body(problem, path), problem.status)
     response.headers.update(dict(problem.headers))
     return response
 

@@ -54,7 +54,7 @@ class Bodies:
 
 class Exchange:
     """One request. ``started``: the answer's headers are out, so that an error can only be told inside of
-    it.
+    it. ``progress``: what a dialect whose events build on each other has told, for it to tell a failure.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,6 +62,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self.started = False
+        self.progress: Any = None
         self._events_open = False
         self._written_at = 0.0  # by the loop's clock, in seconds
         self._writing = asyncio.Lock()
@@ -209,6 +210,10 @@ class Exchange:
     async def end_events(self) -> None:
         """Send the last event, ``[DONE]``, and end the answer."""
         await self._write(b"data: [DONE]\n\n", more=False)
+
+    async def close_events(self) -> None:
+        """End an answer whose own last event says that it is whole."""
+        await self._write(b"", more=False)
 
     async def _start(self, status: int, kind: str, headers: tuple[tuple[str, str], ...]) -> None:
         self.started = True

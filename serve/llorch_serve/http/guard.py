@@ -24,6 +24,7 @@ from llorch_serve.http.connection_limit import HeldConnection
 from llorch_serve.http.exchange import CALLER, CORRELATION, Exchange
 from llorch_serve.http.origins import Headers, Origins
 from llorch_serve.http.problems import HttpError, describe
+from llorch_serve.http.shapes import refusal_body
 from llorch_serve.observe.observer import Answered
 
 _PORT: Final = re.compile(r":\d*$")
@@ -65,16 +66,16 @@ class Access:
         """Return who asks, empty where that cannot be told. Raises HttpError for what is refused."""
         if self.tokens is None:
             return exchange.holder
-        caller = _token_name(self.tokens, exchange.header("authorization"))
+        shown = bearer_token(exchange.header("authorization")) or exchange.header("x-api-key")
+        caller = _token_name(self.tokens, shown)
         if caller is None and path not in self.open_paths:
             found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
             raise HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
         return exchange.holder or caller or ""
 
 
-def _token_name(tokens: TokenList, header: str | None) -> str | None:
-    """Return a name for whoever an Authorization header's token belongs to; None: nobody's."""
-    token = bearer_token(header)
+def _token_name(tokens: TokenList, token: str | None) -> str | None:
+    """Return a name for whoever a token belongs to; None: nobody's."""
     shown = None if token is None else token.encode("latin-1", "replace")
     return name_of_token(shown) if shown is not None and tokens.accepts(shown) else None
 
@@ -95,7 +96,11 @@ class Guard:
         exchange = Exchange(scope, receive, send)
         correlation_id = _correlation_id(exchange.header("x-correlation-id"))
         scope[CORRELATION] = correlation_id
-        named = ((b"x-correlation-id", correlation_id.encode()), (b"x-request-id", correlation_id.encode()))
+        named = (
+            (b"x-correlation-id", correlation_id.encode()),
+            (b"x-request-id", correlation_id.encode()),
+            (b"request-id", correlation_id.encode()),
+        )
         shared = self._shared(exchange.header("origin"))
 
         async def answer(message: Message) -> None:
@@ -116,7 +121,7 @@ class Guard:
                 await self._app(scope, receive, answer)
         except HttpError as error:
             problem = describe(error, route="")
-            await Exchange(scope, receive, answer).send_problem(problem, problem.openai())
+            await Exchange(scope, receive, answer).send_problem(problem, refusal_body(problem, scope["path"]))
         finally:
             seconds = time.perf_counter() - begun
             self._on_answered(Answered(scope["method"], scope["path"], status, seconds, correlation_id))

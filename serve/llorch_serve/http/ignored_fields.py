@@ -8,8 +8,16 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
+
+from llorch_serve.calls.callers import Caller
+from llorch_serve.http.service import Plan
+from llorch_serve.http.unknown_fields import UnknownFields
+from llorch_serve.requests import ModelInfo
+
+Read = Callable[[bytes, ModelInfo, Caller, list[str] | None], Plan]
+"""Reads a body; its list gets the fields that were left aside, and without one they are refused."""
 
 MOST_NAMES: Final = 256
 """Names that are told, of all bodies together; callers choose them."""
@@ -35,3 +43,18 @@ class IgnoredFields:
             self._told.update(new)
         if new:
             logger.warning("unknown fields of requests are ignored: %s", ", ".join(new))
+
+
+def noting(read: Read, unknown: UnknownFields) -> Callable[[bytes, ModelInfo, Caller], Plan]:
+    """Return what reads bodies as the worker is told to: what it leaves aside, the log is told of."""
+    if unknown is UnknownFields.REFUSE:
+        return lambda raw, info, caller: read(raw, info, caller, None)
+    told = IgnoredFields()
+
+    def reading(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
+        ignored: list[str] = []
+        plan = read(raw, info, caller, ignored)
+        told.note(ignored)
+        return plan
+
+    return reading

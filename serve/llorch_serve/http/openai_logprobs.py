@@ -1,10 +1,12 @@
 """Log-probabilities in OpenAI's two shapes: a list of places for chats, columns for completions.
 
-Input: what updates carry. Output: dictionaries that become JSON.
+Input: what updates carry. Output: dictionaries that become JSON. A token that ends or begins inside a
+character has no text of its own; where it stands alone, it is named by its bytes.
 """
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 from llorch_serve.requests import GenerationUpdate
@@ -20,7 +22,15 @@ def chat_logprobs(places: tuple[TokenLogprobs, ...]) -> dict[str, Any]:
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.raw)}
+    return {"token": _name(token, ""), "logprob": token.logprob, "bytes": list(token.raw) or None}
+
+
+def _name(token: TokenLogprob, prefix: str) -> str:
+    """Return a token's text, or behind a prefix its bytes where it is not whole characters."""
+    try:
+        return token.raw.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in token.raw)
 
 
 class Columns:
@@ -28,29 +38,43 @@ class Columns:
 
     def __init__(self) -> None:
         self._offset = 0
+        self._decoder = _decoder()
 
     def of(self, update: GenerationUpdate) -> dict[str, Any]:
         """Return the shape of /v1/completions, with the prompt's tokens where they are told (echo).
 
-        The prompt's first token has no log-probability. ``text_offset`` is where a token begins in the
-        choice's text, in characters.
+        The prompt's first token has no log-probability. Joined, the tokens are the choice's text: of those
+        that share a character the last one has it, and the others are empty. ``text_offset`` is where a
+        token begins in the text, in characters: inside of a character, where that one begins.
         """
         tokens: list[str] = []
         logprobs: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
+        places = (*update.prompt_logprobs, *update.logprobs)
         if update.prompt_logprobs:
-            known = sum(len(place.chosen.text) for place in (*update.prompt_logprobs, *update.logprobs))
+            known = len(_decoder().decode(b"".join(place.chosen.raw for place in places)))
             tokens.append(update.text[: max(0, len(update.text) - known)])
             logprobs.append(None)
             tops.append(None)
             offsets.append(0)
             self._offset = len(tokens[0])
-        for place in (*update.prompt_logprobs, *update.logprobs):
-            tokens.append(place.chosen.text)
+        for index, place in enumerate(places):
+            ends = update.completion is not None and index == len(places) - 1
+            text = self._decoder.decode(place.chosen.raw, ends)
+            tokens.append(text)
             logprobs.append(place.chosen.logprob)
-            # Tokens may share a text, as parts of characters do; the likeliest of them counts.
-            tops.append({other.text: other.logprob for other in reversed(place.top)})
+            # Where tokens share a text, the likeliest of them counts.
+            tops.append(
+                {
+                    text if other.token_id == place.chosen.token_id else _name(other, "bytes:"): other.logprob
+                    for other in reversed(place.top)
+                }
+            )
             offsets.append(self._offset)
-            self._offset += len(place.chosen.text)
+            self._offset += len(text)
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")

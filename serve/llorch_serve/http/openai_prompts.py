@@ -122,7 +122,9 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
         reasoning_content=reasoning,
     )
     if not isinstance(message.content, list):
-        return replace(read, content=message.content)
+        # An answer that says nothing is an empty one, which templates need not tell from none.
+        says_nothing = message.role == "assistant" and not calls and message.content is None
+        return replace(read, content="" if says_nothing else message.content)
     texts = []
     for place, part in enumerate(message.content):
         if _is_full(bad):

@@ -7,13 +7,12 @@ events and ``[DONE]``. Several prompts of one body run at once, and their chunks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import chain
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.http.exchange import Exchange
-from llorch_serve.http.ignored_fields import IgnoredFields
+from llorch_serve.http.ignored_fields import Read, noting
 from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion
 from llorch_serve.http.problems import Problem
@@ -21,26 +20,17 @@ from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import Completion, ModelInfo
 
-_Read = Callable[[bytes, ModelInfo, Caller, list[str] | None], Plan]
-"""Reads a body; its list gets the fields that were left aside, and without one they are refused."""
-
 
 class OpenAIDialect:
     """One of the two routes. Implements :class:`llorch_serve.http.service.Dialect`."""
 
-    def __init__(self, read: _Read, kind: type[Choice], unknown: UnknownFields) -> None:
-        self._read = read
+    def __init__(self, read: Read, kind: type[Choice], unknown: UnknownFields) -> None:
+        self._read = noting(read, unknown)
         self._kind = kind
-        self._ignored = IgnoredFields() if unknown is UnknownFields.IGNORE else None
 
     def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         """Return what a body asks for."""
-        if self._ignored is None:
-            return self._read(raw, info, caller, None)
-        ignored: list[str] = []
-        plan = self._read(raw, info, caller, ignored)
-        self._ignored.note(ignored)
-        return plan
+        return self._read(raw, info, caller)
 
     async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
         """Take the calls' updates and send the answer."""

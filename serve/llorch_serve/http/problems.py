@@ -71,7 +71,7 @@ class Problem:
             "code": self.code,
         }
         if self.violations:
-            body["errors"] = self._listed()
+            body["errors"] = self.listed()
         return {"error": body}
 
     def plain(self) -> dict[str, Any]:
@@ -79,10 +79,11 @@ class Problem:
         ``error``.
         """
         if self.violations:
-            return {"errors": self._listed()}
+            return {"errors": self.listed()}
         return {"error": {"code": self.code, "message": self.message}}
 
-    def _listed(self) -> list[dict[str, str]]:
+    def listed(self) -> list[dict[str, str]]:
+        """Return every bad field with its message."""
         return [{"field": v.field, "message": v.description} for v in self.violations]
 
 

@@ -8,7 +8,7 @@ problem. A request whose client leaves is aborted at once, queued and in prefill
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,7 +21,8 @@ from llorch_serve.engine.load import Load
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Bodies, Exchange
 from llorch_serve.http.problems import Problem, describe
-from llorch_serve.requests import GenerationRequest, ModelInfo
+from llorch_serve.http.shapes import refusal_body
+from llorch_serve.requests import GenerationRequest, ModelInfo, ScoreRequest, TextGenerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class AnswerPlan:
 class Plan:
     """What one body asks for. requests: one for each prompt."""
 
-    requests: tuple[GenerationRequest, ...]
+    requests: tuple[GenerationRequest | ScoreRequest, ...]
     answer: AnswerPlan
 
 
@@ -64,6 +65,10 @@ class Dialect(Protocol):
 
 _Admitted = tuple[AnswerPlan, list[LiveCall]]
 """How a body is answered, and a call for each of its requests."""
+
+
+Computation = Callable[[bytes, TextGenerator, ModelInfo, Caller], object]
+"""Makes the answer of a body, on any thread. Raises InvalidRequestError or ModelMismatchError."""
 
 
 class HttpService:
@@ -93,16 +98,14 @@ class HttpService:
 
     async def handle(self, exchange: Exchange, dialect: Dialect, route: str) -> None:
         """Answer one request from its body to its last byte."""
+
+        async def generate() -> None:
+            # No local holds the body, which would be kept for as long as the answer takes.
+            body = exchange.read_body(self.bodies)
+            await exchange.while_connected(self._generate(await body, exchange, dialect))
+
         with self._desk.call():
-            problem = None
-            try:
-                self._desk.check_open()
-                # No local holds the body, which would be kept for as long as the answer takes.
-                body = exchange.read_body(self.bodies)
-                await exchange.while_connected(self._generate(await body, exchange, dialect))
-            except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
-                problem = describe(error, route=route)
-            # Not while the error is handled, which holds the body for as long as its client reads.
+            problem = await self._attempt(generate, route)
             if problem is None:
                 return
             if exchange.started:
@@ -110,9 +113,39 @@ class HttpService:
             else:
                 await exchange.send_problem(problem, dialect.refusal(problem))
 
+    async def compute(self, exchange: Exchange, computation: Computation, route: str) -> None:
+        """Answer one request that needs no engine."""
+
+        async def work() -> None:
+            body = exchange.read_body(self.bodies)
+            await exchange.send_json(await self._compute(await body, exchange, computation))
+
+        with self._desk.call():
+            problem = await self._attempt(work, route)
+            if problem is not None and not exchange.started:
+                await exchange.send_problem(problem, refusal_body(problem, route))
+
+    async def _compute(self, raw: bytes, exchange: Exchange, computation: Computation) -> object:
+        """Have a body computed on a reading thread."""
+        generator, info = self._desk.generator, self._desk.info
+        assert info is not None
+        work = functools.partial(computation, raw, generator, info, _caller(exchange))
+        return await self._desk.run(len(raw), work)
+
+    async def _attempt(self, work: Callable[[], Awaitable[None]], route: str) -> Problem | None:
+        """Do the work of a request; return the problem that it ends with, if it does.
+
+        It is told later, and not while the error is handled, which holds the body.
+        """
+        try:
+            self._desk.check_open()
+            await work()
+        except Exception as error:  # noqa: BLE001 - the boundary: every error becomes a status, bugs are logged there
+            return describe(error, route=route)
+        return None
+
     async def _generate(self, raw: bytes, exchange: Exchange, dialect: Dialect) -> None:
-        traceparent = exchange.header("traceparent") or ""
-        caller = Caller(exchange.owner, exchange.client, exchange.correlation_id, traceparent)
+        caller = _caller(exchange)
         read = functools.partial(self._submit, raw, caller, dialect)
         admission = self._desk.admit(len(raw), caller.owner, read)
         del raw, read  # as above
@@ -129,12 +162,21 @@ class HttpService:
         plan = dialect.read(raw, info, caller)
         submitted = []
         for request in plan.requests:
-            submit = functools.partial(generator.submit, replace(request, owner=caller.owner))
+            owned = replace(request, owner=caller.owner)
+            if isinstance(owned, ScoreRequest):
+                submit = functools.partial(generator.submit_score, owned)
+            else:
+                submit = functools.partial(generator.submit, owned)
             try:
                 submitted.append(calls.submit(request.request_id, submit, whole=not plan.answer.stream))
             except InvalidRequestError as error:
                 raise _renamed(error, plan.answer) from error
         return plan.answer, submitted
+
+
+def _caller(exchange: Exchange) -> Caller:
+    traceparent = exchange.header("traceparent") or ""
+    return Caller(exchange.owner, exchange.client, exchange.correlation_id, traceparent)
 
 
 def _renamed(error: InvalidRequestError, plan: AnswerPlan) -> InvalidRequestError:
@@ -153,3 +195,16 @@ class GenerationRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         await self._service.handle(Exchange(scope, receive, send), self._dialect, self._route)
+
+
+class ComputedRoute:
+    """The ASGI application of one route that is answered without the engine."""
+
+    def __init__(self, service: HttpService, computation: Computation, route: str) -> None:
+        self._service = service
+        self._computation = computation
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._service.compute(Exchange(scope, receive, send), self._computation, self._route)

@@ -126,8 +126,11 @@ def fill_input(
 ) -> None:
     """Fill in a prompt; add to ``bad`` what no message can carry."""
     match prompt:
-        case TextPrompt(text):
+        case TextPrompt(text, added):
             set_field(message, "text", text, f"{field}.text", bad)
+            if not added:
+                found = "found false, which cannot be asked for over gRPC; send token ids"
+                bad.append(FieldViolation(f"{field}.add_special_tokens", found))
         case TokenPrompt(ids):
             message.tokens.SetInParent()
             extend_field(message.tokens.ids, ids, f"{field}.tokens.ids", bad)

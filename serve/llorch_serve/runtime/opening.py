@@ -96,6 +96,12 @@ def open_session(
 
 
 def _check_layout(artifact: Artifact) -> None:
+    if artifact.manifest.embeds is not None:
+        raise ArtifactError(
+            f"{artifact.folder} holds a graph that embeds texts; expected one that gives logits. It goes "
+            f"with llorch embed, serve, inspect and verify --against; for logits export the checkpoint with "
+            f"--embed none"
+        )
     if artifact.manifest.layout != "llorch":
         raise ArtifactError(
             f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; "

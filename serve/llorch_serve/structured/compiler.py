@@ -37,7 +37,7 @@ from llorch_serve.structured.limits import (
     parser_limits,
 )
 from llorch_serve.structured.spec import Structured
-from llorch_serve.structured.translate import translate
+from llorch_serve.structured.translate import place_of, translate
 from llorch_serve.structured.vocabulary import Vocabulary, build
 from llorch_serve.text.panics import panics_as_errors
 from llorch_serve.text.tokenizer import Tokenizer
@@ -250,6 +250,7 @@ class GrammarCompiler:
             if reason is None:
                 self._alive.add(program)
                 return program
+        field += place_of(form, reason)
         raise InvalidRequestError([FieldViolation(field, f"cannot be used: {one_line(reason)}")])
 
     def _make_room(self, key: _Key, size: int) -> None:

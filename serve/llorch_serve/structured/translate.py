@@ -11,6 +11,7 @@ import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.structured.schema_review import place_of_refusal, without_vacuous
 from llorch_serve.structured.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 
 JSON_WHITESPACE: Final = r"[\x20\x0A\x0D\x09]{1,20}"
@@ -27,14 +28,26 @@ def translate(form: Structured, *, prefix: str = "sampling") -> str:
 
             return LLMatcher.grammar_from_regex(pattern)
         case Choice(options):
-            literals = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+            literals = " | ".join(map(_literal, options))
             return _wrap({"lark_grammar": f"start: OPTION\nOPTION: {literals}"})
         case Grammar(lark):
             return _wrap({"lark_grammar": lark})
         case JsonObject():
             return _json({"type": "object"})
         case JsonSchema(schema):
-            return _json(_parse(schema, f"{prefix}.{form.field}"))
+            return _json(without_vacuous(_parse(schema, f"{prefix}.{form.field}")))
+
+
+def place_of(form: Structured, reason: str) -> str:
+    """Return where in a form the library's refusal points at, as the end of a field's name; empty if it is
+    the whole.
+    """
+    return place_of_refusal(msgspec.json.decode(form.schema), reason) if isinstance(form, JsonSchema) else ""
+
+
+def _literal(text: str) -> str:
+    """Return a text as Lark writes it, which takes no control character as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _parse(schema: str, field: str) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _http_front(
 ) -> tuple[FrontFactory, Callable[[ClosableGenerator], Observer]]:
     """Return what makes the front, and what makes the observer behind its /metrics."""
     with required("http"):
-        from llorch_serve.http.app import route_of
+        from llorch_serve.http.operations import route_of
         from llorch_serve.http.server import HttpConfig, HttpFront, read_address
         from llorch_serve.observe.meters import Meters
     host, port = read_address(address)

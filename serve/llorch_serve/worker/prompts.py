@@ -82,9 +82,10 @@ class PromptEncoder:
         most_chars = self.most_chars(context)
         if isinstance(prompt, TextPrompt):
             self.check_chars(len(prompt.text), context=context)
-            ids = self.tokenizer.encode(prompt.text, add_special_tokens=True, most=context)
+            added = prompt.add_special_tokens
+            ids = self.tokenizer.encode(prompt.text, add_special_tokens=added, most=context)
             # A text may bring the BOS that the tokenizer adds.
-            return self.tokenizer.started(ids), prompt.text
+            return self.tokenizer.started(ids) if added else ids, prompt.text
         template = self._templates[self.template_name(prompt)]
         if (found := _chars_of(prompt)) > max(most_chars, SMALL_CHAT_CHARS):
             problem = (

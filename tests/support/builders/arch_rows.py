@@ -178,4 +178,6 @@ GGUF = [
     "qwen3_moe",
     "granitemoe",
     "olmoe",
+    "gpt_oss, no scaling",
+    "minicpm",
 ]

@@ -20,6 +20,12 @@ QWEN2_MOE = {
     "shared_expert_intermediate_size": 48,
 }
 QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 9,
+    "attention_bias": True,
+}
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": of_family("mixtral", num_local_experts=4),
     "mixtral, 8 experts by default, each taken alone": of_family("mixtral", num_experts_per_tok=1),
@@ -66,4 +72,19 @@ EXPERTS: dict[str, dict[str, Any]] = {
         num_key_value_heads=1,
         attention_bias=True,
     ),
+    "gpt_oss": of_family("gpt_oss", **GPT_OSS, swiglu_limit=0.7),
+    "gpt_oss, default scaling and limit, four layers": of_family(
+        "gpt_oss", **GPT_OSS, rope_theta=None, num_hidden_layers=4, num_key_value_heads=1
+    ),
+    "gpt_oss, no biases, layer types, tied": of_family(
+        "gpt_oss",
+        **{**GPT_OSS, "attention_bias": False},
+        swiglu_limit=0.5,
+        swiglu_alpha=1.0,
+        layer_types=["full_attention", "sliding_attention"],
+        rope_scaling={**YARN, "truncate": False},
+        tie_word_embeddings=True,
+        head_dim=24,
+    ),
+    "gpt_oss, no scaling": of_family("gpt_oss", **GPT_OSS, rope_scaling={"rope_type": "default"}),
 }

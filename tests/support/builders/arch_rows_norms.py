@@ -14,6 +14,21 @@ def _olmo3(**overrides: object) -> dict[str, Any]:
     return of_family("olmo3", **{**usual, **overrides})
 
 
+def _ministral3(**rope: object) -> dict[str, Any]:
+    usual = {
+        "rope_type": "yarn",
+        "type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.0,
+    }
+    return of_family("ministral3", rope_parameters={**usual, **rope})
+
+
 NORMS: dict[str, dict[str, Any]] = {
     "olmo2": of_family("olmo2", head_dim=None),
     "olmo2, bias, tied, one kv head": of_family(
@@ -86,22 +101,14 @@ NORMS: dict[str, dict[str, Any]] = {
     "exaone, tied": of_family("exaone", tie_word_embeddings=True),
     "internlm3": of_family("internlm3"),
     "internlm3, dynamic": of_family("internlm3", rope_scaling={"rope_type": "dynamic", "factor": 6.0}),
-    "ministral3": of_family(
-        "ministral3",
-        rope_theta=None,
-        rope_parameters={
-            "rope_type": "yarn",
-            "type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-            "beta_fast": 4.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 0.0,
-            "llama_4_scaling_beta": 0.0,
-        },
-    ),
+    "ministral3": _ministral3(llama_4_scaling_beta=0.4),
+    "ministral3, queries as they are": _ministral3(llama_4_scaling_beta=0.0),
+    "ministral3, heads of 24, window": {
+        **_ministral3(llama_4_scaling_beta=1.0, original_max_position_embeddings=7),
+        "head_dim": 24,
+        "sliding_window": 9,
+    },
+    "ministral3, scaling by default": of_family("ministral3"),
     "ministral": of_family("ministral", sliding_window=9),
     "ministral, layer types": of_family(
         "ministral", sliding_window=9, layer_types=["full_attention", "sliding_attention"]
@@ -124,4 +131,29 @@ NORMS: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 1.0,
         },
     ),
+    "apertus": of_family("apertus"),
+    "apertus, bias, tied, heads of 24": of_family(
+        "apertus",
+        attention_bias=True,
+        tie_word_embeddings=True,
+        head_dim=24,
+        num_key_value_heads=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "apertus, scaling": of_family(
+        "apertus",
+        rope_theta=10000.0,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "minicpm": of_family("minicpm"),
+    "minicpm, untied, biases, one kv head": of_family(
+        "minicpm", attention_bias=True, tie_word_embeddings=False, num_key_value_heads=1
+    ),
+    "minicpm, dynamic": of_family("minicpm", rope_scaling={"type": "dynamic", "factor": 4.0}),
 }

@@ -39,16 +39,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
-_SETTINGS_OF_ROPE = {
-    "rope_theta": None,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-        "llama_4_scaling_beta": 0.0,
-    },
-}
+_DEPTH_SCALED = {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 16}
+_NUMBERS = ("act_fn.beta", "act_fn.eps")
 _DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog while seventeen engineers measure latency and throughput.",
@@ -103,7 +95,8 @@ def of_family(model_type: str, **overrides: object) -> dict[str, object]:
         FAMILIES[model_type].activation_key: next(iter(FAMILIES[model_type].activations)),
         FAMILIES[model_type].norm_key: 2.0**-17,
         "head_dim": 16,  # what all families but one take from hidden_size and heads by themselves
-        **(_SETTINGS_OF_ROPE if FAMILIES[model_type].scales_queries else {}),
+        **(_DEPTH_SCALED if FAMILIES[model_type].depth_scaled else {}),
+        **({"rope_theta": None} if "rope_theta" in FAMILIES[model_type].usual_rope else {}),
         "pad_token_id": EOS_ID,  # transformers' own default for some families lies beyond a tiny vocabulary
         **overrides,
     }
@@ -178,6 +171,8 @@ def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
             )
         elif name.endswith("weight"):
             values = 1 - offset + 0.2 * values
+        elif name.endswith("act_fn.eps"):
+            values = -np.abs(values)
         weights[name] = values.astype(np.float32)
     return weights
 
@@ -266,6 +261,8 @@ def write_hf_folder(
     if family.renamed_on_loading:
         weights = {stored_name(name, family): value for name, value in weights.items()}
     stored = {name: np.ascontiguousarray(value.astype(_DTYPES[dtype])) for name, value in weights.items()}
+    # transformers' buffers have no dimension.
+    stored = {name: v.reshape(()) if name.endswith(_NUMBERS) else v for name, v in stored.items()}
     _write_json(path / "config.json", config)
     if shards == 1:
         save_file(stored, path / "model.safetensors")
@@ -385,7 +382,7 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         values["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
     if rope.kind == "longrope":
         values["rope.scaling.attn_factor"] = rope.attention_factor
-    if FAMILIES[config.architecture].multipliers:
+    if FAMILIES[config.architecture].multipliers or FAMILIES[config.architecture].depth_scaled:
         values |= {
             "embedding_scale": config.embedding_multiplier,
             "residual_scale": config.residual_multiplier,
@@ -436,7 +433,7 @@ def gguf_tokenizer_metadata() -> dict[str, object]:
 
 def gguf_tensor_name(name: str, architecture: str = "llama") -> str:
     """Return the GGUF name of a Hugging Face tensor, by gguf's own table."""
-    base, kind = name.rsplit(".", 1)
+    base, kind = (name, "weight") if name.endswith(".sinks") else name.rsplit(".", 1)
     found = _gguf_names(architecture).get_name(base)
     return f"{found}.{kind}" if found is not None else name
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 Weights = dict[str, npt.NDArray[np.float32]]
 
 _EXPERT: Final = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(\d+)\.(\w+)\.weight")
+_ANY_OF_EXPERT: Final = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(\d+)\.(\w+)\.(weight|bias)")
 _MIXTRAL: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -18,6 +19,8 @@ def with_stored_experts(weights: Weights, model_type: str, *, stacked: bool) -> 
     """Return the weights under the names of a family's files, from those of one matrix an expert."""
     if not any(map(_EXPERT.fullmatch, weights)):
         return weights
+    if model_type == "gpt_oss":
+        return _turned(weights)
     result = _in_one(weights) if model_type == "granitemoe" or stacked else dict(weights)
     if model_type == "mixtral" and not stacked:
         return {_mixtral_name(name): value for name, value in result.items()}
@@ -55,6 +58,35 @@ def _in_one(weights: Weights) -> Weights:
     return result
 
 
+def _turned(weights: Weights) -> Weights:
+    """Return the weights with stacks [experts, in, out] and their biases, gate and up by turns."""
+    result: Weights = {}
+    for name, value in experts_by_turns(weights).items():
+        result[name] = np.ascontiguousarray(value.swapaxes(1, 2)) if value.ndim == 3 else value
+    return result
+
+
+def experts_by_turns(weights: Weights) -> Weights:
+    """Return the weights with stacks [experts, out, in] and their biases, gate and up by turns."""
+    stacks: dict[str, list[npt.NDArray[np.float32]]] = {}
+    result: Weights = {}
+    for name, value in weights.items():
+        found = _ANY_OF_EXPERT.fullmatch(name)
+        if found is None:
+            result[name.replace(".mlp.gate.", ".mlp.router.")] = value
+        else:
+            ending = "" if found[4] == "weight" else "_bias"
+            stacks.setdefault(f"{found[1]}mlp.experts.{found[3]}{ending}", []).append(value)
+    for name, values in stacks.items():
+        if "gate_proj" in name:
+            pairs = zip(values, stacks[name.replace("gate_proj", "up_proj")], strict=True)
+            both = [np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]) for pair in pairs]
+            result[name.replace("gate_proj", "gate_up_proj")] = np.stack(both)
+        elif "down_proj" in name:
+            result[name] = np.stack(values)
+    return result
+
+
 def with_gguf_experts(weights: Weights) -> Weights:
     """Return the weights as a GGUF file has them: gate, up and down of all experts, and a gate of one row
     as a vector.
@@ -62,9 +94,9 @@ def with_gguf_experts(weights: Weights) -> Weights:
     stacks: dict[str, list[npt.NDArray[np.float32]]] = {}
     result: Weights = {}
     for name, value in weights.items():
-        found = _EXPERT.fullmatch(name)
+        found = _ANY_OF_EXPERT.fullmatch(name)
         if found is not None:
-            stacks.setdefault(f"{found[1]}mlp.experts.{found[3]}.weight", []).append(value)
+            stacks.setdefault(f"{found[1]}mlp.experts.{found[3]}.{found[4]}", []).append(value)
         else:
             result[name] = value[0] if name.endswith("shared_expert_gate.weight") else value
     return result | {name: np.stack(values) for name, values in stacks.items()}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from llorch_export.checkpoint.names import stored_tensors
@@ -34,6 +35,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 LAYERS = 2
 """Layers whose parameters are compared: all of a model's have the same shapes."""
@@ -45,7 +47,24 @@ def transformers_config(data: Mapping[str, Any]) -> Any:
 
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
     settings = copy.deepcopy(dict(data))  # transformers fills in rope settings where they stand
-    return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model_type = settings.pop("model_type")
+    if model_type == "minicpm":
+        return _minicpm_config(settings)
+    return transformers.AutoConfig.for_model(model_type, **settings)
+
+
+def _minicpm_config(settings: dict[str, Any]) -> Any:
+    """Return Granite's config with the meaning of MiniCPM's keys, which transformers does not know."""
+    import transformers
+
+    settings.setdefault("tie_word_embeddings", True)
+    found = transformers.AutoConfig.for_model("granite", **settings)
+    found.embedding_multiplier = settings["scale_emb"]
+    found.residual_multiplier = settings["scale_depth"] / math.sqrt(found.num_hidden_layers)
+    found.logits_scaling = found.hidden_size / settings["dim_model_base"]
+    share = found.hidden_size // found.num_attention_heads
+    found.attention_multiplier = (settings.get("head_dim") or share) ** -0.5
+    return found
 
 
 def differences(found: LlamaConfig, expected: Any) -> list[str]:
@@ -53,6 +72,7 @@ def differences(found: LlamaConfig, expected: Any) -> list[str]:
     pairs = {**_plain(found, expected), **_by_layer(found, expected), **_experts(found, expected)}
     pairs["rotary embedding"] = (True, _same_rotation(found, expected))
     pairs["parameters"] = _parameters(found, expected)
+    pairs["query scale"] = _query_scale(found, expected)
     return [
         f"{name}: {ours!r}, transformers has {theirs!r}"
         for name, (ours, theirs) in pairs.items()
@@ -62,14 +82,14 @@ def differences(found: LlamaConfig, expected: Any) -> list[str]:
 
 def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]]:
     share = expected.hidden_size // expected.num_attention_heads
-    family, kind = FAMILIES[expected.model_type], expected.model_type
+    family, kind = FAMILIES[found.architecture], expected.model_type
     names = {"rms_norm_eps": family.norm_key}
     pairs: dict[str, tuple[object, object]] = {
         name: (getattr(found, name), getattr(expected, names.get(name, name))) for name in PLAIN
     }
     if expected.num_key_value_heads is None:
         pairs["num_key_value_heads"] = (found.num_key_value_heads, expected.num_attention_heads)
-    pairs["architecture"] = (found.architecture, expected.model_type)
+    pairs["architecture"] = (family.reference or found.architecture, expected.model_type)
     pairs["head_dim"] = (found.head_dim, getattr(expected, "head_dim", None) or share)
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
         pairs[name] = (getattr(found, name), getattr(expected, name) if kind in _GRANITE else 1.0)
@@ -96,7 +116,11 @@ def _experts(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, objec
     if not isinstance(found.experts, ExpertsConfig):
         return {}
     normalised = getattr(expected, "norm_topk_prob", True)
+    clamped = found.experts.clamped
+    ours = None if clamped is msgspec.UNSET else (clamped.alpha, clamped.limit)
+    gpt_oss = expected.model_type == "gpt_oss"
     return {
+        "gate": (ours, (expected.swiglu_alpha, expected.swiglu_limit) if gpt_oss else None),
         "experts of a token": (found.experts.per_token, expected.num_experts_per_tok),
         "shares add up to one": (found.experts.normalised, normalised),
     }
@@ -124,6 +148,13 @@ def window_of(expected: Any, layer: int) -> int | None:
     by_kind = "rope_theta" not in expected.rope_parameters
     hides_nothing = window is not None and window >= expected.max_position_embeddings and not by_kind
     return None if hides_nothing else window
+
+
+def _query_scale(found: LlamaConfig, expected: Any) -> tuple[object, object]:
+    ours, rope = found.rope.query_scale, expected.rope_parameters
+    beta = rope.get("llama_4_scaling_beta") if expected.model_type == "ministral3" else None
+    theirs = (beta, rope.get("original_max_position_embeddings")) if beta else None
+    return (None if ours is msgspec.UNSET else (ours.beta, ours.positions)), theirs
 
 
 def _same_rotation(found: LlamaConfig, expected: Any) -> bool:
@@ -168,7 +199,10 @@ def _parameters(found: LlamaConfig, expected: Any) -> tuple[object, object]:
     theirs = {name: tuple(value.shape) for name, value in model.named_parameters()}
     keys = FAMILIES[found.architecture].experts
     named = stored_tensors(found, keys.names[0] if keys and found.experts else None)
-    ours = {name: shape for name, shape in named.items() if _within(name, layers)}
+    buffers = (".act_fn.beta", ".act_fn.eps")
+    ours = {
+        name: shape for name, shape in named.items() if _within(name, layers) and not name.endswith(buffers)
+    }
     return dict(sorted(ours.items())), dict(sorted(theirs.items()))
 
 

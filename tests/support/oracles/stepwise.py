@@ -9,6 +9,7 @@ import numpy as np
 
 from llorch_serve.runtime.session import DecoderSession
 from support.builders.tiny_exports import Logits
+from support.oracles.minicpm import as_llama, is_minicpm
 
 
 def reference(folder: Path, ids: list[int], **place: Any) -> Logits:
@@ -16,6 +17,7 @@ def reference(folder: Path, ids: list[int], **place: Any) -> Logits:
     import torch
     import transformers
 
+    folder = as_llama(folder) if is_minicpm(folder) else folder
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -31,11 +31,13 @@ class PackedModule:
     name: ``model.layers.0.self_attn.q_proj``. shape: of its weight, [out, in], as the config calls for it.
     parts: at least one; what the files hold of it, by what follows the module's name: ``qweight``,
         ``weight.absmax``.
+    stack: the weight is so many matrices, whose rows are counted through; None: it is one.
     """
 
     name: str
     shape: tuple[int, int]
     parts: Mapping[str, StoredArray]
+    stack: int | None = None
 
     @property
     def own_name(self) -> str:

@@ -16,6 +16,7 @@ from llorch_export.checkpoint.packed.compressed import CompressedReader
 from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.hqq import HqqReader
 from llorch_export.checkpoint.packed.modelopt import ModelOptReader
+from llorch_export.checkpoint.packed.mxfp4 import Mxfp4Reader
 from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.packed.torchao import TorchAoReader
@@ -28,11 +29,13 @@ from llorch_export.config.packed.compressed import CompressedPacking
 from llorch_export.config.packed.gptq import GptqPacking
 from llorch_export.config.packed.hqq import HqqPacking
 from llorch_export.config.packed.modelopt import ModelOptPacking
+from llorch_export.config.packed.mxfp4 import Mxfp4Packing
 from llorch_export.config.packed.quark import QuarkPacking
 from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
 
 _WEIGHT: Final = ".weight"
+_OF_STACKS: Final = (Mxfp4Reader,)
 _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     GptqPacking: GptqReader,
     AwqPacking: AwqReader,
@@ -42,6 +45,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     HqqPacking: HqqReader,
     ModelOptPacking: ModelOptReader,
     QuarkPacking: QuarkReader,
+    Mxfp4Packing: Mxfp4Reader,
 }
 
 
@@ -61,12 +65,13 @@ def take_packed(
 ) -> dict[str, PackedMatrix]:
     """Take the parts of packed modules out of ``stored``; return the weights by name.
 
-    wanted: the tensors that the config calls for, with their shapes; matrices alone are packed.
+    wanted: the tensors that the config calls for, with their shapes; matrices, and in some formats stacks of
+        them, are packed.
     Raises ArtifactError if parts are missing or do not fit, or if a module is there packed and plain.
     """
     found: dict[str, PackedMatrix] = {}
     for name, shape in wanted.items():
-        if len(shape) != 2:
+        if len(shape) != 2 and not (len(shape) == 3 and isinstance(reader, _OF_STACKS)):
             continue
         module = name.removesuffix(_WEIGHT)
         parts = {
@@ -76,11 +81,13 @@ def take_packed(
         }
         if not parts:
             continue
-        matrix = reader.read(PackedModule(module, (shape[0], shape[1]), parts))
+        stack = shape[0] if len(shape) > 2 else None
+        size = (shape[0] * shape[1], shape[2]) if len(shape) > 2 else (shape[0], shape[1])
+        matrix = reader.read(PackedModule(module, size, parts, stack))
         if matrix is None:
             continue
-        for suffix in parts:
-            del stored[f"{module}.{suffix}"]
+        for suffix in reader.suffixes:
+            stored.pop(f"{module}{suffix}", None)
         if name in stored:
             raise ArtifactError(
                 f"{stored[name].source.path}: module {module} is there packed ({', '.join(sorted(parts))}) "

@@ -16,6 +16,7 @@ from llorch_export.config.packed.fbgemm import fbgemm_packing
 from llorch_export.config.packed.gptq import gptq_packing
 from llorch_export.config.packed.hqq import hqq_packing
 from llorch_export.config.packed.modelopt import is_modelopt, modelopt_packing
+from llorch_export.config.packed.mxfp4 import mxfp4_packing
 from llorch_export.config.packed.quark import quark_packing
 from llorch_export.config.packed.torchao import torchao_packing
 
@@ -28,6 +29,7 @@ _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
     "hqq": hqq_packing,
     "modelopt": modelopt_packing,
     "quark": quark_packing,
+    "mxfp4": mxfp4_packing,
     "fbgemm_fp8": fbgemm_packing,
     "auto-round": auto_round_packing,
     "auto_round": auto_round_packing,

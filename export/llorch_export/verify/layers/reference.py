@@ -65,6 +65,7 @@ def observe(model: Any, token_ids: list[int], config: LlamaConfig) -> ReferenceR
         attention_mask: Any,
         scaling: float,
         softcap: float | None = None,
+        s_aux: Any = None,
         **_: Any,
     ) -> tuple[Any, Any]:
         """Attention from its definition, on queries and keys as the model hands them over: already
@@ -81,7 +82,7 @@ def observe(model: Any, token_ids: list[int], config: LlamaConfig) -> ReferenceR
             scores=_array(scores),
             seen=(attention_mask[0, 0] == 0).numpy().copy(),
         )
-        weights = (scores + attention_mask).softmax(-1)
+        weights = _shares(torch, scores + attention_mask, s_aux)
         mixed = weights @ value.repeat_interleave(group, 1)
         return mixed.transpose(1, 2).contiguous(), weights
 
@@ -106,6 +107,16 @@ def observe(model: Any, token_ids: list[int], config: LlamaConfig) -> ReferenceR
             heads = _turned(value.reshape(*value.shape[:-1], -1, config.head_dim), config)
             run.outputs[name] = heads.reshape(value.shape)
     return run
+
+
+def _shares(torch: Any, scores: Any, sinks: Any) -> Any:
+    """Return the softmax of scores [batch, heads, tokens, tokens], in which each head's sink takes a share
+    and stands for no value.
+    """
+    if sinks is None:
+        return scores.softmax(-1)
+    more = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, more], -1).softmax(-1)[..., :-1]
 
 
 def _turned(heads: Array, config: LlamaConfig) -> Array:

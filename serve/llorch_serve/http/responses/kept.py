@@ -1,0 +1,106 @@
+"""Answers that are kept for ``previous_response_id``: in memory, within bounds of count, bytes and age.
+
+Input: an answer's messages when it begins, and its document when it ends. Output: both, to the caller that
+they belong to. What does not fit pushes the oldest out. Used by reading threads and the event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from llorch_serve.http.openai_schema import Message
+
+MAX_KEPT: Final = 1024
+MAX_KEPT_BYTES: Final = 64 * 2**20
+KEPT_S: Final = 3600.0
+
+
+@dataclass(slots=True)
+class Kept:
+    """One answer. messages: the whole conversation, with the answer once that has ended.
+
+    owner: whose it is, where the worker knows its callers. size: bytes, those of the answers that it goes on
+    from among them. document: the answer as JSON; none while it grows. items: the JSON of each of its items.
+    """
+
+    owner: str
+    messages: tuple[Message, ...]
+    size: int
+    expires: float
+    document: bytes = b""
+    items: dict[str, bytes] = field(default_factory=dict)
+
+
+class KeptResponses:
+    """All answers that are kept. now: a clock, in seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._kept: dict[str, Kept] = {}  # the oldest first
+        self._size = 0
+
+    def begin(self, response_id: str, owner: str, messages: tuple[Message, ...], size: int) -> None:
+        """Keep room for an answer that begins."""
+        with self._lock:
+            self._kept[response_id] = Kept(owner, messages, size, self._now() + KEPT_S)
+            self._size += size
+            self._shrink()
+
+    def complete(self, response_id: str, answer: Message, document: bytes, items: dict[str, bytes]) -> None:
+        """Keep an answer that has ended, unless it has been pushed out meanwhile."""
+        with self._lock:
+            kept = self._kept.get(response_id)
+            if kept is None:
+                return
+            grown = len(document) + sum(map(len, items.values()))
+            kept.messages = (*kept.messages, answer)
+            kept.document, kept.items, kept.size = document, items, kept.size + grown
+            self._size += grown
+            self._shrink()
+
+    def abandon(self, response_id: str) -> None:
+        """Let go of an answer, unless it has ended."""
+        with self._lock:
+            kept = self._kept.get(response_id)
+            if kept is not None and not kept.document:
+                self._drop(response_id)
+
+    def find(self, response_id: str, owner: str) -> Kept | None:
+        """Return an answer that has ended; None: it is not kept, or not for this caller."""
+        with self._lock:
+            self._shrink()
+            kept = self._kept.get(response_id)
+            return kept if kept is not None and kept.document and kept.owner == owner else None
+
+    def find_item(self, item_id: str, owner: str) -> bytes | None:
+        """Return the JSON of an item of an answer that is kept for this caller."""
+        with self._lock:
+            self._shrink()
+            found = (kept.items.get(item_id) for kept in self._kept.values() if kept.owner == owner)
+            return next((item for item in found if item is not None), None)
+
+    def delete(self, response_id: str, owner: str) -> bool:
+        """Let go of a caller's answer; tell whether it was kept."""
+        with self._lock:
+            kept = self._kept.get(response_id)
+            if kept is None or not kept.document or kept.owner != owner:
+                return False
+            self._drop(response_id)
+            return True
+
+    def _shrink(self) -> None:
+        now = self._now()
+        while self._kept:
+            oldest = next(iter(self._kept))
+            too_many = len(self._kept) > MAX_KEPT or self._size > MAX_KEPT_BYTES
+            if not too_many and self._kept[oldest].expires > now:
+                return
+            self._drop(oldest)
+
+    def _drop(self, response_id: str) -> None:
+        self._size -= self._kept.pop(response_id).size

@@ -1,0 +1,1 @@
+"""What the APIs that are translated to chats share: reading typed blocks, one plan, and answers in pieces."""

@@ -1,0 +1,120 @@
+"""What gRPC has beside generation, over HTTP: tokens of texts, texts of tokens, and scores."""
+
+from __future__ import annotations
+
+import pytest
+
+from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from support.fakes.generator import INFO
+from support.harness.http import fake_front, send
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def served():
+    with fake_front() as (front, generator):
+        yield front, generator
+
+
+def ask(front, path, **body):
+    answer = send(front.port, "POST", path, body)
+    assert answer.status == 200, answer.body
+    return answer.document
+
+
+def refusal(front, path, body):
+    answer = send(front.port, "POST", path, body)
+    assert answer.status == 400, answer.body
+    return [item["field"] for item in answer.document["error"]["errors"]]
+
+
+def test_a_text_becomes_tokens_and_tokens_a_text(served):
+    front, _ = served
+    assert ask(front, "/tokenize", model=INFO.model_id, prompt="Hi") == {
+        "count": 2,
+        "max_model_len": INFO.context_length,
+        "tokens": [72, 105],
+        "token_strs": None,
+    }
+    assert ask(front, "/tokenize", prompt="Hi", return_token_strs=True)["token_strs"] == ["H", "i"]
+    assert ask(front, "/detokenize", tokens=[72, 105]) == {"prompt": "Hi"}
+    assert ask(front, "/detokenize", tokens=[]) == {"prompt": ""}
+    assert ask(front, "/detokenize", tokens=[72, 7]) == {"prompt": "H\x07"}
+    assert ask(front, "/detokenize", tokens=[72, 7], keep_special_tokens=False) == {"prompt": "H"}
+
+
+def test_a_conversation_becomes_tokens(served):
+    assert ask(served[0], "/tokenize", messages=MESSAGES, add_generation_prompt=True)["count"] == len(
+        "<user>Hi"
+    )
+
+
+def test_special_tokens_can_be_left_out(served, monkeypatch):
+    front, generator = served
+    seen = []
+    monkeypatch.setattr(generator, "tokenize", lambda prompt: (seen.append(prompt), ((), ""))[1])
+    ask(front, "/tokenize", prompt="Hi", add_special_tokens=False)
+    ask(front, "/tokenize", prompt="Hi")
+    ask(front, "/tokenize", messages=MESSAGES, add_special_tokens=False)
+    assert seen[:2] == [TextPrompt("Hi", add_special_tokens=False), TextPrompt("Hi")]
+
+
+def test_continuations_are_scored(served):
+    front, generator = served
+    answer = ask(
+        front, "/v1/score", model=INFO.model_id, context="ab", continuations=["c", [1, 2]], logprobs=0
+    )
+    assert answer["object"] == "list"
+    assert [(one["index"], one["logprob"], one["token_count"]) for one in answer["data"]] == [
+        (0, -1.0, 1),
+        (1, -2.0, 2),
+    ]
+    assert answer["data"][0]["logprobs"] == []
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+    (request,) = generator.scored
+    assert (request.context, request.continuations) == (
+        TextPrompt("ab"),
+        (TextPrompt("c"), TokenPrompt((1, 2))),
+    )
+    assert request.logprobs == 0
+    assert request.request_id == answer["id"]
+    assert ask(front, "/v1/score", messages=MESSAGES, continuations=["c"])["data"][0]["logprobs"] is None
+    assert generator.scored[1].context == ChatPrompt((ChatMessage("user", "Hi"),))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "fields"),
+    [
+        ("/tokenize", {}, ["prompt"]),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, ["prompt"]),
+        ("/tokenize", {"prompt": 1, "colour": "red"}, ["colour", "prompt"]),
+        ("/tokenize", {"messages": []}, ["messages"]),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, ["add_special_tokens"]),
+        ("/detokenize", {}, ["tokens"]),
+        ("/detokenize", {"tokens": [256]}, ["tokens"]),
+        ("/detokenize", {"tokens": [-1]}, ["tokens"]),
+        ("/detokenize", {"tokens": ["a"]}, ["tokens[0]"]),
+        ("/v1/score", {"continuations": ["a"]}, ["context"]),
+        ("/v1/score", {"context": "a", "messages": MESSAGES, "continuations": ["a"]}, ["context"]),
+        ("/v1/score", {"context": "a", "continuations": ["a"] * 257}, ["continuations"]),
+        ("/v1/score", {"context": [-1], "continuations": [[-2]]}, ["continuations[0]", "context"]),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}, ["text_1", "text_2", "continuations"]),
+    ],
+)
+def test_bad_bodies_are_refused_by_the_fields_name(served, path, body, fields):
+    assert refusal(served[0], path, body) == fields
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/tokenize", {"messages": MESSAGES}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/score", {"context": "a", "continuations": ["b"]}),
+    ],
+)
+def test_another_model_is_not_found(served, path, body):
+    answer = send(served[0].port, "POST", path, body | {"model": "other"})
+    assert (answer.status, answer.document["error"]["code"]) == (404, "model_not_found")

@@ -1,0 +1,90 @@
+"""Answers that are kept: whose they are, for how long, and how many."""
+
+from __future__ import annotations
+
+import pytest
+
+from llorch_serve.http.openai_schema import Message
+from llorch_serve.http.responses import kept as module
+from llorch_serve.http.responses.kept import KEPT_S, MAX_KEPT_BYTES, KeptResponses
+
+SAID = Message("assistant", "a")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def keep(kept, name, *, owner="", size=1, document=b"{}"):
+    kept.begin(name, owner, (Message("user", "a"),), size)
+    kept.complete(name, SAID, document, {f"item_{name}": b"1"})
+
+
+def test_an_answer_is_found_once_it_has_ended_and_by_its_owner():
+    kept = KeptResponses()
+    kept.begin("a", "me", (Message("user", "a"),), 1)
+    assert kept.find("a", "me") is None
+    assert not kept.delete("a", "me")
+    kept.complete("a", SAID, b"{}", {"i": b"1"})
+    found = kept.find("a", "me")
+    assert [message.role for message in found.messages] == ["user", "assistant"]
+    assert kept.find("a", "you") is None
+    assert kept.find_item("i", "me") == b"1"
+    assert kept.find_item("i", "you") is None
+    assert not kept.delete("a", "you")
+    assert kept.delete("a", "me")
+    assert kept.find("a", "me") is kept.find_item("i", "me") is None
+
+
+def test_an_answer_that_never_ends_is_let_go_of():
+    kept = KeptResponses()
+    kept.begin("a", "", (), 10)
+    kept.abandon("a")
+    kept.complete("a", SAID, b"{}", {})
+    assert kept.find("a", "") is None
+    keep(kept, "b")
+    kept.abandon("b")
+    assert kept.find("b", "") is not None
+
+
+def test_an_answer_is_kept_for_an_hour():
+    clock = Clock()
+    kept = KeptResponses(clock)
+    keep(kept, "a")
+    clock.now = KEPT_S - 1
+    keep(kept, "b")
+    assert kept.find("a", "") is not None
+    clock.now = KEPT_S
+    assert kept.find("a", "") is kept.find_item("item_a", "") is None
+    assert kept.find("b", "") is not None
+
+
+def test_the_oldest_are_pushed_out_by_count(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_KEPT", 2)
+    kept = KeptResponses()
+    for name in "abc":
+        keep(kept, name)
+    assert [kept.find(name, "") is not None for name in "abc"] == [False, True, True]
+
+
+def test_the_oldest_are_pushed_out_by_size():
+    kept = KeptResponses()
+    keep(kept, "a", size=MAX_KEPT_BYTES - 100)
+    keep(kept, "b", document=b"1" * 200)
+    assert kept.find("a", "") is None
+    assert kept.find("b", "") is not None
+    keep(kept, "c", size=MAX_KEPT_BYTES + 1)  # nothing that is larger than the bound is kept at all
+    assert [kept.find(name, "") for name in "abc"] == [None, None, None]
+    keep(kept, "d")
+    assert kept.find("d", "") is not None
+
+
+def test_what_has_been_pushed_out_meanwhile_is_not_kept_when_it_ends():
+    kept = KeptResponses()
+    kept.begin("a", "", (), 1)
+    keep(kept, "b", size=MAX_KEPT_BYTES)
+    kept.complete("a", SAID, b"{}", {})
+    assert kept.find("a", "") is None
