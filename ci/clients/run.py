@@ -36,7 +36,9 @@ def main() -> None:
     asked = parser.parse_args()
     chosen = [one for one in clients() if not asked.client or one.name in asked.client]
     if missing := set(asked.client) - {one.name for one in chosen}:
-        parser.error(f"no client {', '.join(sorted(missing))}; expected some of {[c.name for c in clients()]}")
+        parser.error(
+            f"no client {', '.join(sorted(missing))}; expected some of {[c.name for c in clients()]}"
+        )
     with workers() as variables:
         found = [_show(one, variables) for one in chosen]
     if not asked.client:
@@ -52,7 +54,7 @@ def workers() -> Iterator[dict[str, str]]:
     gguf = Path(os.environ["LLORCH_TEST_MODEL"])
     scripted, real = CACHE / "scripted", CACHE / "smollm2"
     _export(write_scripted_model(CACHE / "scripted-source"), scripted, "--precision", "fp32")
-    _export(gguf, real, "--recipe", "int8")
+    _export(gguf, real, "--precision", "fp32")
     with contextlib.ExitStack() as stack:
         variables = {}
         for name, folder in (("REAL", real), ("SCRIPTED", scripted)):
@@ -113,7 +115,16 @@ def _interpreter(client: Client) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         if client.is_npm:
             subprocess.run(
-                ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, *client.packages],
+                [  # noqa: S607 - the npm on the PATH
+                    "npm",
+                    "install",
+                    "--silent",
+                    "--no-audit",
+                    "--no-fund",
+                    "--prefix",
+                    folder,
+                    *client.packages,
+                ],
                 check=True,
             )
         else:

@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
-from shown import AFTER, CAPITAL, COUNT, KEY, REAL, SCRIPTED, TALK, TOOL, WEATHER, WEATHER_TWICE, idle, refusal, row
+from shown import (
+    AFTER,
+    CAPITAL,
+    COUNT,
+    KEY,
+    REAL,
+    SCRIPTED,
+    TALK,
+    TOOL,
+    WEATHER,
+    WEATHER_TWICE,
+    idle,
+    refusal,
+    row,
+)
 
 real = anthropic.Anthropic(base_url=REAL.root, api_key=KEY, max_retries=0)
 scripted = anthropic.Anthropic(base_url=SCRIPTED.root, api_key=KEY, max_retries=0)
@@ -23,7 +37,13 @@ def ask(text: str, **more: Any) -> Any:
 
 def plain() -> str:
     messages = [{"role": "user", "content": CAPITAL}]
-    return real.messages.create(model=REAL.model, max_tokens=20, temperature=0, messages=messages).content[0].text
+    return (
+        real.messages.create(
+            model=REAL.model, max_tokens=20, messages=messages, extra_body={"temperature": 0}
+        )
+        .content[0]
+        .text
+    )
 
 
 def streamed() -> str:
@@ -78,5 +98,9 @@ row("tools", tools, lambda saw: saw == ({"city": "Paris"}, AFTER))
 row("parallel tools", parallel, lambda saw: saw == ["Rome", "Oslo"])
 row("usage", lambda: ask(CAPITAL).usage, lambda saw: saw.input_tokens > 0 and saw.output_tokens > 0)
 row("cancel", cancel, lambda saw: saw)
-row("error", lambda: refusal(lambda: ask("Hi", temperature=9)), lambda saw: "temperature" in saw)
+row(
+    "error",
+    lambda: refusal(lambda: ask("Hi", extra_body={"temperature": 9})),
+    lambda saw: "temperature" in saw,
+)
 row("count_tokens", count, lambda saw: saw > 0)

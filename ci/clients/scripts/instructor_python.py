@@ -21,7 +21,9 @@ def verdict(served: Served, mode: instructor.Mode, **more: object) -> object:
     client = openai.OpenAI(base_url=served.url, api_key=KEY, max_retries=0)
     return instructor.from_openai(client, mode=mode).chat.completions.create(
         model=served.model,
-        messages=[{"role": "user", "content": "Give a verdict: fair is true or false, color is red or blue."}],
+        messages=[
+            {"role": "user", "content": "Give a verdict: fair is true or false, color is red or blue."}
+        ],
         response_model=Verdict,
         max_retries=0,
         **{"max_tokens": 80, "temperature": 0, **more},
@@ -61,7 +63,11 @@ row(
     lambda: verdict(REAL, instructor.Mode.JSON_SCHEMA),
     lambda saw: isinstance(saw, Verdict),
 )
-row("strict tools", lambda: verdict(SCRIPTED, instructor.Mode.TOOLS_STRICT), lambda saw: isinstance(saw, Verdict))
+row(
+    "strict tools",
+    lambda: verdict(SCRIPTED, instructor.Mode.TOOLS_STRICT),
+    lambda saw: isinstance(saw, Verdict),
+)
 row(
     "error",
     lambda: refusal(lambda: verdict(REAL, instructor.Mode.JSON_SCHEMA, temperature=9)),

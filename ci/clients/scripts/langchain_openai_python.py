@@ -7,9 +7,25 @@ from typing import Literal
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-from shown import AFTER, CAPITAL, COUNT, KEY, REAL, SCRIPTED, TALK, TOOL, WEATHER, WEATHER_TWICE, idle, refusal, row
+from shown import (
+    AFTER,
+    CAPITAL,
+    COUNT,
+    KEY,
+    REAL,
+    SCRIPTED,
+    TALK,
+    TOOL,
+    WEATHER,
+    WEATHER_TWICE,
+    idle,
+    refusal,
+    row,
+)
 
-real = ChatOpenAI(base_url=REAL.url, api_key=KEY, model=REAL.model, max_retries=0, temperature=0, max_tokens=120)
+real = ChatOpenAI(
+    base_url=REAL.url, api_key=KEY, model=REAL.model, max_retries=0, temperature=0, max_tokens=400
+)
 scripted = ChatOpenAI(base_url=SCRIPTED.url, api_key=KEY, model=SCRIPTED.model, max_retries=0)
 
 
@@ -40,7 +56,9 @@ def parallel() -> list[str]:
 def structured(method: str) -> object:
     model = scripted if method == "function_calling" else real
     found = model.with_structured_output(Verdict, method=method)
-    return found.invoke("Give a verdict as JSON with the fields fair (true or false) and color (red or blue).")
+    return found.invoke(
+        "Give a verdict as JSON with the fields fair (true or false) and color (red or blue)."
+    )
 
 
 def json_mode() -> dict:
@@ -49,8 +67,9 @@ def json_mode() -> dict:
 
 
 def usage() -> dict:
-    *_, last = scripted.stream(CAPITAL, stream_usage=True)
-    return last.usage_metadata
+    return [
+        part.usage_metadata for part in scripted.stream(CAPITAL, stream_usage=True) if part.usage_metadata
+    ][-1]
 
 
 def cancel() -> bool:
@@ -65,7 +84,11 @@ row("streamed", streamed, TALK.__eq__)
 row("tools", tools, lambda saw: saw == ({"city": "Paris"}, AFTER))
 row("parallel tools", parallel, lambda saw: saw == ["Rome", "Oslo"])
 row("structured output", lambda: structured("json_schema"), lambda saw: isinstance(saw, Verdict))
-row("structured output by function_calling", lambda: structured("function_calling"), lambda saw: isinstance(saw, Verdict))
+row(
+    "structured output by function_calling",
+    lambda: structured("function_calling"),
+    lambda saw: isinstance(saw, Verdict),
+)
 row("structured output by json_mode", json_mode, lambda saw: isinstance(saw, dict))
 row("usage", usage, lambda saw: saw["input_tokens"] > 0 and saw["output_tokens"] > 0)
 row("cancel", cancel, lambda saw: saw)

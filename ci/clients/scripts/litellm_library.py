@@ -7,9 +7,9 @@ from functools import partial
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its price list is not fetched
 
-import litellm  # noqa: E402 - reads the variable
-from litellm_calls import show  # noqa: E402
-from shown import KEY, REAL, SCRIPTED, Served  # noqa: E402
+import litellm
+from litellm_calls import show
+from shown import KEY, REAL, SCRIPTED, Served
 
 
 def completing(served: Served) -> partial:

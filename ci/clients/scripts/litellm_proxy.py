@@ -28,7 +28,9 @@ entries = [
     for name, served in (("real", REAL), ("scripted", SCRIPTED))
 ]
 config = Path("proxy.json")
-config.write_text(json.dumps({"model_list": entries, "litellm_settings": {"num_retries": 0}}), encoding="utf-8")
+config.write_text(
+    json.dumps({"model_list": entries, "litellm_settings": {"num_retries": 0}}), encoding="utf-8"
+)
 variables = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
 command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
 command += ["--host", "127.0.0.1", "--port", str(port)]

@@ -6,7 +6,21 @@ import json
 
 import openai
 from pydantic import BaseModel
-from shown import AFTER, CAPITAL, COUNT, KEY, REAL, SCRIPTED, TALK, TOOL, WEATHER, WEATHER_TWICE, idle, refusal, row
+from shown import (
+    AFTER,
+    CAPITAL,
+    COUNT,
+    KEY,
+    REAL,
+    SCRIPTED,
+    TALK,
+    TOOL,
+    WEATHER,
+    WEATHER_TWICE,
+    idle,
+    refusal,
+    row,
+)
 
 real = openai.OpenAI(base_url=REAL.url, api_key=KEY, max_retries=0)
 scripted = openai.OpenAI(base_url=SCRIPTED.url, api_key=KEY, max_retries=0)
@@ -17,7 +31,9 @@ def user(text: str) -> list[dict[str, str]]:
 
 
 def plain() -> str:
-    answer = real.chat.completions.create(model=REAL.model, messages=user(CAPITAL), max_tokens=20, temperature=0)
+    answer = real.chat.completions.create(
+        model=REAL.model, messages=user(CAPITAL), max_tokens=20, temperature=0
+    )
     return answer.choices[0].message.content
 
 
@@ -27,7 +43,9 @@ def streamed() -> str:
 
 
 def thoughts() -> str:
-    message = scripted.chat.completions.create(model=SCRIPTED.model, messages=user(CAPITAL)).choices[0].message
+    message = (
+        scripted.chat.completions.create(model=SCRIPTED.model, messages=user(CAPITAL)).choices[0].message
+    )
     return message.reasoning_content
 
 
@@ -89,9 +107,13 @@ def error() -> str:
 
 
 def completion() -> str:
-    return real.completions.create(
-        model=REAL.model, prompt="The capital of France is", max_tokens=6, temperature=0
-    ).choices[0].text
+    return (
+        real.completions.create(
+            model=REAL.model, prompt="The capital of France is", max_tokens=6, temperature=0
+        )
+        .choices[0]
+        .text
+    )
 
 
 def responses() -> tuple[str, str]:

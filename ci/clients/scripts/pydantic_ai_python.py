@@ -10,7 +10,21 @@ from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
-from shown import AFTER, CAPITAL, COUNT, KEY, REAL, SCRIPTED, TALK, WEATHER, WEATHER_TWICE, Served, idle, refusal, row
+from shown import (
+    AFTER,
+    CAPITAL,
+    COUNT,
+    KEY,
+    REAL,
+    SCRIPTED,
+    TALK,
+    WEATHER,
+    WEATHER_TWICE,
+    Served,
+    idle,
+    refusal,
+    row,
+)
 
 
 class Verdict(BaseModel):
@@ -74,6 +88,10 @@ row("tools", lambda: tools(WEATHER), lambda saw: saw == (["Paris"], AFTER))
 row("parallel tools", lambda: tools(WEATHER_TWICE), lambda saw: sorted(saw[0]) == ["Oslo", "Rome"])
 row("structured output", structured, lambda saw: isinstance(saw, Verdict))
 row("structured output by a tool", by_tool, lambda saw: isinstance(saw, Verdict))
-row("usage", lambda: scripted.run_sync(CAPITAL).usage, lambda saw: (saw() if callable(saw) else saw).output_tokens > 0)
+row(
+    "usage",
+    lambda: scripted.run_sync(CAPITAL).usage,
+    lambda saw: (saw() if callable(saw) else saw).output_tokens > 0,
+)
 row("cancel", lambda: asyncio.run(cancel()), lambda saw: saw)
 row("error", error, lambda saw: "temperature" in saw)

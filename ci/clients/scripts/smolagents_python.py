@@ -54,4 +54,8 @@ row("streamed", streamed, TALK.__eq__)
 row("tools", tools, lambda saw: saw == "get_weather")
 row("usage", lambda: model(SCRIPTED).generate(asked(CAPITAL)).token_usage, lambda saw: saw.output_tokens > 0)
 row("cancel", cancel, lambda saw: saw)
-row("error", lambda: refusal(lambda: model(SCRIPTED, temperature=9).generate(asked("Hi"))), lambda saw: "temperature" in saw)
+row(
+    "error",
+    lambda: refusal(lambda: model(SCRIPTED, temperature=9).generate(asked("Hi"))),
+    lambda saw: "temperature" in saw,
+)

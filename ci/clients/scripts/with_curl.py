@@ -5,7 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 
-from shown import AFTER, CAPITAL, COUNT, PERSON, REAL, SCRIPTED, TALK, TOOL, WEATHER, WEATHER_TWICE, Served, idle, row
+from shown import (
+    AFTER,
+    CAPITAL,
+    COUNT,
+    PERSON,
+    REAL,
+    SCRIPTED,
+    TALK,
+    TOOL,
+    WEATHER,
+    WEATHER_TWICE,
+    Served,
+    idle,
+    row,
+)
 
 
 def curl(served: Served, body: dict, *flags: str, route: str = "chat/completions") -> str:
@@ -73,6 +87,15 @@ row(
 )
 row("cancel", cancel, lambda saw: saw)
 row("error", lambda: chat(SCRIPTED, "Hi", temperature=9), lambda saw: saw["error"]["param"] == "temperature")
-row("a path without /v1", lambda: subprocess.run(
-    ["curl", "-sS", f"{REAL.root}/chat/completions", "-d", "{}"], check=False, capture_output=True, text=True
-).stdout, lambda saw: "/v1/chat/completions" in saw)
+row(
+    "a path without /v1",
+    lambda: (
+        subprocess.run(
+            ["curl", "-sS", f"{REAL.root}/chat/completions", "-d", "{}"],
+            check=False,
+            capture_output=True,
+            text=True,
+        ).stdout
+    ),
+    lambda saw: "/v1/chat/completions" in saw,
+)

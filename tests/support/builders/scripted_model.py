@@ -7,6 +7,7 @@ real worker give known answers, and a client's every step can be looked at.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Final
@@ -82,7 +83,7 @@ def write_scripted_model(path: Path, *, context: int = 4096) -> Path:
     head = np.zeros((size, size), np.float32)
     for cue, pieces in SCRIPTS.items():
         ids = [tokenizer.token_to_id(piece) for piece in (cue, *pieces)]
-        for token, successor in zip(ids, ids[1:], strict=False):
+        for token, successor in itertools.pairwise(ids):
             head[successor, token] = 1.0
     narrow, kv = 32, 32
     layer = {

@@ -6,7 +6,20 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
-from shown import CAPITAL, COUNT, KEY, REAL, SCRIPTED, TALK, WEATHER, WEATHER_TWICE, Served, idle, refusal, row
+from shown import (
+    CAPITAL,
+    COUNT,
+    KEY,
+    REAL,
+    SCRIPTED,
+    TALK,
+    WEATHER,
+    WEATHER_TWICE,
+    Served,
+    idle,
+    refusal,
+    row,
+)
 
 
 def model(served: Served, **more: object) -> OpenAILike:
@@ -89,5 +102,9 @@ row(
 row("structured output", structured, lambda saw: isinstance(saw, Verdict))
 row("usage", usage, lambda saw: saw.prompt_tokens > 0 and saw.completion_tokens > 0)
 row("cancel", cancel, lambda saw: saw)
-row("error", lambda: refusal(lambda: scripted.chat(asked("Hi"), temperature=9)), lambda saw: "temperature" in saw)
+row(
+    "error",
+    lambda: refusal(lambda: scripted.chat(asked("Hi"), temperature=9)),
+    lambda saw: "temperature" in saw,
+)
 row("completions", completion, lambda saw: "Paris" in saw)

@@ -49,11 +49,13 @@ async def answer(who: Agent, text: str) -> object:
 
 
 async def streamed(kind: type = OpenAIChatCompletionsModel) -> str:
-    texts = []
-    async for event in Runner.run_streamed(agent(SCRIPTED, kind), CAPITAL).stream_events():
-        if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
-            texts.append(event.data.delta)
-    return "".join(texts)
+    return "".join(
+        [
+            event.data.delta
+            async for event in Runner.run_streamed(agent(SCRIPTED, kind), CAPITAL).stream_events()
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
+        ]
+    )
 
 
 async def tools(text: str, kind: type = OpenAIChatCompletionsModel) -> tuple[list[str], object]:
@@ -74,7 +76,11 @@ async def cancel() -> bool:
 
 
 greedy = ModelSettings(temperature=0, max_tokens=60)
-row("plain", lambda: asyncio.run(answer(agent(REAL, model_settings=greedy), CAPITAL)), lambda saw: "Paris" in saw)
+row(
+    "plain",
+    lambda: asyncio.run(answer(agent(REAL, model_settings=greedy), CAPITAL)),
+    lambda saw: "Paris" in saw,
+)
 row("streamed", lambda: asyncio.run(streamed()), TALK.__eq__)
 row("tools", lambda: asyncio.run(tools(WEATHER)), lambda saw: saw == (["Paris"], AFTER))
 row("parallel tools", lambda: asyncio.run(tools(WEATHER_TWICE)), lambda saw: saw[0] == ["Rome", "Oslo"])
