@@ -44,6 +44,9 @@ $ llorch verify artifacts/gemma-3 --against google/gemma-3-270m --layers
 - **compared**: configurations whose tiny random models were compared with transformers in fp32, logit by
   logit and token by token; of them as a GGUF file.
 
+`ci/compare-llamacpp --families` prints how far these models are from llama.cpp's run of the files that its
+own converter makes of them.
+
 | `model_type` | what it has that Llama has not | settings | GGUF | not exact | compared |
 |---|---|---|---|---|---|
 """
@@ -60,7 +63,9 @@ _ACTIVATIONS: Final = {
     "xielu": "xIELU",
 }
 # Families that GGUF files keep under another's name, beside models of that one.
-_IN_ANOTHERS_FILES: Final = {family.with_experts for family in FAMILIES.values()}
+_IN_ANOTHERS_FILES: Final = {
+    other for family in FAMILIES.values() for other in (family.with_experts, family.with_windows)
+}
 _TRANSFORMS: Final = ("rotate", "hadamard", "equalise", "smooth")
 
 
@@ -158,6 +163,8 @@ def _positions(family: Family) -> Iterator[str]:
         yield "partly rotated heads"
     if family.interleaved:
         yield "rotary pairs are neighbours"
+    if family.scales_queries:
+        yield "queries scaled by their position, by `llama_4_scaling_beta`"
     if family.alpha:
         yield "a rotary base stretched by `alpha`"
 

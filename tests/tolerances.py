@@ -115,6 +115,11 @@ KL_REQUANTISED_SOURCE: Final = 5e-3
 1.7e-3).
 """
 
+FOLDED_VALUES: Final = 3e-7
+"""Relative: values that the runtime multiplies with their scales when it opens a graph; a scale that is
+stored times the step of 8-bit codes is rounded once more, and so is the table over it.
+"""
+
 FP32_VECTORS: Final = 1e-6
 """Vectors of length 1 out of an fp32 graph against transformers: no component is above 1."""
 

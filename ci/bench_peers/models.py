@@ -1,12 +1,13 @@
 """The model in the form that each peer takes, all made from one GGUF file.
 
-``python -m bench_peers.models FOLDER GGUF`` finds the peers' environments in FOLDER, where ``ci/peers`` put
-them, and adds the models that are missing. A model is made beside its place and renamed, so that one that
-stands is whole.
+``python -m bench_peers.models FOLDER GGUF [PREFIX]`` finds the peers' environments in FOLDER, where
+``ci/peers`` put them, and adds the models that are missing, under names that begin with PREFIX. A model is
+made beside its place and renamed, so that one that stands is whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,9 +23,15 @@ from llorch_serve.terminal.console import fail, say
 
 @dataclass(frozen=True, slots=True)
 class PeersFolder:
-    """Where peers live. Raises UsageError from :meth:`require` if one is missing."""
+    """Where peers live. Raises UsageError from :meth:`require` if one is missing.
+
+    prefix: what the names of a model's folders begin with; empty for SmolLM2's. Other models are converted in
+    an environment with transformers 4, and onnxruntime-genai's builder, which asks for 5, makes none of them:
+    it fails on rotary settings by kind of layer, as 5 has them.
+    """
 
     root: Path
+    prefix: str = ""
 
     @property
     def main_python(self) -> Path:
@@ -37,23 +44,29 @@ class PeersFolder:
         return self.root / "ov" / "bin" / "python"
 
     @property
+    def optimum_cli(self) -> Path:
+        """The command that converts for OpenVINO."""
+        return self.root / ("convert" if self.prefix else "ov") / "bin" / "optimum-cli"
+
+    @property
     def checkpoint(self) -> Path:
         """The GGUF file's weights, widened to float32, as a Hugging Face folder: what converters read."""
-        return self.root / "smollm2-hf"
+        return self.root / f"{self.prefix or 'smollm2-'}hf"
 
     @property
     def genai(self) -> Path:
         """The folder that onnxruntime-genai's model builder made."""
-        return self.root / "genai-int4"
+        return self.root / f"{self.prefix}genai-int4"
 
     @property
     def openvino(self) -> Path:
         """The folder that optimum-intel made."""
-        return self.root / "ov-int4"
+        return self.root / f"{self.prefix}ov-int4"
 
     def require(self) -> None:
         """Raise UsageError if anything is missing."""
-        wanted = (self.main_python, self.openvino_python, self.genai, self.openvino)
+        built = () if self.prefix else (self.genai,)
+        wanted = (self.main_python, self.openvino_python, *built, self.openvino)
         missing = [str(path) for path in wanted if not path.exists()]
         if missing:
             raise UsageError(
@@ -63,9 +76,11 @@ class PeersFolder:
 
 def make_models(peers: PeersFolder, gguf: Path) -> None:
     """Make what is missing. Raises ResourceError, with the tool's last words, if a converter fails."""
-    if not (peers.genai.exists() and peers.openvino.exists()):
+    built = bool(peers.prefix) or peers.genai.exists()
+    if not (built and peers.openvino.exists()):
         _made(peers.checkpoint, lambda target: _widen(gguf, target))
-    _made(peers.genai, lambda target: _build_genai(peers, target))
+    if not built:
+        _made(peers.genai, lambda target: _build_genai(peers, target))
     _made(peers.openvino, lambda target: _export_openvino(peers, target))
 
 
@@ -81,18 +96,30 @@ def _made(place: Path, make: Callable[[Path], None]) -> None:
 
 def _widen(gguf: Path, target: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = loaded.config
     if hasattr(config, "quantization_config"):  # says GGUF, which what is saved here no longer is
         del config.quantization_config
-    plain = LlamaForCausalLM(config)
+    plain = type(loaded)(config)
     plain.load_state_dict(loaded.state_dict())
     plain.tie_weights()
     plain.float().eval().save_pretrained(target)
     AutoTokenizer.from_pretrained(**where).save_pretrained(target)
+    _spell_as_before(target / "config.json")
+
+
+def _spell_as_before(file: Path) -> None:
+    """Write rotary settings by kind of layer as transformers 4 has them, which 5 reads too."""
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    by_kind = settings.get("rope_parameters", {})
+    if "sliding_attention" in by_kind:
+        del settings["rope_parameters"]
+        settings["rope_theta"] = by_kind["full_attention"]["rope_theta"]
+        settings["rope_local_base_freq"] = by_kind["sliding_attention"]["rope_theta"]
+        file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def _build_genai(peers: PeersFolder, target: Path) -> None:
@@ -114,7 +141,7 @@ def _build_genai(peers: PeersFolder, target: Path) -> None:
 
 def _export_openvino(peers: PeersFolder, target: Path) -> None:
     _run(
-        *(peers.openvino_python.with_name("optimum-cli"), "export", "openvino", "--model", peers.checkpoint),
+        *(peers.optimum_cli, "export", "openvino", "--model", peers.checkpoint),
         *("--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", "64"),
         *("--ratio", "1.0", "--sym", target),
     )
@@ -137,9 +164,9 @@ def _run(*arguments: Path | str) -> None:
 
 def main() -> None:
     """Make the models of the folder and file that the command line names."""
-    folder, gguf = sys.argv[1:]
+    folder, gguf, *prefix = sys.argv[1:]
     try:
-        make_models(PeersFolder(Path(folder)), Path(gguf))
+        make_models(PeersFolder(Path(folder), *prefix), Path(gguf))
     except LlorchError as error:
         sys.exit(fail(str(error), error.exit_code))
 

@@ -87,31 +87,46 @@ def compare(file: Path, reference: ReferenceFile) -> Closeness:
     return Closeness(figures.kl, figures.top1)
 
 
+def llama_cpp(folder: PeersFolder, gguf: Path, kind: str) -> Peer:
+    """Return llama.cpp on a file of the type ``kind``."""
+    return Peer(
+        label=LLAMA_CPP,
+        module="peer_llama_cpp",
+        python=folder.main_python,
+        model=gguf,
+        made=f"the GGUF file as it is ({kind})",
+    )
+
+
+def openvino(folder: PeersFolder) -> Peer:
+    """Return OpenVINO GenAI on what optimum-intel made."""
+    return Peer(
+        label=OPENVINO,
+        module="peer_openvino",
+        python=folder.openvino_python,
+        model=folder.openvino,
+        made="optimum-intel: int4, groups of 64, symmetric",
+    )
+
+
+def genai(folder: PeersFolder, model: Path, made: str) -> Peer:
+    """Return onnxruntime-genai on a folder of its own form."""
+    return Peer(
+        label=GENAI,
+        module="peer_genai",
+        python=folder.main_python,
+        model=model,
+        made=f"{made} (one stream: it does not batch requests on a CPU)",
+        most_streams=1,
+    )
+
+
 def all_peers(folder: PeersFolder, gguf: Path) -> list[Peer]:
-    """Return every peer. Raises UsageError if one has not been set up."""
+    """Return every peer of ``ci/bench``. Raises UsageError if one has not been set up."""
     folder.require()
+    built = "its model builder: int4, blocks of 32, accuracy level 4"
     return [
-        Peer(
-            label=LLAMA_CPP,
-            module="peer_llama_cpp",
-            python=folder.main_python,
-            model=gguf,
-            made="the GGUF file as it is (Q4_1)",
-        ),
-        Peer(
-            label=GENAI,
-            module="peer_genai",
-            python=folder.main_python,
-            model=folder.genai,
-            made="its model builder: int4, blocks of 32, accuracy level 4 (one stream: it does not batch "
-            "requests on a CPU)",
-            most_streams=1,
-        ),
-        Peer(
-            label=OPENVINO,
-            module="peer_openvino",
-            python=folder.openvino_python,
-            model=folder.openvino,
-            made="optimum-intel: int4, groups of 64, symmetric",
-        ),
+        llama_cpp(folder, gguf, "Q4_1"),
+        genai(folder, folder.genai, built),
+        openvino(folder),
     ]

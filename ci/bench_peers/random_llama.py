@@ -8,6 +8,7 @@ Its vocabulary is that of a real model, and filled up with tokens that no text g
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,15 +18,36 @@ import numpy as np
 from bench_peers.contestant import run_process
 from bench_peers.models import PeersFolder
 
-HIDDEN: Final = 2048
-LAYERS: Final = 16
-HEADS: Final = 32
-KV_HEADS: Final = 8
-HEAD_DIM: Final = 64
-INTERMEDIATE: Final = 8192
-VOCABULARY: Final = 128_256
-CONTEXT: Final = 4096
-SHAPE: Final = "Llama-3.2-1B"
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model. name: of its files. experts, active: of each layer, and of them for each token; 0:
+    it has one feed-forward block.
+    """
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    context: int = 4096
+    experts: int = 0
+    active: int = 0
+
+
+LLAMA_1B: Final = Shape(
+    "Llama-3.2-1B",
+    hidden=2048,
+    layers=16,
+    heads=32,
+    kv_heads=8,
+    head_dim=64,
+    intermediate=8192,
+    vocabulary=128_256,
+)
 WHOLE: Final = "F16"
 """The model itself, as llama.cpp names the type."""
 
@@ -34,14 +56,16 @@ _TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _QUANTIZE: Final = Path(__file__).resolve().parents[2] / "ci" / "measure" / "run_llamacpp.py"
 
 
-def make(kinds: tuple[str, ...], vocabulary: Path, folder: Path, peers: PeersFolder) -> dict[str, Path]:
+def make(
+    shape: Shape, kinds: tuple[str, ...], vocabulary: Path, folder: Path, peers: PeersFolder
+) -> dict[str, Path]:
     """Return the model as a file and as one for each of ``kinds``, as llama.cpp names them (``Q8_0``), made
     unless they are there.
 
     vocabulary: a GGUF file whose tokenizer is taken. Takes 5 GB of disk. Raises ResourceError if llama.cpp
         fails.
     """
-    files = {kind: folder / f"{SHAPE}-random.{kind}.gguf" for kind in (WHOLE, *kinds)}
+    files = {kind: folder / f"{shape.name}-random.{kind}.gguf" for kind in (WHOLE, *kinds)}
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".random-", dir=folder) as scratch:
         for kind, path in files.items():
@@ -49,61 +73,76 @@ def make(kinds: tuple[str, ...], vocabulary: Path, folder: Path, peers: PeersFol
                 continue
             made = Path(scratch) / path.name
             if kind == WHOLE:
-                _write(made, vocabulary)
+                _write(shape, made, vocabulary)
             else:
                 run_process(peers.main_python, _QUANTIZE, "quantize", files[WHOLE], made, kind)
             made.rename(path)
     return files
 
 
-def _write(path: Path, vocabulary: Path) -> None:
+def _write(shape: Shape, path: Path, vocabulary: Path) -> None:
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INTERMEDIATE)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(500_000.0)
-    writer.add_vocab_size(VOCABULARY)
-    _add_tokenizer(writer, vocabulary)
+    writer.add_vocab_size(shape.vocabulary)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.active)
+    _add_tokenizer(writer, vocabulary, shape.vocabulary)
     random = np.random.default_rng(0)
-    wide, narrow = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    shapes = {
-        "attn_q": (wide, HIDDEN),
-        "attn_k": (narrow, HIDDEN),
-        "attn_v": (narrow, HIDDEN),
-        "attn_output": (HIDDEN, wide),
-        "ffn_gate": (INTERMEDIATE, HIDDEN),
-        "ffn_up": (INTERMEDIATE, HIDDEN),
-        "ffn_down": (HIDDEN, INTERMEDIATE),
-    }
-    writer.add_tensor("token_embd.weight", _matrix(random, (VOCABULARY, HIDDEN)))
-    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
-    for layer in range(LAYERS):
-        for name, shape in shapes.items():
-            writer.add_tensor(f"blk.{layer}.{name}.weight", _matrix(random, shape))
+    writer.add_tensor("token_embd.weight", _matrix(random, (shape.vocabulary, shape.hidden)))
+    writer.add_tensor("output_norm.weight", np.ones(shape.hidden, np.float32))
+    for layer in range(shape.layers):
+        for name, size in (_attention(shape) | _feed_forward(shape)).items():
+            writer.add_tensor(f"blk.{layer}.{name}.weight", _matrix(random, size))
+        if shape.experts:  # routers are never quantised
+            router = _matrix(random, (shape.experts, shape.hidden)).astype(np.float32)
+            writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router)
         for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(HIDDEN, np.float32))
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(shape.hidden, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _matrix(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+def _attention(shape: Shape) -> dict[str, tuple[int, ...]]:
+    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return {
+        "attn_q": (wide, shape.hidden),
+        "attn_k": (narrow, shape.hidden),
+        "attn_v": (narrow, shape.hidden),
+        "attn_output": (shape.hidden, wide),
+    }
+
+
+def _feed_forward(shape: Shape) -> dict[str, tuple[int, ...]]:
+    stack, suffix = ((shape.experts,), "_exps") if shape.experts else ((), "")
+    return {
+        f"ffn_gate{suffix}": (*stack, shape.intermediate, shape.hidden),
+        f"ffn_up{suffix}": (*stack, shape.intermediate, shape.hidden),
+        f"ffn_down{suffix}": (*stack, shape.hidden, shape.intermediate),
+    }
+
+
+def _matrix(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Return normal numbers of a deviation that keeps the residual stream's size, as trained models nearly
     do.
     """
-    return (random.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)).astype(np.float16)
+    return (random.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)).astype(np.float16)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Path) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: Path, size: int) -> None:
     fields = gguf.GGUFReader(vocabulary).fields
     taken = {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.ggml.")}
-    missing = range(len(taken[_TOKENS]), VOCABULARY)
+    missing = range(len(taken[_TOKENS]), size)
     taken[_TOKENS] += [f"<|unused_{number}|>" for number in missing]
     taken[_TYPES] += [_UNUSED] * len(missing)
     for name, value in taken.items():

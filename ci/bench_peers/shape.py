@@ -4,8 +4,6 @@ the same blocks.
 
 from __future__ import annotations
 
-import datetime
-import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +16,14 @@ from bench_peers.__main__ import CACHE, PAGE, work_of
 from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
 from bench_peers.machine import this_machine
-from bench_peers.markdown import replace_section, show_ratio, table
+from bench_peers.markdown import replace_section, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
 from bench_peers.peers import LLAMA_CPP, Peer
-from bench_peers.protocol import Measurement
-from bench_peers.random_llama import SHAPE, WHOLE, make
+from bench_peers.random_llama import LLAMA_1B, WHOLE, make
 from bench_peers.reference import reference
-from bench_peers.results import Machine, ratio
+from bench_peers.results import Machine
+from bench_peers.turns import Match, Rounds, by_turns, conditions, medians, ratios
 from llorch_serve.fidelity.reference_file import ReferenceFile
 from llorch_serve.providers import usable_cpus
 from llorch_serve.terminal.console import say
@@ -41,8 +39,6 @@ _NEW_TOKENS: Final = 64
 _POSITIONS: Final = 128
 _DECODE_ASKED: Final = 1.1
 
-Rounds = dict[str, list[Measurement]]
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -52,15 +48,6 @@ class Found:
 
     whole: Closeness
     own: Closeness | None
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Ours beside llama.cpp's, by label."""
-
-    name: str
-    ours: str
-    theirs: str
 
 
 def command(
@@ -79,8 +66,8 @@ def command(
     """
     machine = this_machine()
     peers = PeersFolder(peers_folder)
-    say(f"a random model of {SHAPE}'s shape")
-    files = make(KINDS, gguf, CACHE / "1b", peers)
+    say(f"a random model of {LLAMA_1B.name}'s shape")
+    files = make(LLAMA_1B, KINDS, gguf, CACHE / "1b", peers)
     own = {kind: _own(kind) for kind in KINDS}
     same = {kind: _same(kind) for kind in KINDS}
     theirs = {kind: _peer(kind, files[kind], peers) for kind in KINDS}
@@ -100,16 +87,26 @@ def command(
             for one in (same[kind], theirs[kind]):
                 close[one.label] = replace(close[one.label], own=one.closeness(kept, scratch, usable_cpus()))
         work = work_of(tokenizer, scratch, _PROMPT_TOKENS, _NEW_TOKENS, (1,))
-        found = _rounds(everyone, work, rounds)
+        found = by_turns(everyone, work, rounds, say)
     matches = [
-        *(Match(f"{RECIPES[kind][0]} to {kind}", own[kind].label, theirs[kind].label) for kind in KINDS),
-        *(Match(f"{kind}, the same blocks", same[kind].label, theirs[kind].label) for kind in KINDS),
+        Match(name, ours[kind].label, theirs[kind].label, _DECODE_ASKED)
+        for name_of, ours in ((_in_as_many_bits, own), (_on_the_same, same))
+        for kind in KINDS
+        for name in [name_of(kind)]
     ]
     text = section(machine, work, matches, close, found)
     PAGE.write_text(
         replace_section(PAGE.read_text(encoding="utf-8"), text, by="ci/bench-1b"), encoding="utf-8"
     )
     say(f"{PAGE} is written")
+
+
+def _in_as_many_bits(kind: str) -> str:
+    return f"{RECIPES[kind][0]} to {kind}"
+
+
+def _on_the_same(kind: str) -> str:
+    return f"{kind}, the same blocks"
 
 
 def _own(kind: str) -> Recipe:
@@ -135,64 +132,32 @@ def _reference(kind: str, files: dict[str, Path], artifact: Path) -> ReferenceFi
     return reference(files[kind], artifact, CACHE / "1b" / f"reference-{kind}", _POSITIONS)
 
 
-def _rounds(everyone: Sequence[Contestant], work: Work, count: int) -> Rounds:
-    found: Rounds = {one.label: [] for one in everyone}
-    for index in range(count):
-        for one in everyone[::-1] if index % 2 else everyone:
-            say(f"round {index + 1} of {count}: {one.label}")
-            found[one.label] += one.measure(work)
-    return found
-
-
 def section(
     machine: Machine, work: Work, matches: Sequence[Match], close: dict[str, Found], found: Rounds
 ) -> str:
     """Return the page's section: medians, and ratios of ours to llama.cpp's."""
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines = [
         (
             label,
             f"{close[label].whole.kl:.2g}",
             f"{close[label].whole.top1:.1%}",
             "" if (own := close[label].own) is None else f"{own.kl:.2g}",
-            *_medians(of),
+            *medians(of, (1,)),
         )
         for label, of in found.items()
     ]
-    versions = sorted({f"{one.engine} {one.version}" for of in found.values() for one in of})
-    ratios = []
-    for match in matches:
-        for name, asked in (("decode", f">= {_DECODE_ASKED}"), ("prefill", "")):
-            both = [_speeds(found[label], name) for label in (match.ours, match.theirs)]
-            one = ratio(*both)
-            holds = ("yes" if one.value >= _DECODE_ASKED else "**no**") if asked else ""
-            ratios.append((f"{name}, {match.name}", asked, show_ratio(one), holds))
     return "\n\n".join(
         (
-            f"{date}, `ci/bench-1b`: {machine.cpu}, {machine.cores} cores, load before {machine.load:.2f}; "
-            f"{'; '.join(versions)}. "
-            f"{len(work.prompt_ids)} prompt tokens and {work.new_tokens} greedy tokens, one stream, "
-            f"{work.threads} threads, "
-            f"{len(next(iter(found.values())))} rounds. KL and top-1 over {_POSITIONS} tokens, against the "
-            f"model's fp16 weights in fp32; "
-            "in the next column KL against the quantised file's own weights.",
+            conditions("ci/bench-1b", machine, work, found)
+            + f" KL and top-1 over {_POSITIONS} tokens, against the model's fp16 weights in fp32; in the "
+            "next column KL against the quantised file's own weights.",
             table(
                 ("", "KL, nats", "top-1", "KL to own", "prefill, tokens/s", "decode, tokens/s", "peak MiB"),
                 lines,
             ),
-            table(("llorch to llama.cpp", "asked", "measured", "holds"), ratios),
+            ratios(matches, found),
         )
     )
-
-
-def _medians(of: Sequence[Measurement]) -> tuple[str, str, str]:
-    peak = max((one.peak_mib for one in of if one.peak_mib is not None), default=None)
-    speeds = [f"{statistics.median(_speeds(of, name)):.1f}" for name in ("prefill", "decode")]
-    return speeds[0], speeds[1], "" if peak is None else f"{peak:.0f}"
-
-
-def _speeds(of: Sequence[Measurement], name: str) -> tuple[float, ...]:
-    return tuple(one.decode_tokens_per_s if name == "decode" else one.prefill_tokens_per_s for one in of)
 
 
 if __name__ == "__main__":

@@ -189,12 +189,45 @@ def from_quark() -> Rows:
         yield row("amd-quark", label, settings, parts, unpacked)
 
 
+def from_quanto() -> Rows:
+    """Quantise a layer in each type, with and without groups, and take its parts as a folder has them."""
+    import torch
+    from optimum import quanto  # type: ignore[import-not-found]
+    from optimum.quanto.tensor.weights import qbits  # type: ignore[import-not-found]
+
+    for kind, columns, whole in (
+        ("qint8", COLUMNS, False),
+        ("qfloat8", COLUMNS, False),
+        ("qint4", COLUMNS, False),
+        ("qint2", 5 * 32, False),
+        ("qint4", 5 * 32, False),
+        ("qint4", 5 * 32, True),
+    ):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(columns, ROWS - 1, bias=False))
+        model[0].weight.data /= 8
+        quanto.quantize(model, weights=kind)
+        quanto.freeze(model)
+        weight, settings = model[0].weight, {"m": quanto.quantization_map(model)["0"]}
+        if whole:  # as its optimizers do when they are told to
+            scale, shift = quanto.MaxOptimizer()(weight.dequantize(), quanto.qint4, 0, 32, zeropoint=True)
+            model[0].weight.data = qbits.WeightQBitsTensor.quantize(
+                weight.dequantize(), quanto.qint4, 0, 32, scale, shift, optimized=False
+            )
+        parts = {name.removeprefix("0."): value for name, value in model.state_dict().items()}
+        parts = {name: value for name, value in parts.items() if name.startswith("weight")}
+        label = f"{kind}, {columns} inputs{', whole shifts' if whole else ''}"
+        found = row("optimum-quanto", label, settings, parts, model[0].weight.dequantize())
+        yield found | {"file": "quanto_qmap.json"}
+
+
 _TOOLS: Final[Mapping[str, Callable[[], Rows]]] = {
     "bitsandbytes": from_bitsandbytes,
     "torchao": from_torchao,
     "hqq": from_hqq,
     "modelopt": from_modelopt,
     "quark": from_quark,
+    "optimum.quanto": from_quanto,
 }
 
 

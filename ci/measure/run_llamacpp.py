@@ -58,7 +58,10 @@ def pure(source: str, target: str, kind: str, matrices: dict[str, int]) -> None:
 
 
 def logits(path: str, output: str, windows: list[list[int]]) -> None:
-    """Write the logits of every position, without rounding keys and values, since artifacts do not either."""
+    """Write the logits of every position, without rounding keys and values, since artifacts do not either.
+
+    What llama.cpp says goes to stderr, where its reason for not taking a file is.
+    """
     size = max(map(len, windows))
     model = llama_cpp.Llama(
         path,
@@ -68,7 +71,10 @@ def logits(path: str, output: str, windows: list[list[int]]) -> None:
         logits_all=True,
         type_k=llama_cpp.GGML_TYPE_F32,
         type_v=llama_cpp.GGML_TYPE_F32,
-        verbose=False,
+        # Negative: as the file says. Those are not the defaults of the Python package.
+        yarn_attn_factor=-1.0,
+        yarn_beta_fast=-1.0,
+        yarn_beta_slow=-1.0,
     )
     found = []
     for window in windows:

@@ -129,6 +129,15 @@ def hqq(base: Path, output: Path, form: str) -> None:
     (output / _CONFIG).write_text(json.dumps(settings))
 
 
+def quanto(base: Path, output: Path, form: str) -> None:
+    """Quantise without a text, and save as it does itself."""
+    from optimum.quanto import QuantizedModelForCausalLM  # type: ignore[import-not-found]
+
+    model = QuantizedModelForCausalLM.quantize(_read(base), weights=forms.QUANTO[form], exclude="lm_head")
+    model.save_pretrained(output)
+    _tokenizer(base).save_pretrained(output)
+
+
 def modelopt(base: Path, output: Path, form: str) -> None:
     """Calibrate on one sentence, and export."""
     import modelopt.torch.quantization as mtq  # type: ignore[import-not-found]
@@ -208,6 +217,7 @@ _TOOLS: Final[Mapping[str, tuple[Iterable[str], Callable[[Path, Path, str], None
     "bitsandbytes": (forms.BITSANDBYTES, bitsandbytes),
     "torchao": (("int8", "fp8", "int4-g64"), torchao),
     "hqq": (forms.HQQ, hqq),
+    "quanto": (forms.QUANTO, quanto),
     "modelopt": (forms.MODELOPT, modelopt),
     "quark": (("int4-g64", "uint4-g64", "int8", "fp8", "mxfp4"), quark),
     "llmcompressor": (forms.LLMCOMPRESSOR, llmcompressor),

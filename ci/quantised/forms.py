@@ -23,6 +23,7 @@ HQQ: Final[Forms] = {
     "8-g64": {"nbits": 8, "group_size": 64, "axis": 1},
     "3-g64-axis0": {"nbits": 3, "group_size": 64, "axis": 0},
 }
+QUANTO: Final[Mapping[str, str]] = {"4": "qint4", "2": "qint2", "8": "qint8", "fp8": "qfloat8"}
 MODELOPT: Final[Mapping[str, str]] = {
     "fp8": "FP8_DEFAULT_CFG",
     "fp8-blocks": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",

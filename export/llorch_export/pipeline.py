@@ -33,7 +33,13 @@ from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph
-from llorch_export.graph.source_forms import packed_notice, source_forms, source_notice
+from llorch_export.graph.source_forms import (
+    SourceForms,
+    packed_notice,
+    source_forms,
+    source_notice,
+    widened_bytes,
+)
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
@@ -44,7 +50,7 @@ from llorch_export.source.open import open_checkpoint
 from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.verify.float_range import probe_activations
 from llorch_serve.artifact.folder import MANIFEST_NAME, Artifact, load_artifact
-from llorch_serve.artifact.manifest import FixedShapes, Manifest, SourceForm, Target, encode_manifest
+from llorch_serve.artifact.manifest import FixedShapes, Manifest, Target, encode_manifest
 
 PREFILL_FILE = "prefill.onnx"
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
@@ -142,10 +148,10 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
 def storage_notices(tensors: Mapping[str, LazyTensor], resolved: ResolvedExport) -> tuple[str, ...]:
     """Return what a person should know of how packed matrices are stored, a line each."""
     if resolved.recipe.precision == "source":
-        prompts = resolved.prompts
+        prompts, exact = resolved.prompts, resolved.recipe.accuracy_level == 0
         anew = prompts is not None and prompts.precision != "source"
         more = "; the graph for prompts has them anew, by its own recipe" if anew else ""
-        return (source_notice(tensors, TARGETS[resolved.target]) + more,)
+        return (source_notice(tensors, TARGETS[resolved.target], exact=exact) + more,)
     notice = packed_notice(tensors, adapted=bool(resolved.options.lora))
     return () if notice is None else (notice,)
 
@@ -191,18 +197,22 @@ def _manifest(writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGr
         checked_on=row.checked_on,
         chunked_prefill=row.chunked_prefill,
         fixed_shapes=_fixed_shapes(graph),
-        source_forms=_source_forms(resolved, job.checkpoint),
+        **_packed_fields(resolved, job.checkpoint),
         embedding=resolved.embedding or msgspec.UNSET,
     )
 
 
-def _source_forms(
-    resolved: ResolvedExport, checkpoint: Checkpoint
-) -> tuple[SourceForm, ...] | msgspec.UnsetType:
-    packed = any(tensor.packed is not None for tensor in checkpoint.tensors.values())
-    if resolved.recipe.precision != "source" or not packed:
-        return msgspec.UNSET
-    return source_forms(checkpoint.tensors, TARGETS[resolved.target])
+def _packed_fields(resolved: ResolvedExport, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the fields of a manifest that packed weights add."""
+    tensors = checkpoint.tensors
+    if resolved.recipe.precision != "source" or all(tensor.packed is None for tensor in tensors.values()):
+        return {}
+    exact = resolved.recipe.accuracy_level == 0
+    forms = SourceForms(tensors, TARGETS[resolved.target], exact=exact)
+    return {
+        "source_forms": source_forms(tensors, forms),
+        "widened_bytes": widened_bytes(tensors, forms) or msgspec.UNSET,
+    }
 
 
 def _serialise(graph: DecoderGraph, target: Target) -> dict[str, bytes]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llorch_serve.errors import LlorchError
-from llorch_serve.requests import GenerationUpdate, JoinedUpdates, Timings, ToolCall, ToolCallDelta
+from llorch_serve.requests import (
+    GenerationUpdate,
+    JoinedUpdates,
+    Timings,
+    ToolCall,
+    ToolCallDelta,
+    whole_calls,
+)
 from llorch_serve.sampling.logprobs import TokenLogprobs
 
 
@@ -44,7 +50,8 @@ class Answer:
 class Chunk:
     """New text of an answer that streams.
 
-    tool_calls: parts of calls; texts of the same index join. answer: the whole of it, with the last chunk.
+    tool_calls: parts of calls; texts of the same index join, and one with ``broken`` says that the call is
+        none. answer: the whole of it, with the last chunk.
     """
 
     text: str
@@ -71,7 +78,9 @@ def read_answer(update: GenerationUpdate) -> Answer:
         seed=completion.seed,
         timings=completion.timings,
         reasoning=update.reasoning,
-        tool_calls=_joined_calls(update.tool_calls),
+        tool_calls=tuple(
+            ToolCall(call.name, call.arguments, call.id) for call in whole_calls(update.tool_calls)
+        ),
         logprobs=update.logprobs,
         prompt_logprobs=update.prompt_logprobs,
     )
@@ -97,14 +106,3 @@ class Chunks:
             update.logprobs,
             read_answer(self._joined.joined()) if update.completion is not None else None,
         )
-
-
-def _joined_calls(parts: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    ids: dict[int, str] = {}
-    names: dict[int, str] = {}
-    arguments: dict[int, str] = {}
-    for part in parts:
-        ids[part.index] = ids.get(part.index, "") + part.id
-        names[part.index] = names.get(part.index, "") + part.name
-        arguments[part.index] = arguments.get(part.index, "") + part.arguments
-    return tuple(ToolCall(names[index], arguments[index], ids[index]) for index in sorted(ids))

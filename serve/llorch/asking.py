@@ -13,9 +13,11 @@ from llorch.settings import SamplingSettings, sampling_params
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.openai_prompts import read_messages
 from llorch_serve.http.openai_schema import Message as OpenAIMessage
+from llorch_serve.http.openai_tools import read_tool_choice
 from llorch_serve.requests import (
     AnswerOptions,
     ChatPrompt,
+    EmbedRequest,
     GenerationRequest,
     Prompt,
     ScoreRequest,
@@ -49,8 +51,12 @@ def chat_prompt(
     tools: Iterable[Mapping[str, Any]] = (),
     template_arguments: Mapping[str, Any] | None = None,
     continue_final_message: bool = False,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool = True,
 ) -> ChatPrompt:
-    """Return a conversation. Raises InvalidRequestError for messages that no template can be given."""
+    """Return a conversation. Raises InvalidRequestError for messages that no template can be given, and a
+    choice of tools that is none.
+    """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     try:
@@ -59,6 +65,7 @@ def chat_prompt(
         raise InvalidRequestError([FieldViolation("messages", str(error))]) from error
     bad: list[FieldViolation] = []
     read = read_messages(found, bad)
+    choice = read_tool_choice(tool_choice, bad)
     if bad:
         raise InvalidRequestError(bad)
     return ChatPrompt(
@@ -66,6 +73,8 @@ def chat_prompt(
         tools=tuple(json.dumps(tool) for tool in tools),
         template_arguments=None if template_arguments is None else json.dumps(template_arguments),
         continue_final_message=continue_final_message,
+        tool_choice=choice,
+        parallel_tool_calls=parallel_tool_calls,
     )
 
 
@@ -82,6 +91,20 @@ def request(
     """Return a request for answers."""
     return GenerationRequest(
         str(uuid.uuid4()), prompt, sampling_params(settings), answers=answers or AnswerOptions()
+    )
+
+
+def embed_request(
+    texts: Sequence[Text], dimensions: int | None, truncate_prompt_tokens: int | None
+) -> EmbedRequest:
+    """Return a request for vectors."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one text; expected a list of texts")
+    return EmbedRequest(
+        str(uuid.uuid4()),
+        tuple(map(text_prompt, texts)),
+        dimensions=dimensions,
+        truncate_prompt_tokens=truncate_prompt_tokens,
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
 from llorch import asking
 from llorch.answers import Answer, Chunk, Chunks, read_answer
@@ -15,12 +15,18 @@ from llorch.settings import SamplingSettings
 from llorch_serve.requests import (
     AnswerOptions,
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _AT_ONCE: Final = 64  # calls of one generate_all
 
@@ -36,6 +42,9 @@ class AsyncSource(Protocol):
 
     async def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
         """Return how likely each continuation is."""
+
+    async def embed(self, request: EmbedRequest) -> list[TextEmbedding]:
+        """Return the vectors of texts."""
 
     async def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the ids of a prompt and the text they stand for."""
@@ -112,6 +121,8 @@ class AsyncModel:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> Answer:
         """See :meth:`llorch.Model.chat`."""
@@ -120,6 +131,8 @@ class AsyncModel:
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return await self._whole(prompt, settings)
 
@@ -130,6 +143,8 @@ class AsyncModel:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> AsyncGenerator[Chunk, None]:
         """See :meth:`llorch.Model.stream_chat`."""
@@ -138,6 +153,8 @@ class AsyncModel:
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return self._stream(asking.request(prompt, settings))
 
@@ -146,6 +163,17 @@ class AsyncModel:
     ) -> list[ContinuationScore]:
         """See :meth:`llorch.Model.score`."""
         return list(await self._source.score(asking.score_request(context, continuations, logprobs)))
+
+    async def embed(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[npt.NDArray[np.float32]]:
+        """See :meth:`llorch.Model.embed`."""
+        request = asking.embed_request(texts, dimensions, truncate_prompt_tokens)
+        return [found.values for found in await self._source.embed(request)]
 
     async def tokenize(self, prompt: Text | Sequence[Message]) -> list[int]:
         """See :meth:`llorch.Model.tokenize`."""

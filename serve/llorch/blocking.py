@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
 from llorch import asking
 from llorch.answers import Answer, Chunk, Chunks, read_answer
@@ -14,12 +14,18 @@ from llorch.settings import SamplingSettings
 from llorch_serve.requests import (
     AnswerOptions,
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _AT_ONCE: Final = 64  # calls of one generate_all
 
@@ -35,6 +41,9 @@ class Source(Protocol):
 
     def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
         """Return how likely each continuation is."""
+
+    def embed(self, request: EmbedRequest) -> list[TextEmbedding]:
+        """Return the vectors of texts."""
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the ids of a prompt and the text they stand for."""
@@ -110,19 +119,23 @@ class Model:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> Answer:
         """Return the answer to a conversation.
 
         messages: as OpenAI's clients send them, or one text of the user's. tools: the same.
         template_arguments: further variables of the model's template. continue_final_message: go on with the
-        last message instead of answering it.
+        last message instead of answering it. tool_choice, parallel_tool_calls: as OpenAI's clients send them.
         """
         prompt = asking.chat_prompt(
             messages,
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return self._whole(prompt, settings)
 
@@ -133,6 +146,8 @@ class Model:
         tools: Iterable[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
     ) -> Iterator[Chunk]:
         """Return the answer to a conversation as it comes; see :meth:`chat` and :meth:`stream`."""
@@ -141,6 +156,8 @@ class Model:
             tools=tools,
             template_arguments=template_arguments,
             continue_final_message=continue_final_message,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         return self._stream(asking.request(prompt, settings))
 
@@ -152,6 +169,21 @@ class Model:
         logprobs: 0 to 20: list the log-probability of each token too, and so many of the likeliest.
         """
         return list(self._source.score(asking.score_request(context, continuations, logprobs)))
+
+    def embed(
+        self,
+        texts: Sequence[Text],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[npt.NDArray[np.float32]]:
+        """Return each text's vector, [dimensions], in their order, of a model exported to embed texts.
+
+        dimensions: the first so many numbers, for models that were trained for it. truncate_prompt_tokens:
+        cut longer texts; -1: those beyond the context. None: they are refused.
+        """
+        request = asking.embed_request(texts, dimensions, truncate_prompt_tokens)
+        return [found.values for found in self._source.embed(request)]
 
     def tokenize(self, prompt: Text | Sequence[Message]) -> list[int]:
         """Return the ids of a text, or of a conversation as the model's template renders it."""

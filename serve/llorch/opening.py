@@ -15,8 +15,8 @@ from llorch_serve.errors import UsageError
 
 if TYPE_CHECKING:
     from llorch_serve.client.channel import Access
+    from llorch_serve.loading.worker import AnyWorker
     from llorch_serve.runtime.opening import LoadReport
-    from llorch_serve.worker.worker import Worker
 
 logger = logging.getLogger("llorch")
 
@@ -111,16 +111,16 @@ def _opened(
     tokenizer: str | PathLike[str] | None,
     public_key: str | PathLike[str] | None,
     settings: LoadSettings,
-) -> Worker:
+) -> AnyWorker:
     config = engine_config(settings)
-    from llorch_serve.loading.worker import load_worker, notes
+    from llorch_serve.loading.worker import load_any, notes
 
     signed = None
     if public_key is not None:
         from llorch_serve.artifact.signature import check_signature
 
         signed = check_signature(folder, Path(public_key))
-    worker = load_worker(folder, config, _log, tokenizer=None if tokenizer is None else Path(tokenizer))
+    worker = load_any(folder, config, _log, tokenizer=None if tokenizer is None else Path(tokenizer))
     try:
         if signed is not None:
             signed.check_unchanged()
@@ -137,7 +137,7 @@ def _log(report: LoadReport) -> None:
         logger.info("%s", report.notice)
 
 
-def _free(loading: asyncio.Future[Worker]) -> None:
+def _free(loading: asyncio.Future[AnyWorker]) -> None:
     if not loading.cancelled() and loading.exception() is None:
         loading.get_loop().run_in_executor(None, loading.result().close)
 

@@ -8,6 +8,7 @@ so ``llorch serve --help`` loads neither a runtime nor torch.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Annotated, Any, Final
@@ -32,6 +33,7 @@ COMMANDS: Final = {
     "generate": "llorch_serve.terminal.generate",
     "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
+    "embed": "llorch_serve.terminal.embed",
     "bench": "llorch_serve.terminal.bench",
     "bench compare": "llorch_serve.terminal.bench_compare",
     "doctor": "llorch_serve.terminal.doctor",
@@ -113,6 +115,7 @@ def front_door(
 
 def main() -> None:
     """Run the command line and exit with the code of its outcome."""
+    _write_what_can_be_written()
     try:
         app(prog_name="llorch")
     except LlorchError as error:
@@ -130,6 +133,12 @@ def main() -> None:
         _show_traceback()
         what = f"unexpected {type(error).__name__}: {error}"
         sys.exit(fail(f"{what}. Run again with 'llorch --debug ...' and report what it shows.", 1))
+
+
+def _write_what_can_be_written() -> None:
+    """Have stdout write a replacement for each character that its encoding lacks, as ASCII lacks most."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _show_traceback() -> None:

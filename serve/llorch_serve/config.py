@@ -67,6 +67,8 @@ class EngineConfig:
     kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
     tool_format, reasoning_format: how calls and thoughts are read out of answers to chats: the name of a
         format, ``auto`` (the chat template's) or ``none``.
+    rank_format: how documents are ranked: ``qwen3``, ``auto`` (where the model's name says that it ranks) or
+        ``none``.
     served_names: what clients may call the model beside its own id.
     """
 
@@ -81,4 +83,5 @@ class EngineConfig:
     kv_cache: bool = True
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    rank_format: str = "auto"
     served_names: tuple[str, ...] = ()

@@ -4,9 +4,10 @@ types.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
@@ -14,6 +15,10 @@ from llorch_serve.errors import FieldViolation
 from llorch_serve.providers import ProviderShare
 from llorch_serve.sampling.logprobs import MAX_LOGPROBS, TokenLogprobs
 from llorch_serve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +34,40 @@ class ToolCall:
 class ToolCallDelta:
     """A call that the model made, or a part of one: texts of the same index (which of the answer's calls)
     join.
+
+    broken: the call has broken off: what was told of it is no call, and is in the text now.
     """
 
     index: int
     id: str = ""
     name: str = ""
     arguments: str = ""
+    broken: bool = False
+
+
+def whole_calls(parts: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    """Return the calls of an answer that has ended, whole and counted from 0, without those that broke
+    off.
+    """
+    sound = [call for call in _joined_calls(parts) if not call.broken]
+    return tuple(replace(call, index=place) for place, call in enumerate(sound))
+
+
+def _joined_calls(parts: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Return parts of calls with those of the same call joined, in the order of the calls."""
+    by_index: dict[int, list[ToolCallDelta]] = {}
+    for part in parts:
+        by_index.setdefault(part.index, []).append(part)
+    return [
+        ToolCallDelta(
+            index,
+            "".join(part.id for part in call),
+            "".join(part.name for part in call),
+            "".join(part.arguments for part in call),
+            any(part.broken for part in call),
+        )
+        for index, call in sorted(by_index.items())
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +105,33 @@ class TokenPrompt:
     token_ids: tuple[int, ...]
 
 
+class ToolMode(enum.Enum):
+    """Whether a model calls tools."""
+
+    AUTO = "auto"  # as it likes
+    NONE = "none"  # it is not told of any
+    REQUIRED = "required"  # its answer is one call or several, held by a grammar
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether a model calls tools, and which.
+
+    names: of the tools that may be called; empty: all of them. With AUTO the model is not told of others,
+        with REQUIRED it is.
+    """
+
+    mode: ToolMode = ToolMode.AUTO
+    names: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """A conversation, rendered with the model's own chat template and opened for the assistant's answer.
 
     tools, documents: JSON text of an object each.
+    tool_choice: whether and which of the tools are called.
+    parallel_tool_calls: False: an answer ends with its first call.
     template_name: of several templates; None: ``tool_use`` if there are tools and such a template, else
         ``default``.
     template_arguments: JSON text of an object: further variables of the template, ``add_generation_prompt``
@@ -92,6 +147,8 @@ class ChatPrompt:
     template_arguments: str | None = None
     continue_final_message: bool = False
     allow_control_tokens: bool = False
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -227,6 +284,56 @@ class ContinuationScore:
 
 
 @dataclass(frozen=True, slots=True)
+class RankRequest:
+    """A request for how relevant documents are to a query.
+
+    instruction: what makes a document relevant; None: what the model was trained on.
+    client_id, owner, correlation_id, traceparent, priority: as in :class:`GenerationRequest`.
+    """
+
+    request_id: str
+    query: str
+    documents: tuple[str, ...]
+    instruction: str | None = None
+    client_id: str = ""
+    owner: str = ""
+    correlation_id: str = ""
+    traceparent: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """A request for the vectors of texts.
+
+    dimensions: how many numbers of each vector are wanted, the first ones; the rest is cut off and what is
+        left divided by its length, if vectors have length 1. None: all of them.
+    truncate_prompt_tokens: cut texts that have more tokens than this, at their end but before what the
+        tokenizer puts behind a text; -1: than the context holds. None: they are refused.
+    client_id, owner, correlation_id, traceparent, priority, fingerprint: as in :class:`GenerationRequest`.
+    """
+
+    request_id: str
+    inputs: tuple[Prompt, ...]
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    client_id: str = ""
+    owner: str = ""
+    correlation_id: str = ""
+    traceparent: str = ""
+    priority: int = 0
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextEmbedding:
+    """A text's vector, [dimensions], and the tokens that it was made of."""
+
+    values: npt.NDArray[np.float32]
+    token_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Durations of one request in seconds.
 
@@ -281,6 +388,7 @@ class GenerationUpdate:
     prompt_logprobs: one for each token of the prompt but the first, if the request asked for them: with the
         first update of answer 0, and only there.
     score: of a continuation, with its only update; ``index`` says which.
+    embedding: of a text, likewise.
     """
 
     request_id: str
@@ -295,6 +403,7 @@ class GenerationUpdate:
     open_answers: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     score: ContinuationScore | None = None
+    embedding: TextEmbedding | None = None
 
     @property
     def is_last(self) -> bool:
@@ -350,7 +459,7 @@ class JoinedUpdates:
             logprobs=tuple(self._logprobs),
             prompt_logprobs=tuple(self._prompt_logprobs),
             reasoning="".join(self._thoughts),
-            tool_calls=tuple(self._calls),
+            tool_calls=tuple(_joined_calls(self._calls)),
         )
 
 
@@ -374,6 +483,7 @@ class ModelInfo:
     limits: what that tool's graph cannot do, as phrases for people.
     provider_shares: nodes and weights of each provider, without their operators; empty from an older worker.
     device: the provider's, like ``cpu`` or ``cuda:1``; empty from an older worker.
+    embedding_size: numbers of a text's vector; 0: the model embeds no texts, but generates.
     served_names: what clients may call the model beside ``model_id``, the one that answers tell first.
     """
 
@@ -395,6 +505,7 @@ class ModelInfo:
     provider_shares: tuple[ProviderShare, ...] = ()
     device: str = ""
     served_names: tuple[str, ...] = ()
+    embedding_size: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -432,6 +543,19 @@ class TextGenerator(Protocol):
 
         Returns and raises what :meth:`submit` does, and UnsupportedError where the model's graph cannot
         score.
+        """
+
+    def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue the documents of a request; each ends with two updates, one with the
+        score of "yes" and then one with that of "no".
+
+        Returns and raises what :meth:`submit` does, and UnsupportedError where the model does not rank.
+        """
+
+    def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue the texts of a request; each ends with one update that has its vector.
+
+        Returns and raises what :meth:`submit` does, and UnsupportedError where the model embeds no texts.
         """
 
     def violations(

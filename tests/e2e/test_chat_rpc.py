@@ -106,6 +106,17 @@ def test_generate_takes_a_file_of_tools(tmp_path: Path, tiny: Path) -> None:
     flags = ("--chat", "Hi", "--system", "Be brief.", "--max-tokens", "4", "--json")
     found = llorch_here("generate", tiny, *flags, "--tools", path, "--template-arguments", '{"x": 1}')
     assert found.code == 0, found
+    flags = (*flags, "--tools", path)
+    found = llorch_here("generate", tiny, *flags, "--tool-format", "hermes", "--tool-choice", "get_time")
+    assert found.code == 0, found
+    assert '"<tool_call>'.startswith(f'"{json.loads(found.stdout)["text"]}')  # as far as four tokens go
+    refused = llorch_here("generate", tiny, *flags, "--tool-format", "hermes", "--tool-choice", "x")
+    assert "input.chat.tool_choice: found 'x'" in refused.error()
+    refused = llorch_here("generate", tiny, *flags, "--tool-choice", "required")
+    assert "--tool-format" in refused.error()
+    refused = llorch_here("generate", tiny, "--chat", "Hi", "--tool-choice", "required")
+    assert "--tool-choice has no effect without --tools" in refused.error()
+    flags = flags[:-2]
     path.write_text("{}")
     assert "holds no JSON list" in llorch_here("generate", tiny, *flags, "--tools", path).error()
     assert "cannot be read" in llorch_here("generate", tiny, *flags, "--tools", tmp_path / "absent").error()

@@ -424,3 +424,8 @@ def test_ctrl_c_ends_a_remote_answer_and_frees_its_slot(long):
             assert command.wait() == 130
         again = llorch_here("generate", *flags, "--max-tokens", "4", "--json").document()
         assert len(again["token_ids"]) == 4
+
+
+def test_a_stdout_that_lacks_characters_gets_replacements(tiny):
+    found = llorch("generate", tiny, *PROMPT, "--choice", "\U0001f642 ok", PYTHONIOENCODING="ascii")
+    assert (found.code, found.stdout) == (0, "? ok\n")

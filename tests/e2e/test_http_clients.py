@@ -54,6 +54,7 @@ def test_a_worker_on_the_loopback_answers_further_hosts_if_told_to():
         ("127.0.0.1", ("*",), None),
         ("0.0.0.0", (), None),
         ("0.0.0.0", ("gpu-box",), {"localhost", "127.0.0.1", "[::1]", "gpu-box"}),
+        ("Work-Station", ("gpu-box",), {"localhost", "127.0.0.1", "[::1]", "gpu-box", "work-station"}),
         ("192.168.7.7", ("gpu-box",), {"localhost", "127.0.0.1", "[::1]", "gpu-box", "192.168.7.7"}),
     ],
 )

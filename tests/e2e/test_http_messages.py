@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 
 import anthropic
+import pydantic
 import pytest
 
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError
 from llorch_serve.http.messages.answers import UNSIGNED
 from llorch_serve.http.settings import HttpSettings
 from llorch_serve.http.unknown_fields import UnknownFields
-from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta
+from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta, ToolChoice, ToolMode
 from llorch_serve.structured.spec import JsonSchema
 from support.fakes.generator import INFO, PATIENCE_S
 from support.fakes.scripted import ScriptedGenerator
@@ -247,6 +248,68 @@ def test_no_tool_is_shown_where_none_is_to_be_called(served):
     assert served[1].submitted[0].prompt.tools == ()
 
 
+class City(pydantic.BaseModel):
+    name: str
+
+
+def test_what_came_back_can_be_sent_again():
+    call = ToolCallDelta(0, "c1", "weather", '{"city":"Rome"}')
+    pieces = ({"reasoning": "Hm"}, {"text": '{"name": "Rome"}'}, {"tool_calls": (call,)})
+    generator = ScriptedGenerator(pieces, FinishReason.TOOL_CALLS)
+    asked = {"model": INFO.model_id, "messages": MESSAGES, "max_tokens": 9, "output_format": City}
+    with running_front(generator) as front, client_of(front) as client:
+        with client.messages.stream(**asked) as stream:
+            answers = [ask(client), client.messages.parse(**asked), stream.get_final_message()]
+        for answer in answers:
+            for content in (answer.content, [block.model_dump() for block in answer.content]):
+                ask(client, messages=[*MESSAGES, {"role": "assistant", "content": content}])
+    generator.close()
+    assert answers[1].parsed_output == answers[2].parsed_output == City(name="Rome")
+    said = ChatMessage(
+        "assistant",
+        '{"name": "Rome"}',
+        tool_calls=(ToolCall("weather", '{"city":"Rome"}', "c1"),),
+        reasoning_content="Hm",
+    )
+    assert [request.prompt.messages[1] for request in generator.submitted[3:]] == [said] * 6
+
+
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        ({"type": "auto"}, ToolChoice()),
+        ({"type": "any"}, ToolChoice(ToolMode.REQUIRED)),
+        ({"type": "tool", "name": "weather"}, ToolChoice(ToolMode.REQUIRED, ("weather",))),
+        ({"type": "none"}, ToolChoice(ToolMode.NONE)),
+    ],
+    ids=lambda value: value.get("type") if isinstance(value, dict) else "",
+)
+def test_the_choice_of_tools_reaches_the_generator(served, choice, read):
+    ask(served[2], tools=[WEATHER], tool_choice=choice)
+    ask(served[2], tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    prompt, alone = (request.prompt for request in served[1].submitted)
+    assert (prompt.tool_choice, prompt.parallel_tool_calls) == (read, True)
+    assert (alone.tool_choice, alone.parallel_tool_calls) == (ToolChoice(), False)
+
+
+def test_a_call_that_breaks_off_in_a_stream_is_followed_by_its_text():
+    pieces = (
+        {"tool_calls": (ToolCallDelta(0, "c1", "weather", '{"ci'),)},
+        {"text": '<tool_call>{"ci', "tool_calls": (ToolCallDelta(0, broken=True),)},
+    )
+    generator = ScriptedGenerator(pieces, FinishReason.STOP)
+    with running_front(generator) as front, client_of(front) as client:
+        whole = ask(client, tools=[WEATHER], max_tokens=9)
+        with client.messages.stream(
+            model=INFO.model_id, messages=MESSAGES, tools=[WEATHER], max_tokens=9
+        ) as stream:
+            streamed = stream.get_final_message()
+    generator.close()
+    assert [block.type for block in whole.content] == ["text"]
+    assert whole.content[0].text == streamed.content[-1].text == '<tool_call>{"ci'
+    assert streamed.stop_reason == whole.stop_reason == "end_turn"
+
+
 @pytest.mark.parametrize(
     ("block", "kind"),
     [
@@ -297,6 +360,17 @@ def test_every_bad_field_has_the_name_that_the_api_has(served):
     found = refusals(served[0], max_tokens=-2, temperature=3, stop_sequences=[""])
     assert list(found) == ["temperature", "max_tokens", "stop_sequences[0]"]
     assert list(refusals(served[0], messages=[])) == ["messages"]
+
+
+def test_what_shows_late_has_the_name_that_the_api_has(served):
+    front, generator, _ = served
+    late = ("sampling.json_schema", "input.chat.tools[0].function.parameters.a", "input.chat.messages[1]")
+    generator.fail_submit = InvalidRequestError([FieldViolation(name, "is bad") for name in late])
+    assert list(refusals(front, system="a")) == [
+        "output_config.format.schema",
+        "tools[0].input_schema.a",
+        "messages[0]",
+    ]
 
 
 def test_another_model_and_another_version_are_refused(served):

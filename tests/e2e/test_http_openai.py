@@ -6,12 +6,22 @@ import json
 from dataclasses import replace
 
 import openai
+import pydantic
 import pytest
 
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import NonFiniteLogitsError, ResourceError
 from llorch_serve.http.fields import MAX_LISTED
-from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, ToolCall, ToolCallDelta
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+    ToolCallDelta,
+    ToolChoice,
+    ToolMode,
+)
 from support.fakes.generator import INFO, PATIENCE_S, FakeGenerator
 from support.harness.http import fake_front, running_front, send
 
@@ -307,11 +317,84 @@ def test_tools_and_their_messages_reach_the_template(served):
         model=INFO.model_id, messages=MESSAGES, tools=[TOOL], tool_choice="none", max_tokens=1
     )
     assert generator.submitted[1].prompt.tools == ()
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model=INFO.model_id, messages=MESSAGES, tools=[TOOL], tool_choice="required"
-        )
-    assert caught.value.param == "tool_choice"
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CHOICES = [
+    (None, ToolChoice()),
+    ("auto", ToolChoice()),
+    ("none", ToolChoice(ToolMode.NONE)),
+    ("required", ToolChoice(ToolMode.REQUIRED)),
+    (NAMED, ToolChoice(ToolMode.REQUIRED, ("weather",))),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+        ToolChoice(ToolMode.AUTO, ("weather",)),
+    ),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+        ToolChoice(ToolMode.REQUIRED, ("weather",)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("sent", "read"), CHOICES)
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_a_choice_of_tools_reaches_the_worker(served, sent, read, parallel):
+    front, generator, _ = served
+    body = {"messages": MESSAGES, "tools": [TOOL], "max_tokens": 1}
+    body |= {"tool_choice": sent, "parallel_tool_calls": parallel}
+    assert send(front.port, "POST", "/v1/chat/completions", body).status == 200
+    prompt = generator.submitted[0].prompt
+    assert (prompt.tool_choice, prompt.parallel_tool_calls) == (read, parallel is not False)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "any",
+        3,
+        [],
+        {"type": "function", "name": "weather"},
+        {"type": "function", "function": {}},
+        {"type": "custom", "custom": {"name": "weather"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [NAMED]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+    ],
+)
+def test_a_choice_of_tools_of_another_shape_is_refused(served, choice):
+    body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
+    answer = send(served[0].port, "POST", "/v1/chat/completions", body)
+    error = answer.document["error"]
+    assert (answer.status, error["param"]) == (400, "tool_choice")
+    assert "expected" in error["message"]
+
+
+class JsonGenerator(FakeGenerator):
+    """Answers with an object."""
+
+    def _advance(self, request_id, live):
+        update = super()._advance(request_id, live)
+        return replace(update, text='{"a": 1}' if live.produced == 1 else "")
+
+
+class Parsed(pydantic.BaseModel):
+    a: int
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of OpenAI's client about itself
+def test_a_parsed_answer_is_sent_back_as_it_came():
+    generator = JsonGenerator()
+    with running_front(generator) as front, client_of(front) as client:
+        messages = list(MESSAGES)
+        for _ in range(2):
+            answer = client.chat.completions.parse(
+                model=INFO.model_id, messages=messages, response_format=Parsed, max_tokens=1000, stop=["w2"]
+            )
+            message = answer.choices[0].message
+            assert message.parsed == Parsed(a=1)
+            messages += [message, {"role": "user", "content": "again"}]
+    generator.close()
+    assert generator.submitted[1].prompt.messages[1] == ChatMessage("assistant", '{"a": 1}')
 
 
 class CallingGenerator(FakeGenerator):

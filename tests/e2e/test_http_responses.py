@@ -9,12 +9,14 @@ import pydantic
 import pytest
 
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.errors import NonFiniteLogitsError
+from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError
+from llorch_serve.http.fields import MAX_LISTED
+from llorch_serve.http.responses import items
 from llorch_serve.http.responses.items import wrapped_thoughts
 from llorch_serve.http.responses.reading import MAX_ECHOED_BYTES
 from llorch_serve.http.settings import HttpSettings
 from llorch_serve.http.unknown_fields import UnknownFields
-from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta
+from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta, ToolChoice, ToolMode
 from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.structured.spec import JsonObject, JsonSchema
 from support.fakes.generator import INFO, PATIENCE_S
@@ -181,7 +183,7 @@ def test_items_reach_the_template(served):
         ChatMessage("tool", "noon", tool_call_id="c2"),
         ChatMessage("assistant", "It rains."),
         ChatMessage("assistant", "At noon."),
-        ChatMessage("assistant", None, reasoning_content="Hm"),
+        ChatMessage("assistant", "", reasoning_content="Hm"),
         ChatMessage("user", "Thanks"),
     )
     assert [json.loads(tool) for tool in prompt.tools] == [
@@ -225,6 +227,8 @@ def test_what_is_kept_can_be_fetched_and_deleted(served):
         client.responses.retrieve(response.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.delete(response.id)
+    other = send(served[0].port, "PUT", f"/v1/responses/{response.id}")
+    assert (other.status, set(other.headers["allow"].split(", "))) == (405, {"GET", "HEAD", "DELETE"})
     with pytest.raises(openai.BadRequestError, match="is not kept here") as caught:
         ask(client, previous_response_id=response.id)
     assert caught.value.param == "previous_response_id"
@@ -281,8 +285,56 @@ def test_sampling_forms_and_choices_reach_the_generator(served):
     assert json.loads(generator.submitted[1].prompt.template_arguments)["enable_thinking"] is False
 
 
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        ("required", ToolChoice(ToolMode.REQUIRED)),
+        ({"type": "function", "name": "weather"}, ToolChoice(ToolMode.REQUIRED, ("weather",))),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+            ToolChoice(ToolMode.AUTO, ("weather",)),
+        ),
+    ],
+    ids=("required", "one", "allowed"),
+)
+def test_the_choice_of_tools_reaches_the_generator(served, choice, read):
+    response = ask(served[2], tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False)
+    prompt = served[1].submitted[0].prompt
+    assert (prompt.tool_choice, prompt.parallel_tool_calls) == (read, False)
+    assert response.parallel_tool_calls is False
+    assert len(response.tools) == 1
+
+
+def test_a_call_that_breaks_off_is_not_gone_on_from():
+    pieces = (
+        {"tool_calls": (ToolCallDelta(0, "c1", "weather", '{"ci'),)},
+        {"text": '<tool_call>{"ci', "tool_calls": (ToolCallDelta(0, broken=True),)},
+    )
+    generator = ScriptedGenerator(pieces, FinishReason.STOP, free_running=False)
+    with running_front(generator) as front, client_of(front) as client:
+        stream = ask(client, tools=[WEATHER], stream=True, max_output_tokens=9)
+        generator.step()
+        assert any(event.type == "response.function_call_arguments.delta" for event in stream)
+        generator.run_freely()
+        *_, last = stream
+        ask(client, previous_response_id=last.response.id)
+    generator.close()
+    call, said = last.response.output
+    assert (call.type, call.status, said.status) == ("function_call", "incomplete", "completed")
+    assert said.content[0].text == '<tool_call>{"ci'
+    assert generator.submitted[1].prompt.messages[1] == ChatMessage("assistant", '<tool_call>{"ci')
+
+
 class City(pydantic.BaseModel):
     name: str
+
+
+class Place(pydantic.BaseModel):
+    city: str
+
+
+CALL = ToolCallDelta(0, "c1", "weather", '{"city": "Rome"}')
+STRICT = openai.pydantic_function_tool(Place, name="weather")
 
 
 def test_a_model_of_the_client_becomes_the_form_and_the_answer():
@@ -296,6 +348,33 @@ def test_a_model_of_the_client_becomes_the_form_and_the_answer():
     form = generator.submitted[0].sampling.structured
     assert isinstance(form, JsonSchema)
     assert json.loads(form.schema)["properties"]["name"]["type"] == "string"
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of older clients, about their own models
+def test_what_came_back_can_be_sent_again():
+    pieces = ({"reasoning": "Hm"}, {"text": '{"name": "Rome"}'}, {"tool_calls": (CALL,)})
+    generator = ScriptedGenerator(pieces, FinishReason.TOOL_CALLS)
+    with running_front(generator) as front, client_of(front) as client:
+        answers = [
+            ask(client, max_output_tokens=9, include=["message.output_text.logprobs"]),
+            client.responses.parse(model=INFO.model_id, input="Hi", text_format=City, tools=[STRICT]),
+        ]
+        with client.responses.stream(
+            model=INFO.model_id, input="Hi", text_format=City, tools=[STRICT]
+        ) as stream:
+            answers.append(stream.get_final_response())
+        for answer in answers:
+            ask(client, input=[{"role": "user", "content": "Hi"}, *answer.output])
+            ask(client, input=[item.model_dump() for item in answer.output])
+    generator.close()
+    said = ChatMessage(
+        "assistant",
+        '{"name": "Rome"}',
+        tool_calls=(ToolCall("weather", '{"city": "Rome"}', "c1"),),
+        reasoning_content="Hm",
+    )
+    sent = [request.prompt.messages for request in generator.submitted[3:]]
+    assert sent == [(ChatMessage("user", "Hi"), said), (said,)] * 3
 
 
 def test_logprobs_come_where_they_are_asked_for():
@@ -373,7 +452,17 @@ def test_every_bad_field_has_the_name_that_the_api_has(served):
         "max_output_tokens",
     ]
     assert list(refusals(served[0], input=[])) == ["input"]
+    padded = {"include_obfuscation": True}
+    found = refusals(served[0], stream=True, stream_options=padded)
+    assert list(found) == ["stream_options.include_obfuscation"]
     assert list(refusals(served[0], top_logprobs=21)) == ["top_logprobs"]
+
+
+def test_what_shows_late_has_the_name_that_the_api_has(served):
+    front, generator, _ = served
+    late = ("sampling.json_schema", "input.chat.tools[0].function.parameters.a", "input.chat.messages[1]")
+    generator.fail_submit = InvalidRequestError([FieldViolation(name, "is bad") for name in late])
+    assert list(refusals(front, instructions="a")) == ["text.format.schema", "tools[0].parameters.a", "input"]
 
 
 def test_a_failure_inside_a_stream_reaches_the_client():
@@ -399,9 +488,34 @@ def test_an_answer_whose_client_leaves_is_not_kept():
             client.responses.retrieve(response_id)
 
 
-def test_long_instructions_are_not_repeated(served):
-    response = ask(served[2], instructions="a" * MAX_ECHOED_BYTES)
-    assert (response.instructions, response.tools, response.text.format.type) == (None, [], "text")
+def test_empty_instructions_are_none(served):
+    ask(served[2], instructions="")
+    assert served[1].submitted[0].prompt.messages == (ChatMessage("user", "Hi"),)
+
+
+def test_long_words_are_not_repeated(served):
+    for words in ({"instructions": "a" * MAX_ECHOED_BYTES}, {"metadata": {"a": "b" * MAX_ECHOED_BYTES}}):
+        response = ask(served[2], **words)
+        assert (response.instructions, response.metadata, response.tools) == (None, {}, [])
+        assert (response.text.format.type, response.tool_choice) == ("text", "auto")
+
+
+def test_items_that_are_referred_to_are_as_long_as_a_body_at_most(served, monkeypatch):
+    front, _, client = served
+    reference = {"type": "item_reference", "id": ask(client).output[0].id}
+    monkeypatch.setattr(items, "MAX_BODY_BYTES", 1000)
+    found = refusals(front, input=[reference] * 50)
+    (name,) = found
+    assert name.startswith("input[")
+    assert "more than 1000 bytes" in found[name]
+
+
+def test_what_has_no_effect_is_not_listed_without_end():
+    settings = HttpSettings(unknown=UnknownFields.IGNORE)
+    with fake_front(settings=settings) as (front, _):
+        body = {"input": "Hi", "tools": [{"type": "web_search"}] * 1000, "max_output_tokens": 1}
+        answer = send(front.port, "POST", "/v1/responses", body)
+    assert len(answer.document["llorch"]["ignored"]) == MAX_LISTED
 
 
 def test_tokens_are_counted_without_an_answer(served):

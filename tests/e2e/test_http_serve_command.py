@@ -25,6 +25,7 @@ from llorch_serve.sampling.params import SamplingParams
 from support.fakes.generator import PATIENCE_S
 from support.harness.http import send
 from support.harness.processes import llorch_here, serving
+from support.harness.terminal import CTRL_C, terminal
 
 CANARY = "xylophone-canary"
 
@@ -51,6 +52,26 @@ def test_both_ways_lead_to_the_same_engine(both):
         assert over_http["choices"][0]["text"] == "".join(u.text for u in updates)
         assert send(port, "GET", "/load").document["generated_tokens"] == client.load().generated_tokens
         assert send(port, "GET", "/v1/models").document["data"][0]["id"] == client.model_info().model_id
+
+
+def test_a_person_at_a_terminal_is_told_what_to_do(tiny):
+    flags = ("--served-model-name", "gpt-4o-mini", "--unknown-fields", "ignore", "--allowed-host", "gpu-box")
+    with terminal("serve", tiny, "--port", "0", "--http", "0", *flags) as screen:
+        url = screen.wait_for(r"  address  (http://127.0.0.1:\d+)/v1 \(OpenAI's API\), 127").group(1)
+        screen.wait_for(rf"  try      curl {url}/v1/chat/completions")
+        screen.wait_for(rf"  page     {url}/")
+        port = int(url.rpartition(":")[2])
+        body = {"model": "gpt-4o-mini", "prompt": "Paris", "max_tokens": 2, "num_ctx": 1}
+        answer = send(port, "POST", "/v1/completions", body, {"Host": f"gpu-box:{port}"}).document
+        assert answer["model"] == "gpt-4o-mini"
+        assert answer["choices"][0]["llorch"]["ignored"] == ["num_ctx"]
+        screen.wait_for("unknown fields of requests are ignored: num_ctx")
+        screen.press(CTRL_C)
+        assert screen.wait() == 0
+
+
+def test_a_log_has_no_lines_for_people_at_terminals(both):
+    assert not [line for line in both[0].command.log if line.startswith("  ")]
 
 
 def test_curl_is_enough(both):

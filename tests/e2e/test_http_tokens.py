@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.errors import InvalidRequestError
+from llorch_serve.requests import ChatMessage, ChatPrompt, ScoreRequest, TextPrompt, TokenPrompt
+from support.builders.checkpoints import BOS_ID
 from support.fakes.generator import INFO
-from support.harness.http import fake_front, send
+from support.harness.http import fake_front, running_front, send
+from support.harness.worker import make_worker
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -118,3 +122,38 @@ def test_bad_bodies_are_refused_by_the_fields_name(served, path, body, fields):
 def test_another_model_is_not_found(served, path, body):
     answer = send(served[0].port, "POST", path, body | {"model": "other"})
     assert (answer.status, answer.document["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A worker with a real tokenizer, over both protocols."""
+    worker = make_worker(tmp_path_factory.mktemp("artifact"))
+    with running_front(worker) as front, WorkerClient(front.rpc) as client:
+        yield front, client
+    worker.close()
+
+
+def test_both_protocols_say_the_same(real):
+    front, client = real
+    ids, _ = client.tokenize(TextPrompt("Once upon"))
+    assert tuple(ask(front, "/tokenize", prompt="Once upon")["tokens"]) == ids
+    chat = ChatPrompt((ChatMessage("user", "Hi"),))
+    assert tuple(ask(front, "/tokenize", messages=MESSAGES)["tokens"]) == client.tokenize(chat)[0]
+    assert ask(front, "/detokenize", tokens=ids)["prompt"] == client.detokenize(ids, keep_special_tokens=True)
+    request = ScoreRequest("r", TextPrompt("Once"), (TextPrompt(" upon"), TextPrompt(" a time")), logprobs=2)
+    scores = client.score(request)
+    told = ask(front, "/v1/score", context="Once", continuations=[" upon", " a time"], logprobs=2)["data"]
+    for score, one in zip(scores, told, strict=True):
+        assert (one["logprob"], one["is_greedy"]) == (score.logprob, score.is_greedy)
+        assert [place["logprob"] for place in one["logprobs"]] == [p.chosen.logprob for p in score.logprobs]
+        assert [len(place["top_logprobs"]) for place in one["logprobs"]] == [2] * score.token_count
+
+
+def test_a_text_is_tokenised_without_what_the_tokenizer_adds(real):
+    front, client = real
+    whole = ask(front, "/tokenize", prompt="Once", return_token_strs=True)
+    plain = ask(front, "/tokenize", prompt="Once", add_special_tokens=False, return_token_strs=True)
+    assert whole["tokens"] == [BOS_ID, *plain["tokens"]]
+    assert "".join(plain["token_strs"]) == "Once"
+    with pytest.raises(InvalidRequestError, match="cannot be asked for over gRPC"):
+        client.tokenize(TextPrompt("Once", add_special_tokens=False))

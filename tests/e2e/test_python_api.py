@@ -161,6 +161,12 @@ def test_tools_and_template_arguments_reach_the_template(model: llorch.Model):
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     alone = model.chat("Hello", **GREEDY).prompt_tokens
     assert model.chat("Hello", tools=[tool], **GREEDY).prompt_tokens >= alone
+    none = model.chat("Hello", tools=[tool], tool_choice="none", parallel_tool_calls=False, **GREEDY)
+    assert none.prompt_tokens == alone
+    with pytest.raises(llorch.InvalidRequestError, match="tool_choice: found 'any', expected"):
+        model.chat("Hello", tools=[tool], tool_choice="any")
+    with pytest.raises(llorch.InvalidRequestError, match="--tool-format"):
+        model.chat("Hello", tools=[tool], tool_choice={"type": "function", "function": {"name": "look"}})
     asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I am"}]
     more = model.chat(asked, continue_final_message=True, **GREEDY)
     assert more.prompt_tokens < model.chat(asked, **GREEDY).prompt_tokens
@@ -239,17 +245,20 @@ def test_a_loop_is_answered_as_a_thread_is(opened, tiny: Path):
 def test_a_cancelled_task_ends_its_request(long: Path):
     async def ask() -> int:
         async with await llorch.load_async(long, slots=1, max_context=4096) as model:
-            endless = asyncio.create_task(model.generate("Once", ignore_eos=True))
-            async for _ in model.stream("Once", max_tokens=1):
-                break
+            begun = asyncio.Event()
+
+            async def listen() -> None:
+                async for _ in model.stream("Once", ignore_eos=True):
+                    begun.set()
+
+            endless = asyncio.create_task(listen())
+            await begun.wait()
             endless.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await endless
-            async for _ in model.stream("Once", ignore_eos=True):
-                break
             with pytest.raises(llorch.InvalidRequestError):
                 await model.generate("Once", temperature=9)
-            return (await model.generate("Once", **GREEDY)).generated_tokens
+            return (await model.generate("Once", **GREEDY)).generated_tokens  # in the one slot
 
     assert asyncio.run(ask()) == 6
 

@@ -48,7 +48,7 @@ from llorch_serve.foreign.optimum import describe_optimum
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.job_routes import CancelBody, JobDialect
 from llorch_serve.http.openai_requests import read_chat, read_completion
-from llorch_serve.requests import ChatMessage, ChatPrompt, ModelInfo
+from llorch_serve.requests import ChatMessage, ChatPrompt, ModelInfo, whole_calls
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert import read_abort_request, read_generation_request
 from llorch_serve.rpc.convert_prompt import read_prompt, read_token_ids
@@ -287,6 +287,7 @@ def _http_body() -> Callable[[bytes], object]:
     reads: tuple[Callable[[bytes], object], ...] = (
         lambda raw: read_completion(raw, INFO, CALLER),
         lambda raw: read_chat(raw, INFO, CALLER),
+        lambda raw: read_chat(raw, INFO, CALLER, []),
         lambda raw: JobDialect().read(raw, INFO, CALLER),
         lambda raw: read_struct(raw, CancelBody),
     )
@@ -358,6 +359,8 @@ def _answer() -> Callable[[bytes], object]:
                     functools.reduce(operator.add, (getattr(piece, name) for piece in told))
                     for told in (together, apart)
                 )
+                if name == "tool_calls":
+                    first, second = whole_calls(first), whole_calls(second)
                 assert first == second, f"{name}: {first!r} at once, {second!r} by characters"
 
     return run

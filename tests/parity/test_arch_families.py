@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llorch_serve.errors import ArtifactError
 from support.builders.arch_rows import GGUF, HF, usual_first
-from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.builders.checkpoints import Weights, write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.oracles.stepwise import check_steps, reference
 from tolerances import FP32_LOGITS, STEPWISE_LOGITS
@@ -27,6 +28,32 @@ def test_a_folder_computes_what_transformers_computes(tmp_path: Path, name: str)
     full = session.prefill(1, ids, 0, range(TOKENS)).copy()
     np.testing.assert_allclose(full, reference(folder, ids), atol=FP32_LOGITS, rtol=0)
     check_steps(session, ids, full, STEPWISE_LOGITS)
+
+
+@pytest.mark.reference
+def test_each_layer_has_its_own_factors_of_the_activation(tmp_path: Path) -> None:
+    def drawn(weights: Weights) -> None:
+        rng = np.random.default_rng(5)
+        for name in [name for name in weights if ".act_fn." in name]:
+            value = rng.uniform(-1.5, -0.5) if name.endswith("eps") else rng.normal()
+            weights[name] = np.array([value], np.float32)
+
+    folder = write_hf_folder(tmp_path / "model", HF["apertus"], edit=drawn)
+    session = open_tiny(export_tiny(folder, tmp_path / "artifact"))
+    ids = random_ids(TOKENS)
+    full = session.prefill(1, ids, 0, range(TOKENS))
+    np.testing.assert_allclose(full, reference(folder, ids), atol=FP32_LOGITS, rtol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
+def test_an_activation_whose_limit_is_not_negative_is_refused(tmp_path: Path, value: float) -> None:
+    def wrong(weights: Weights) -> None:
+        weights["model.layers.1.mlp.act_fn.eps"] = np.array([value], np.float32)
+
+    folder = write_hf_folder(tmp_path / "model", HF["apertus"], edit=wrong)
+    with pytest.raises(ArtifactError, match=r"act_fn.eps .*expected a negative number|NaN or infinity"):
+        export_tiny(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe, one layer without", "granitemoe"])

@@ -184,6 +184,7 @@ def test_what_the_runtime_has_no_form_for_is_quantised_anew_and_said(tmp_path: P
     result = export(options, silent)
     (notice,) = result.notices
     assert "8 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 32" in notice
+    assert "--accuracy-level 0 keeps the values" in notice
     assert "7 of floating point of 8 bits, one scale an output (quantised anew to 8 bits, block 64" in notice
     assert "1 of F16 (whole, stored in float16)" in notice
     assert kl(packed, all_logits(result.artifact, IDS)) < KL_REQUANTISED_SOURCE

@@ -1,4 +1,4 @@
-"""HQQ's weights: exact values for every width and both axes, and codes where zero points are whole."""
+"""HQQ's weights: exact values for every width and both axes, and codes where groups lie along inputs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ROWS: dict[str, Maker] = {
     "4 bits": matrix(4, 64),
     "4 bits, zero points below 0": matrix(4, 64, low=-20),
     "4 bits, fractions": matrix(4, 64, whole=False),
+    "1 bit, fractions": matrix(1, 32, whole=False),
     "4 bits, axis 0": matrix(4, 64, axis=0),
     "4 bits as bfloat16": matrix(4, 64, storage=ml_dtypes.bfloat16),
     "8 bits": matrix(8, 128),
@@ -47,7 +48,14 @@ def test_values_are_exact(tmp_path: Path, row: str) -> None:
 
 @pytest.mark.parametrize(
     ("row", "bits"),
-    [("4 bits", 4), ("4 bits, zero points below 0", 8), ("3 bits", 3), ("2 bits", 2), ("1 bit", 8)],
+    [
+        ("4 bits", 4),
+        ("4 bits, fractions", 4),
+        ("4 bits, zero points below 0", 8),
+        ("3 bits", 3),
+        ("2 bits", 2),
+        ("1 bit", 8),
+    ],
 )
 def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str, bits: int) -> None:
     packed = _write(tmp_path, row)
@@ -88,7 +96,7 @@ def test_a_scale_for_each_weight_is_read_in_pieces(tmp_path: Path) -> None:
         assert peak < 2**18, peak
 
 
-@pytest.mark.parametrize("row", ["4 bits, fractions", "4 bits, axis 0", "groups across outputs"])
+@pytest.mark.parametrize("row", ["1 bit, fractions", "groups across outputs"])
 def test_what_no_block_holds_has_no_codes(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
     assert open_checkpoint(str(packed.folder)).tensors[f"{MODULE}.weight"].codes is None

@@ -17,7 +17,7 @@ from llorch_export.checkpoint.packed.modules import reader_of
 from llorch_export.checkpoint.packed.stored import DTYPES, StoredArray
 from llorch_export.checkpoint.safetensors import file_tensors
 from llorch_export.config.packed.base import Packing
-from llorch_export.config.packed.reading import read_packing
+from llorch_export.config.packed.reading import read_packing, read_packing_file
 from support.builders.raw_safetensors import save
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "published" / "packed_layers.jsonl"
@@ -40,7 +40,10 @@ def test_a_matrix_is_read_as_its_tool_reads_it(tmp_path: Path, row: dict[str, An
         name.removeprefix("m."): StoredArray.at(tensor.source, tensor.dtype, tensor.notes)
         for name, tensor in found.items()
     }
-    packing = read_packing(row["settings"], origin="config.json")
+    if "file" in row:
+        packing = read_packing_file(row["settings"], name=row["file"], origin=row["file"])
+    else:
+        packing = read_packing(row["settings"], origin="config.json")
     assert isinstance(packing, Packing)
     expected = _stored(row["weight"])
     matrix = reader_of(packing).read(PackedModule("m", expected.shape, places))

@@ -78,7 +78,7 @@ def _dense(path: Path) -> Packed:
 
 
 def _anew(path: Path) -> Packed:
-    return write_packed(path, SHAPE, matrix(4, 64, whole=False), SETTINGS, skip=("lm_head",))
+    return write_packed(path, SHAPE, matrix(1, 64, whole=False), SETTINGS, skip=("lm_head",))
 
 
 def _of_experts(path: Path) -> Packed:

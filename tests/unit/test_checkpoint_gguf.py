@@ -19,6 +19,7 @@ from llorch_export.checkpoint.gguf_header import read_header
 from llorch_export.checkpoint.stream import FLOAT_CODECS
 from llorch_export.source.open import open_checkpoint, open_config
 from llorch_serve.errors import ArtifactError
+from support.builders.arch_rows import HF
 from support.builders.checkpoints import (
     Weights,
     llama3_frequency_factors,
@@ -56,6 +57,53 @@ def test_a_gguf_file_and_a_folder_of_the_same_weights_are_equal(
         assert loaded.dtype == np.float32
         assert loaded.shape == tensor.shape
         np.testing.assert_array_equal(loaded, folder.tensors[name].load(), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"xielu.alpha_p": None}, r"xielu.alpha_p is None, expected a finite number for each of 2 layers"),
+        ({"xielu.beta": [0.5]}, r"xielu.beta is \(0.5,\), expected"),
+        ({"xielu.eps": [-1e-6, float("nan")]}, r"xielu.eps is .*nan"),
+        ({"xielu.alpha_n": "1"}, r"xielu.alpha_n is '1', expected"),
+        ({"xielu.alpha_n": [True, False]}, r"xielu.alpha_n is \(True, False\), expected"),
+    ],
+)
+def test_factors_of_an_activation_that_are_not_there_are_refused(
+    tmp_path: Path, changes: dict[str, object], found: str
+) -> None:
+    with pytest.raises(ArtifactError, match=found):
+        open_checkpoint(str(write_gguf(tmp_path / "m.gguf", HF["apertus"], metadata=changes)))
+
+
+def test_a_factor_may_be_one_for_all_layers(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", HF["apertus"], metadata={"xielu.beta": 0.25})
+    tensors = open_checkpoint(str(file)).tensors
+    assert [tensors[f"model.layers.{layer}.mlp.act_fn.beta"].load()[0] for layer in (0, 1)] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize(
+    "overrides", [{"attention_bias": True}, HF["qwen2"], HF["phi"], HF["phi3"], HF["glm"], HF["mixtral"]]
+)
+def test_a_file_with_query_key_and_value_in_one_tensor_is_the_same_model(
+    tmp_path: Path, overrides: dict[str, object], kind: str
+) -> None:
+    apart, in_one = (
+        open_checkpoint(
+            str(write_gguf(tmp_path / f"{fused}.gguf", overrides, weight_type=kind, fused_qkv=fused))
+        )
+        for fused in (False, True)
+    )
+    assert in_one.config == apart.config
+    assert list(in_one.tensors) == list(apart.tensors)
+    for name, tensor in in_one.tensors.items():
+        expected = apart.tensors[name]
+        np.testing.assert_array_equal(tensor.load(), expected.load(), err_msg=name)
+        assert (tensor.read_blocks is None) is (expected.read_blocks is None)
+        if tensor.read_blocks is not None and expected.read_blocks is not None:
+            found, wanted = (read(0, tensor.shape[0]) for read in (tensor.read_blocks, expected.read_blocks))
+            np.testing.assert_array_equal(found, wanted, err_msg=name)
 
 
 # Relative to the largest weight of a block: half a step of the grid, with room for the scale's own rounding.

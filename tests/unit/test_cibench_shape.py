@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,22 @@ from bench_peers.contestant import Closeness, Work
 from bench_peers.models import PeersFolder
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
-from bench_peers.shape import Found, Match, section
+from bench_peers.shape import Found, section
+from bench_peers.turns import Match
 from llorch_export.source.open import open_checkpoint
 from support.builders.checkpoints import write_gguf
 
-TINY = {
-    "HIDDEN": 64,
-    "LAYERS": 2,
-    "HEADS": 4,
-    "KV_HEADS": 2,
-    "HEAD_DIM": 16,
-    "INTERMEDIATE": 96,
-    "VOCABULARY": 600,
-    "CONTEXT": 128,
-}
+TINY = random_llama.Shape(
+    "tiny",
+    hidden=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=96,
+    vocabulary=600,
+    context=128,
+)
 
 
 @pytest.fixture
@@ -38,15 +41,13 @@ def quantised(monkeypatch, tmp_path: Path):
         Path(target).write_bytes(Path(source).read_bytes())
 
     monkeypatch.setattr(random_llama, "run_process", quantise)
-    for name, value in TINY.items():
-        monkeypatch.setattr(random_llama, name, value)
     return calls
 
 
 def test_the_random_model_is_a_checkpoint_with_every_tensor_and_a_full_vocabulary(quantised, tmp_path: Path):
     vocabulary = write_gguf(tmp_path / "vocabulary.gguf")
     peers = PeersFolder(tmp_path)
-    files = random_llama.make(("Q8_0", "Q4_0"), vocabulary, tmp_path / "out", peers)
+    files = random_llama.make(TINY, ("Q8_0", "Q4_0"), vocabulary, tmp_path / "out", peers)
     assert quantised == [("quantize", "Q8_0"), ("quantize", "Q4_0")]
     assert set(files) == {"F16", "Q8_0", "Q4_0"}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
@@ -57,8 +58,17 @@ def test_the_random_model_is_a_checkpoint_with_every_tensor_and_a_full_vocabular
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (64, 2, 600)
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 16)
     assert config.tie_word_embeddings
-    random_llama.make(("Q8_0", "Q4_0"), vocabulary, tmp_path / "out", peers)
+    random_llama.make(TINY, ("Q8_0", "Q4_0"), vocabulary, tmp_path / "out", peers)
     assert len(quantised) == 2, "what is there is not made again"
+
+
+def test_a_random_model_of_experts_is_read_as_one(quantised, tmp_path: Path):
+    shape = replace(TINY, experts=4, active=2)
+    files = random_llama.make(
+        shape, (), write_gguf(tmp_path / "vocabulary.gguf"), tmp_path, PeersFolder(tmp_path)
+    )
+    experts = open_checkpoint(str(files["F16"])).config.experts
+    assert (experts.count, experts.per_token, experts.intermediate_size) == (4, 2, 96)
 
 
 def test_the_section_compares_each_type_with_llama_cpp_and_says_what_holds():
@@ -87,9 +97,9 @@ def test_the_section_compares_each_type_with_llama_cpp_and_says_what_holds():
     close["llorch, cpu"] = Found(Closeness(0.004, 0.9), None)
     work = Work(tuple(np.arange(8).tolist()), Path("x"), 4, (1,), 1, 2)
     matches = [
-        Match("cpu to Q8_0", "llorch, cpu", "llama.cpp, Q8_0"),
-        Match("Q8_0, the same", "llorch, Q8_0", "llama.cpp, Q8_0"),
-        Match("Q4_0, the same", "llorch, Q4_0", "llama.cpp, Q4_0"),
+        Match("cpu to Q8_0", "llorch, cpu", "llama.cpp, Q8_0", 1.1),
+        Match("Q8_0, the same", "llorch, Q8_0", "llama.cpp, Q8_0", 1.1),
+        Match("Q4_0, the same", "llorch, Q4_0", "llama.cpp, Q4_0", 1.1),
     ]
     text = section(Machine("A CPU", 2, [], 16, "Linux", 0.1), work, matches, close, found)
     assert "| llorch, Q8_0 | 0.001 | 99.0% | 0.0002 | 90.0 | 24.0 | 9 |" in text

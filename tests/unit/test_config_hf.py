@@ -149,7 +149,7 @@ def test_other_rope_types_are_refused_by_name(kind: str, name_key: str, place: s
 def test_other_families_are_refused_by_name_with_the_list_of_what_is_supported(
     model_type: str, architecture: str
 ) -> None:
-    wanted = f"model_type is '{model_type}'; {SUPPORTED_HF}$"
+    wanted = f"model_type is '{model_type}'.*; {SUPPORTED_HF}$"
     with pytest.raises(ArtifactError, match=wanted):
         config_from_hf(tiny_config(model_type=model_type, architectures=[architecture]))
 

@@ -162,3 +162,13 @@ def test_what_is_no_language_model_of_a_family_is_refused_with_the_reason(
         read_config({**tiny_config(), **settings})
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_what_transformers_reads_and_never_applies_is_ignored_with_a_notice() -> None:
+    data = tiny_config(**of_family("gemma3_text", attn_logit_softcapping=2.0))
+    found = read_config(data)
+    assert found.ignored_settings == ("attn_logit_softcapping",)
+    assert found.config.form.attention_softcap is None
+    for absent in (None, 0):
+        data["attn_logit_softcapping"] = absent
+        assert read_config(data).ignored_settings == ()

@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import requests
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -110,6 +111,21 @@ def test_spans_go_to_the_endpoint_that_is_named():
     exporter = provider._active_span_processor._span_processors[0].span_exporter
     assert exporter._endpoint == "http://127.0.0.1:9/v1/traces"
     provider.shutdown()
+
+
+@pytest.mark.parametrize(("host", "direct"), [("127.0.0.1", True), ("collector.example", False)])
+def test_a_collector_on_this_machine_is_called_without_a_proxy(monkeypatch, host, direct):
+    made = []
+
+    class Kept(requests.Session):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(requests, "Session", Kept)
+    otlp_provider(f"http://{host}:4318", "1.2").shutdown()
+    (session,) = made
+    assert session.trust_env is not direct
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,19 @@ def test_a_worker_may_ignore_what_it_does_not_know() -> None:
     assert sorted(ignored) == ["messages[0].images", "options", "stream_options.chunk", "think"]
 
 
+def test_what_is_left_aside_of_many_messages_is_told_once() -> None:
+    ignored: list[str] = []
+    asked(ignored, messages=[HELLO | {"images": ["AA=="]}] * 100)
+    assert ignored == ["messages[].images"]
+
+
+def test_a_flood_of_what_is_left_aside_is_counted() -> None:
+    ignored: list[str] = []
+    asked(ignored, **{f"field{i}": 1 for i in range(100)})
+    assert ignored[:2] == ["field0", "field1"]
+    assert ignored[31:] == ["and 69 more"]
+
+
 def test_what_is_known_and_cannot_be_honoured_is_never_ignored() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         asked([], modalities=["audio"], temperature="hot")
@@ -284,3 +297,5 @@ def test_the_opening_of_an_answer_can_be_left_out() -> None:
     both = refused(add_generation_prompt=False, chat_template_kwargs={"add_generation_prompt": True})
     assert "chat_template_kwargs" in both["add_generation_prompt"]
     assert "add_generation_prompt" in refused(add_generation_prompt=True, continue_final_message=True)
+    prefixed = [HELLO, {"role": "assistant", "content": "Hel", "prefix": True}]
+    assert "add_generation_prompt" in refused(add_generation_prompt=True, messages=prefixed)

@@ -18,9 +18,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llorch_serve.chat.parsing.answer import AnswerParser, call_id, parser_for
+from llorch_serve.chat.parsing.bodies import CallPart
+from llorch_serve.chat.parsing.calls import CallParser
 from llorch_serve.chat.parsing.registry import AnswerFormats, choose_formats
+from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
 from llorch_serve.errors import UsageError
-from llorch_serve.requests import ChatMessage, ChatPrompt
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    ToolCallDelta,
+    ToolChoice,
+    ToolMode,
+    whole_calls,
+)
 from support.builders.chat_templates import LLAMA3, SMOLLM2, TOOLS, conversation
 
 NAMES = ["hermes", "llama3", "mistral", "granite"]
@@ -43,7 +53,7 @@ def parser(tools: str = "none", reasoning: str = "none", rendered: str = "") -> 
 
 def told(made: AnswerParser, pieces: list[str]) -> Told:
     deltas = [*(made.push(piece) for piece in pieces), made.finish()]
-    calls = [call for delta in deltas for call in delta.tool_calls]
+    calls = whole_calls(call for delta in deltas for call in delta.tool_calls)
     assert [call.index for call in calls] == list(range(len(calls)))
     assert all(len(call.id) == 9 for call in calls)
     assert len({call.id for call in calls}) == len(calls)
@@ -288,7 +298,7 @@ def test_a_token_costs_the_same_however_much_is_held(
     tools: str, reasoning: str, before: str, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Characters that are looked at or copied, for each of an answer."""
-    for file in ("calls", "json_calls", "markers", "reasoning", "tool_formats"):
+    for file in ("bodies", "calls", "json_calls", "markers", "reasoning"):
         module = importlib.import_module(f"llorch_serve.chat.parsing.{file}")
         for name, value in vars(module).items():
             if isinstance(value, re.Pattern):
@@ -305,17 +315,148 @@ def test_many_calls_at_once_cost_what_each_of_them_does(monkeypatch: pytest.Monk
     """A run of byte tokens is told at once when it ends, and so is what was held back for a stop string."""
     monkeypatch.setattr(Watched, "characters", 0)
     answer = Watched("[TOOL_CALLS]f{}" * 2000)
-    assert len(parser("mistral").push(answer).tool_calls) == 2000
+    assert len(whole_calls(parser("mistral").push(answer).tool_calls)) == 2000
     assert Watched.characters <= 100 * len(answer)
 
 
-def test_a_long_call_comes_whole() -> None:
+def test_a_long_call_comes_as_it_is_written() -> None:
     made = parser("hermes")
-    made.push('<tool_call>{"name": "f", "arguments": {"s": "')
+    begun = made.push('<tool_call>{"name": "f", "arguments": {"s": "').tool_calls
+    assert [(call.name, call.arguments) for call in begun] == [("f", ""), ("", '{"s": "')]
+    told = []
     for _ in range(20_000):
-        assert made.push('\\"x[{').text == ""
-    [call] = made.push('"}}').tool_calls
+        [part] = made.push('\\"x[{').tool_calls
+        assert not part.name
+        told.append(part.arguments)
+    rest = made.push('"}}').tool_calls
+    [call] = whole_calls([*begun, *(ToolCallDelta(0, arguments=text) for text in told), *rest])
     assert json.loads(call.arguments) == {"s": '"x[{' * 20_000}
+
+
+STREAMED = [
+    ("hermes", '<tool_call>\n{"name": "get_time", "arguments": {"zone": "utc", "n": [1, {}]}}\n</tool_call>'),
+    ("hermes", '<tool_call>[{"name": "get_time", "arguments": {"zone": "utc", "n": [1, {}]}}]</tool_call>'),
+    ("llama3", '{"name": "get_time", "parameters": {"zone": "utc", "n": [1, {}]}}'),
+    ("llama3", '<|python_tag|>{"name": "get_time", "parameters": {"zone": "utc", "n": [1, {}]}}'),
+    ("mistral", '[TOOL_CALLS][{"name": "get_time", "arguments": {"zone": "utc", "n": [1, {}]}}]'),
+    ("mistral", '[TOOL_CALLS]get_time[ARGS]{"zone": "utc", "n": [1, {}]}'),
+    ("granite", '<|tool_call|>[{"name": "get_time", "arguments": {"zone": "utc", "n": [1, {}]}}]'),
+]
+
+
+@pytest.mark.parametrize(("tools", "answer"), STREAMED)
+def test_the_name_comes_first_and_arguments_as_they_are_written(tools: str, answer: str) -> None:
+    made = parser(tools)
+    parts = [part for char in answer for part in made.push(char).tool_calls]
+    name, *rest = parts
+    assert (name.name, name.arguments, len(name.id)) == ("get_time", "", 9)
+    assert {(part.index, part.name, part.id, part.broken) for part in rest} == {(0, "", "", False)}
+    assert [part.arguments for part in rest] == list('{"zone": "utc", "n": [1, {}]}')
+    assert made.finish().text == ""
+
+
+BROKEN = [
+    ("hermes", '<tool_call>\n{"name": "get_time", "arguments": {"zone": "ut'),
+    ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": }}</tool_call> more'),
+    ("hermes", '<tool_call>{"name": "get_time", "arguments": {}, "name": "other"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "get_time", "arguments": {}, "arguments": {"a": 1}}</tool_call>'),
+    ("hermes", '<tool_call>[{"name": "get_time", "arguments": {}}, {"name": "get_time", "arg'),
+    ("hermes", '<tool_call>[{"name": "get_time", "arguments": {}}, {"name": "f", "arguments": {}}, 1]'),
+    ("llama3", '{"name": "get_time", "parameters": {"a"'),
+    ("mistral", '[TOOL_CALLS]get_time[ARGS]{"a": 1'),
+    ("mistral", '[TOOL_CALLS]get_time[ARGS]{"a" 1}'),
+]
+
+
+@pytest.mark.parametrize(("tools", "answer"), BROKEN)
+def test_a_call_that_breaks_off_is_told_as_text_and_said_to_be_none(tools: str, answer: str) -> None:
+    for pieces in ([answer], list(answer)):
+        assert told(parser(tools), pieces) == (answer, "", [])
+        made = parser(tools)
+        deltas = [*(made.push(piece) for piece in pieces), made.finish()]
+        parts = [part for delta in deltas for part in delta.tool_calls]
+        assert parts[0].name == "get_time"
+        assert {part.index for part in parts if part.broken} == {part.index for part in parts}
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', '" "'])
+def test_null_and_empty_arguments_are_no_arguments(arguments: str) -> None:
+    for name, answer in {
+        "hermes": f'<tool_call>{{"name": "get_time", "arguments": {arguments}}}</tool_call>',
+        "llama3": f'{{"name": "get_time", "parameters": {arguments}}}',
+        "granite": f'<|tool_call|>[{{"name": "get_time", "arguments": {arguments}}}]',
+    }.items():
+        for pieces in ([answer], list(answer)):
+            assert told(parser(name), pieces) == ("", "", [CLOCK])
+
+
+ONE = [
+    ("hermes", f"<tool_call>{CALL}</tool_call>\n<tool_call>{TIME}</tool_call>"),
+    ("hermes", f"<tool_call>[{CALL}, {TIME}]</tool_call>"),
+    ("hermes", f"<tool_call>[{CALL}, 1]"),
+    ("mistral", f"[TOOL_CALLS][{CALL}, {TIME}]"),
+    ("mistral", '[TOOL_CALLS] [{"id": "abcdef123", "name": "get_weather", "arguments": '
+        f"{WEATHER[1]}}}, {TIME}]"),
+    ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{WEATHER[1]}[TOOL_CALLS]get_time[ARGS]{{}}"),
+    ("llama3", f"{CALL}; {TIME}"),
+    ("granite", f"<|tool_call|>[{CALL}, {TIME}]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tools", "answer"), ONE)
+def test_an_answer_of_one_call_is_done_with_the_first(tools: str, answer: str) -> None:
+    prompt = ChatPrompt(PROMPT.messages, tools=TOOLS, parallel_tool_calls=False)
+    for pieces in ([answer], list(answer)):
+        made = parser_for(formats(tools), prompt, "", key="k")
+        assert made is not None
+        read, parts = "", []
+        for piece in pieces:
+            assert not made.done
+            read += piece
+            parts += made.push(piece).tool_calls
+            if made.done:
+                break
+        assert made.done
+        assert [(call.name, call.arguments) for call in whole_calls(parts)] == [WEATHER]
+        assert read == answer or TIME[-14:] not in read
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_that_may_be_a_form_has_its_calls_first_or_none(name: str) -> None:
+    [form] = [each for each in TOOL_FORMATS if each.name == name]
+    call = {
+        "hermes": f"<tool_call>{TIME}</tool_call>",
+        "llama3": TIME,
+        "mistral": f"[TOOL_CALLS][{TIME}]",
+        "granite": f"<|tool_call|>[{TIME}]",
+    }[name]
+    quoted = json.dumps({"a": call})
+
+    def read(answer: str, cut: int) -> tuple[str, list[str]]:
+        made = CallParser(form, frozenset({"get_time"}), at_start=True)
+        pieces = [*made.push(answer[:cut]), *made.push(answer[cut:]), *made.finish()]
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        return text, [piece.name for piece in pieces if isinstance(piece, CallPart) and piece.name]
+
+    for answer, expected in [
+        (call, ("", ["get_time"])),
+        (quoted, (quoted, [])),
+        ("x" + call, ("x" + call, [])),
+        (call[:5], (call[:5], [])),
+        ("", ("", [])),
+    ]:
+        for cut in range(len(answer) + 1):
+            assert read(answer, cut) == expected
+
+
+def test_only_tools_that_may_be_called_count_without_a_marker() -> None:
+    choice = ToolChoice(ToolMode.AUTO, ("get_weather",))
+    prompt = ChatPrompt(PROMPT.messages, tools=TOOLS, tool_choice=choice)
+    made = parser_for(formats("llama3"), prompt, "", key="k")
+    assert made is not None
+    assert told(made, [TIME]) == (TIME, "", [])
+    none = ChatPrompt(PROMPT.messages, tools=TOOLS, tool_choice=ToolChoice(ToolMode.NONE))
+    assert parser_for(formats("llama3"), none, "", key="k") is None
 
 
 def test_calls_are_looked_for_only_where_there_are_tools() -> None:
@@ -340,7 +481,8 @@ def test_going_on_inside_a_thought_is_noticed() -> None:
 def test_ids_of_calls_follow_from_the_request() -> None:
     assert call_id("a:0") == call_id("a:0") != call_id("a:1")
     assert call_id("a:0").isalnum()
-    [given_id] = parser("mistral").push('[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{"a": "}"}').tool_calls
+    parts = parser("mistral").push('[TOOL_CALLS]f[CALL_ID]abcdef123[ARGS]{"a": "}"}').tool_calls
+    [given_id] = whole_calls(parts)
     assert given_id.id == "abcdef123"
 
 

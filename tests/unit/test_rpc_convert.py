@@ -17,11 +17,15 @@ from llorch_serve.requests import (
     Completion,
     GenerationRequest,
     GenerationUpdate,
+    JoinedUpdates,
     TextPrompt,
     Timings,
     TokenPrompt,
     ToolCall,
     ToolCallDelta,
+    ToolChoice,
+    ToolMode,
+    whole_calls,
 )
 from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
@@ -54,7 +58,11 @@ PROMPTS = [
         template_arguments='{"enable_thinking": false}',
         continue_final_message=True,
         allow_control_tokens=True,
+        tool_choice=ToolChoice(ToolMode.REQUIRED, ("f", "é")),
+        parallel_tool_calls=False,
     ),
+    ChatPrompt((ChatMessage("user", "Hi"),), tool_choice=ToolChoice(ToolMode.NONE)),
+    ChatPrompt((ChatMessage("user", "Hi"),), tool_choice=ToolChoice(ToolMode.AUTO, ("f",))),
 ]
 SAMPLINGS = [
     SamplingParams(),
@@ -243,6 +251,31 @@ def test_nan_reaches_the_range_check():
     assert [v.field for v in sampling.violations(vocab_size=10)] == ["sampling.temperature", "sampling.min_p"]
 
 
+def test_a_mode_of_tools_that_is_not_known_is_refused():
+    chat = pb.ChatInput(messages=[pb.ChatMessage(role="user")], tool_choice=pb.ToolChoice(mode=9))
+    with pytest.raises(
+        InvalidRequestError, match=r"input\.chat\.tool_choice\.mode: found 9, expected 1 to 3"
+    ):
+        convert.read_generation_request(pb.GenerateRequest(input=pb.Input(chat=chat)))
+
+
+def test_parts_of_calls_join_and_those_that_broke_off_do_not_count():
+    def update(*calls):
+        return GenerationUpdate("id", "", (), tool_calls=calls)
+
+    updates = [
+        update(ToolCallDelta(0, "a", "f")),
+        update(ToolCallDelta(0, arguments="{"), ToolCallDelta(1, "b", "g", "{")),
+        update(ToolCallDelta(0, broken=True), ToolCallDelta(1, arguments="}")),
+    ]
+    together = JoinedUpdates(updates[0])
+    for each in updates[1:]:
+        together.add(each)
+    joined = together.joined().tool_calls
+    assert joined == (ToolCallDelta(0, "a", "f", "{", broken=True), ToolCallDelta(1, "b", "g", "{}"))
+    assert whole_calls(joined) == (ToolCallDelta(0, "b", "g", "{}"),)
+
+
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS])
 @pytest.mark.parametrize("matched", [None, "", "END"])
 def test_a_completion_survives_the_wire(reason, matched):
@@ -250,7 +283,8 @@ def test_a_completion_survives_the_wire(reason, matched):
     completion = Completion(
         reason, matched, 3, 4, 2**63 - 1, timings, cached_tokens=5, drafted_tokens=6, accepted_tokens=7
     )
-    calls = (ToolCallDelta(0, "call00001", "f", '{"é": 1}'), ToolCallDelta(1, arguments="}"))
+    broken = ToolCallDelta(2, broken=True)
+    calls = (ToolCallDelta(0, "call00001", "f", '{"é": 1}'), ToolCallDelta(1, arguments="}"), broken)
     update = GenerationUpdate(
         "id", "txt", (5, 6), completion, logprobs=LOGPROBS, reasoning="hm", tool_calls=calls
     )
@@ -259,7 +293,7 @@ def test_a_completion_survives_the_wire(reason, matched):
         == update
     )
     [answer] = convert_answers.read_answers(over_the_wire(convert_answers.write_answers("id", [update])))
-    assert answer == update
+    assert answer == replace(update, tool_calls=calls[:2])
 
 
 def test_answers_are_told_apart_on_the_wire_and_end_with_the_last():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llorch_serve.text.stops import StopMatcher
+from llorch_serve.text.stops import StopMatcher, ThoughtMarks
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
 
@@ -43,6 +45,57 @@ def test_any_cut_gives_what_the_whole_text_gives(stops: list[str], pieces: list[
             return
         assert shown == seen[: len(seen) - could_begin(stops, seen)]
     assert shown + matcher.flush() == seen
+
+
+BEGIN, END = "<a>", "</a>"
+WORDS = ["<a>", "</a>", "<", "/", "a", ">", "\n", " ", "b", "</", "</a"]
+
+
+def awake_oracle(stops: list[str], text: str, *, begun: bool) -> tuple[str, str | None]:
+    """From the definition: thoughts, and white space around them, are only looked through for stop strings
+    that hold the mark of their end.
+    """
+    opening = re.match(r"\s*" + ("" if begun else re.escape(BEGIN)), text)
+    if opening is None or (not begun and re.match(r"\s*$", text)):
+        return oracle(stops, text)
+    end = text.find(END, 0 if begun else opening.end())
+    after = len(text) if end < 0 else end + len(END)
+    after += len(text[after:]) - len(text[after:].lstrip())
+    for place in range(len(text) + 1):
+        ending = [
+            stop
+            for stop in stops
+            if text[:place].endswith(stop) and (END in stop or place - len(stop) >= after)
+        ]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: place - len(stop)], stop
+    return text, None
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map("".join), max_size=4),
+    st.lists(st.lists(st.sampled_from(WORDS), max_size=3).map("".join), max_size=10),
+    st.booleans(),
+)
+def test_stop_strings_sleep_in_thoughts_wherever_the_text_was_cut(
+    stops: list[str], pieces: list[str], begun: bool
+) -> None:
+    matcher = StopMatcher(stops, ThoughtMarks(BEGIN, END, begun))
+    shown, matched = "", None
+    for piece in pieces:
+        emitted, matched = matcher.push(piece)
+        shown += emitted
+        if matched is not None:
+            break
+    text = "".join(pieces)
+    expected, stop = awake_oracle(stops, text, begun=begun)
+    if matched is None:
+        shown += matcher.flush()  # which may find one in what was not decided before
+        assert stop is None or text.lstrip() in BEGIN
+    else:
+        assert matched == stop
+    assert shown == expected
 
 
 @given(STOPS, st.text("ab\n", max_size=8), st.text("ab\n", max_size=8))

@@ -11,7 +11,7 @@ import pytest
 
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TokenPrompt
+from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TokenPrompt, whole_calls
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.worker import Worker
@@ -56,7 +56,7 @@ def test_a_chat_with_tools_has_its_parts_apart(worker: Worker, session: FakeSess
     found = answer(worker, session, CHAT, ANSWER)
     assert found.text == "ok "
     assert "".join(update.reasoning for update in found.updates) == "hm"
-    [call] = [call for update in found.updates for call in update.tool_calls]
+    [call] = whole_calls(call for update in found.updates for call in update.tool_calls)
     assert (call.index, call.name, call.arguments) == (0, "get_time", '{"zone": "utc"}')
     assert found.completion.reason is FinishReason.TOOL_CALLS
     assert found.completion.stop_matched == "<|eos|>"
@@ -127,5 +127,6 @@ def test_markers_that_are_special_tokens_are_seen_and_others_are_not() -> None:
     assert parser is not None
     ids = tokenizer.encode(f"<|tool_call|>[{CALL}]<|end_of_text|>", add_special_tokens=False)
     deltas = [parser.push(stream.push(id_)[0]) for id_ in ids]
-    assert [call.name for delta in deltas for call in delta.tool_calls] == ["get_time"]
+    calls = whole_calls(call for delta in deltas for call in delta.tool_calls)
+    assert [call.name for call in calls] == ["get_time"]
     assert parser.push(stream.finish()).text + parser.finish().text == ""

@@ -19,13 +19,40 @@ from llorch_serve.artifact.manifest import ScaleType
 class CodeRows:
     """Some rows of a packed matrix: weights are ``scales * (codes - zero_points)``.
 
-    codes: uint8 [rows, columns]. scales: float32 [rows, groups]. zero_points: uint8 [rows, groups]; None: all
-    are ``2 ** (bits - 1)``.
+    codes: uint8 [rows, columns], or the numbers of levels where there are any. scales: float32 [rows,
+        groups]. zero_points: [rows, groups], uint8, or float32 where they are no whole numbers; None: all are
+        ``2 ** (bits - 1)``.
     """
 
     codes: npt.NDArray[np.uint8]
     scales: npt.NDArray[np.float32]
-    zero_points: npt.NDArray[np.uint8] | None
+    zero_points: npt.NDArray[np.uint8] | npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The few values that a format has, where they are no whole numbers in order.
+
+    values: float32, 16 or 256 of them; times a scale each is a weight.
+    codes: uint8, the code of 8 bits around 128 that comes nearest to each; None: 8 bits do not come near.
+    """
+
+    values: npt.NDArray[np.float32]
+    codes: npt.NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleTable:
+    """Scales that are stored as bytes: a scale is ``values()[byte]``, or with ``factors`` that times the
+    factor of its block, plus ``offset``.
+
+    values: gives float32 [256]. factors: of ``block`` scales each, in the order of rows and groups.
+    """
+
+    values: Callable[[], npt.NDArray[np.float32]]
+    factors: npt.NDArray[np.float32] | None = None
+    block: int = 1
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +62,12 @@ class Codes:
     group: columns that share a scale, ``columns`` at most; the last group may be shorter.
     symmetric: rows come without zero points.
     scale_type: the narrowest type that holds every scale as it is.
+    zero_type: of zero points that are no whole numbers, the narrowest type that holds every one of them;
+        None: they are whole numbers of ``bits`` bits.
+    levels: where codes are numbers of levels; ``bits`` is then the width of what stands for them.
+    scale_table: where scales are bytes in the file.
+    across: outputs that share scales and zero points, which lie as many rows apart as all rows over it: then
+        each column has its own (``group`` is 1), and rows repeat; 0: groups lie within rows.
     rounding: the most by which a value differs from the matrix's, as a share of the largest that its scale
         allows: more than 0 where the matrix holds values that are no whole numbers.
     input_order: column ``j`` of the codes is column ``input_order[j]`` of the matrix, intp [columns]; None:
@@ -51,6 +84,10 @@ class Codes:
     read: Callable[[int, int], CodeRows]
     input_order: npt.NDArray[np.intp] | None = None
     rounding: float = 0.0
+    zero_type: ScaleType | None = None
+    levels: Levels | None = None
+    scale_table: ScaleTable | None = None
+    across: int = 0
 
     @property
     def groups(self) -> int:
@@ -63,11 +100,12 @@ class Codes:
         """
         rows = self.read(start, stop)
         middle = 2 ** (self.bits - 1)
-        values = rows.codes.astype(np.float32)
-        if rows.zero_points is None:
-            values -= np.float32(middle)
+        if self.levels is not None:
+            values = self.levels.values[rows.codes]
+        elif rows.zero_points is None:
+            values = rows.codes.astype(np.float32) - np.float32(middle)
         else:
-            values -= self._spread(rows.zero_points.astype(np.float32))
+            values = rows.codes.astype(np.float32) - self._spread(rows.zero_points.astype(np.float32))
         with np.errstate(over="ignore"):  # found and reported where the weights are written
             values *= self._spread(rows.scales)
         if self.input_order is None:
@@ -91,7 +129,7 @@ class Codes:
             zero_points = None if rows.zero_points is None else rows.zero_points[::step]
             return CodeRows(rows.codes[::step], rows.scales[::step], zero_points)
 
-        return replace(self, read=some)
+        return replace(self, read=some, scale_table=self._table_of_any_rows(), across=0)
 
     def in_order(self, places: npt.NDArray[np.intp]) -> Codes:
         """Return the matrix whose row ``i`` is this one's row ``places[i]``."""
@@ -104,4 +142,9 @@ class Codes:
             zero_points = None if rows.zero_points is None else rows.zero_points[wanted]
             return CodeRows(rows.codes[wanted], rows.scales[wanted], zero_points)
 
-        return replace(self, read=moved)
+        return replace(self, read=moved, scale_table=self._table_of_any_rows(), across=0)
+
+    def _table_of_any_rows(self) -> ScaleTable | None:
+        """Return the table of scales, if it does not depend on where a row lies."""
+        table = self.scale_table
+        return None if table is None or table.factors is not None else table

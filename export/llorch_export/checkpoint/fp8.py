@@ -17,6 +17,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from llorch_export.checkpoint.codes import CodeRows, Codes, Levels
+from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.stream import (
     BlockCodec,
     TensorRange,
@@ -43,7 +45,7 @@ def _codec(kind: type) -> BlockCodec:
 
 
 @functools.cache
-def _values(kind: type) -> npt.NDArray[np.float32]:
+def _values(kind: npt.DTypeLike) -> npt.NDArray[np.float32]:
     """Return the value of each of the 256 bytes; every one of them is a float32, or NaN or infinite."""
     values: npt.NDArray[np.float32] = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
     return values
@@ -62,8 +64,57 @@ def scaled_rows(
 
     Raises ArtifactError if the shape of ``scale`` does not fit; the reader does if a product is not finite.
     """
+    factors, columns = _factors(weight, scale, packing), weight.shape[1]
+    wide = _block(weight, packing)[1]
+
+    def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
+        values = read_rows(weight, start, stop)
+        with np.errstate(over="ignore"):  # reported below, as an error instead of a warning
+            values *= np.repeat(factors(start, stop), wide, axis=1)[:, :columns]
+        require_finite(values, weight)
+        return values
+
+    return load_rows
+
+
+def scaled_codes(weight: TensorRange, kind: str, scale: TensorRange, packing: Fp8Format) -> Codes:
+    """Return the matrix ``weight * scale`` as the bytes that it is stored as. kind: safetensors' name of the
+    type.
+
+    Raises ArtifactError as :func:`scaled_rows` does.
+    """
+    factors, place = _factors(weight, scale, packing), StoredArray.at(weight, kind)
+    values = _values(place.dtype)
+
+    def read(start: int, stop: int) -> CodeRows:
+        found = place.rows(start, stop)
+        require_finite(found.astype(np.float32), weight)
+        scales = factors(start, stop)
+        require_finite(scales, scale)
+        return CodeRows(found.view(np.uint8), scales, None)
+
+    return Codes(
+        bits=8,
+        columns=weight.shape[1],
+        group=min(_block(weight, packing)[1], weight.shape[1]),
+        symmetric=True,
+        scale_type="float32",
+        read=read,
+        levels=Levels(np.where(np.isfinite(values), values, np.float32(0)), None),
+    )
+
+
+def _block(weight: TensorRange, packing: Fp8Format) -> tuple[int, int]:
+    """Return how many rows and columns share a scale."""
     rows, columns = weight.shape
-    block = packing.block or (rows, columns)
+    return packing.block or (rows, columns)
+
+
+def _factors(
+    weight: TensorRange, scale: TensorRange, packing: Fp8Format
+) -> Callable[[int, int], npt.NDArray[np.float32]]:
+    """Return a reader of what some rows are multiplied by, [rows, blocks of columns]."""
+    block = _block(weight, packing)
     grid = tuple(-(-size // step) for size, step in zip(weight.shape, block, strict=True))
     fits = math.prod(scale.shape) == 1 if packing.block is None else scale.shape == grid
     if not fits:
@@ -74,15 +125,9 @@ def scaled_rows(
         )
     scales = dataclasses.replace(scale, shape=grid)  # a lone number may have any number of dimensions
 
-    def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
-        values = read_rows(weight, start, stop)
+    def read(start: int, stop: int) -> npt.NDArray[np.float32]:
         first = start // block[0]
-        factors = read_rows(scales, first, (stop - 1) // block[0] + 1)[
-            np.arange(start, stop) // block[0] - first
-        ]
-        with np.errstate(over="ignore"):  # reported below, as an error instead of a warning
-            values *= np.repeat(factors, block[1], axis=1)[:, :columns]
-        require_finite(values, weight)
-        return values
+        found = read_rows(scales, first, (stop - 1) // block[0] + 1)
+        return found[np.arange(start, stop) // block[0] - first]
 
-    return load_rows
+    return read

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.ggml_types import BLOCK_TYPES, type_name
+from llorch_export.checkpoint.gguf_factors import factor_tensors, without_factors
 from llorch_export.checkpoint.gguf_header import GgufHeader, GgufTensor
 from llorch_export.checkpoint.gguf_parts import model_stem
 from llorch_export.checkpoint.row_order import row_order
@@ -31,6 +32,7 @@ from llorch_export.checkpoint.stream import (
     read_rows,
 )
 from llorch_export.config.experts import BY_EXPERT, GGUF_STACKED, ExpertNames
+from llorch_export.config.families import FAMILIES
 from llorch_export.config.fields import shown
 from llorch_export.config.gguf import config_from_gguf
 from llorch_export.config.gguf_rope import GgufRopeTensors
@@ -44,6 +46,7 @@ _ROPE_FACTORS: Final = "rope_freqs.weight"
 _SHORT_FACTORS: Final = "rope_factors_short.weight"
 _LONG_FACTORS: Final = "rope_factors_long.weight"
 _MAX_ROPE_FACTORS: Final = 1024
+_FUSED_QKV: Final = "self_attn.qkv_proj"
 # Rotary frequencies that old conversions stored with each layer; they follow from the metadata.
 _IGNORABLE: Final = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?")
 _QUANTISATION_SUFFIX: Final = re.compile(r"[.-](F32|F16|BF16|(I|T)?Q\d\w*|(MX|NV)FP4\w*)$", re.IGNORECASE)
@@ -86,8 +89,10 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
         for name, r in ranges.items()
         if name not in (_ROPE_FACTORS, _SHORT_FACTORS, _LONG_FACTORS) and not _IGNORABLE.fullmatch(name)
     }
-    experts = _expert_names(config, found)
-    wanted = names.stored_tensors(config, experts, gguf=True)
+    experts, fused = _expert_names(config, found), _fused_modules(config, found)
+    factors = factor_tensors(header.metadata, config, str(header.path))
+    stored = without_factors(config)
+    wanted = names.stored_tensors(stored, experts, gguf=True, fused=fused)
     for name, shape in wanted.items():
         if shape[0] == 1 and found.get(name) == shape[1:]:  # one row is stored as a vector
             ranges[name] = dataclasses.replace(ranges[name], shape=shape)
@@ -95,7 +100,7 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
     names.check_tensors(wanted, found, origin=str(header.path))
     expected = names.expected_tensors(config)
     tensors = {}
-    for name, place in names.stored_places(config, experts, gguf=True).items():
+    for name, place in names.stored_places(stored, experts, gguf=True, fused=fused).items():
         whole = ranges[place.name] if place.stack is None else ranges[place.name].as_matrix()
         source = whole.rows(place.start, place.stop)
         tensors[name] = LazyTensor(
@@ -105,7 +110,8 @@ def gguf_tensors(header: GgufHeader, config: LlamaConfig) -> Mapping[str, LazyTe
             load_rows=functools.partial(read_rows, source, row_order=row_order(name, config, gguf=True)),
             read_blocks=_block_reader(source, row_order(name, config, gguf=True)),
         )
-    return tensors
+    tensors |= factors
+    return {name: tensors[name] for name in expected}
 
 
 def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | None:
@@ -113,6 +119,15 @@ def _expert_names(config: LlamaConfig, found: Collection[str]) -> ExpertNames | 
     if not config.experts:
         return None
     return BY_EXPERT if "blk.0.ffn_down.0.weight" in found else GGUF_STACKED
+
+
+def _fused_modules(config: LlamaConfig, found: Collection[str]) -> tuple[str, ...]:
+    """Return what a file stores instead of its parts: q, k and v may lie in one or apart, in every family."""
+    fused = FAMILIES[config.architecture].fused
+    if _FUSED_QKV not in fused:
+        return (*fused, _FUSED_QKV) if "blk.0.attn_qkv.weight" in found else fused
+    apart = "blk.0.attn_q.weight" in found
+    return tuple(module for module in fused if module != _FUSED_QKV) if apart else fused
 
 
 def gguf_model_name(path: Path) -> str:

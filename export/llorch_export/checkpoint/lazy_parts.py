@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from llorch_export.checkpoint import names
 from llorch_export.checkpoint.base import LazyTensor
-from llorch_export.checkpoint.fp8 import scaled_rows
+from llorch_export.checkpoint.codes import Codes
+from llorch_export.checkpoint.fp8 import scaled_codes, scaled_rows
 from llorch_export.checkpoint.norm_offset import with_offset
 from llorch_export.checkpoint.packed.base import SCALE_TYPES, PackedMatrix
 from llorch_export.checkpoint.row_order import in_order, row_order
@@ -61,7 +62,7 @@ def plain_tensor(
 ) -> LazyTensor:
     """Return a tensor whose values, or fp8 values with scales, are stored one by one."""
     scaled = packing if isinstance(packing, Fp8Format) else None
-    narrow = isinstance(packing, Packing) and len(shape) == 2
+    narrow = packing is not None and len(shape) == 2
     whole = None if not place.turned else functools.partial(_turned, tensor, place)
     return LazyTensor(
         name=name,
@@ -70,6 +71,7 @@ def plain_tensor(
         load_rows=_reader(tensor, place, scaled) if whole is None else lambda a, b: whole()[a:b],
         load_whole=whole,
         packed=None if tensor.scale is None else "floating point of 8 bits, with scales",
+        codes=_scaled_codes(tensor, place, scaled),
         narrow_type=SCALE_TYPES.get(tensor.dtype) if narrow and tensor.dtype != "F32" else None,
     )
 
@@ -93,6 +95,12 @@ def _reader(tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | 
     # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
     whole = scaled_rows(tensor.source, tensor.scale, packing)
     return lambda start, stop: whole(place.start + start, place.start + stop)
+
+
+def _scaled_codes(tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None) -> Codes | None:
+    if tensor.scale is None or packing is None:
+        return None
+    return scaled_codes(tensor.source, tensor.dtype, tensor.scale, packing).part(place.start, place.step)
 
 
 def every(load: LoadRows, place: names.StoredRows) -> LoadRows:

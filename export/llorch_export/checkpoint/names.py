@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from llorch_export.checkpoint.expert_names import EXPERTS, ROUTER, expert_places, expert_shapes
@@ -153,16 +153,20 @@ def is_norm(module: str) -> bool:
 
 
 def stored_places(
-    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+    config: LlamaConfig,
+    experts: ExpertNames | None = None,
+    *,
+    gguf: bool = False,
+    fused: Collection[str] | None = None,
 ) -> dict[str, StoredRows]:
     """Return the place of every tensor of :func:`expected_tensors`: itself under the family's own name, or a
     part of a fused one.
 
     experts: how the checkpoint keeps them; None: each matrix under its own name. gguf: in a GGUF file, under
-        its name there.
+        its name there. fused: modules that are stored instead of their parts; None: those of the family.
     """
     expected, family = expected_tensors(config), FAMILIES[config.architecture]
-    parts = _fused_rows(config, expected)
+    parts = _fused_rows(config, expected, family.fused if fused is None else fused)
     if experts is not None:
         parts |= expert_places(config, experts)
     places = {}
@@ -173,27 +177,35 @@ def stored_places(
     return places
 
 
-def _fused_rows(config: LlamaConfig, expected: Mapping[str, tuple[int, ...]]) -> dict[str, StoredRows]:
-    """Return the places of the tensors that the family stores in one with others."""
+def _fused_rows(
+    config: LlamaConfig, expected: Mapping[str, tuple[int, ...]], fused: Collection[str]
+) -> dict[str, StoredRows]:
+    """Return the places of the tensors that are stored in one with others."""
     places = {}
-    for layer in range(config.num_hidden_layers):
-        for fused in FAMILIES[config.architecture].fused:
+    for prefix in (f"model.layers.{layer}" for layer in range(config.num_hidden_layers)):
+        for whole in fused:
             start = 0
-            for part in FUSED_MODULES[fused]:
-                name = f"model.layers.{layer}.{part}.weight"
-                stop = start + expected[name][0]
-                places[name] = StoredRows(f"model.layers.{layer}.{fused}.weight", start, stop)
+            for part in FUSED_MODULES[whole]:
+                stop = start + expected[f"{prefix}.{part}.weight"][0]
+                for kind in ("weight", "bias"):
+                    if f"{prefix}.{part}.{kind}" in expected:
+                        place = StoredRows(f"{prefix}.{whole}.{kind}", start, stop)
+                        places[f"{prefix}.{part}.{kind}"] = place
                 start = stop
     return places
 
 
 def stored_tensors(
-    config: LlamaConfig, experts: ExpertNames | None = None, *, gguf: bool = False
+    config: LlamaConfig,
+    experts: ExpertNames | None = None,
+    *,
+    gguf: bool = False,
+    fused: Collection[str] | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that a checkpoint must hold, in the order of use."""
     shapes: dict[str, tuple[int, ...]] = {}
     expected = expected_tensors(config)
-    for name, place in stored_places(config, experts, gguf=gguf).items():
+    for name, place in stored_places(config, experts, gguf=gguf, fused=fused).items():
         rows = expected[name][0] if place.stop is None else place.stop  # the last part's end is the whole's
         stack = () if place.stack is None else (place.stack,)
         matrix = (rows // (place.stack or 1), *expected[name][1:])

@@ -13,6 +13,7 @@ from typing import Final
 from llorch_export.config.families import FAMILIES, SUPPORTED_HF
 from llorch_export.config.family import Family
 from llorch_export.config.fields import MAX_NAME, Fields, quoted, shown
+from llorch_export.config.other_families import what_it_has
 from llorch_export.config.reference_keys import reference_keys
 from llorch_serve.errors import ArtifactError
 
@@ -43,12 +44,15 @@ def family_of(fields: Fields, origin: str, *, headless: bool = False) -> Family:
     if family is None:
         known = model_type in reference_keys().causal_lms if isinstance(model_type, str) else True
         files = () if known else code_files(fields)
-        alone = (
-            f", which exists only as code of the checkpoint ({', '.join(files[:4])}), and that is never run"
-        )
-        raise ArtifactError(
-            f"{origin}: model_type is {quoted(model_type)}{alone if files else ''}; {SUPPORTED_HF}"
-        )
+        reasons = [what_it_has(fields)]
+        if files:
+            reasons.append(
+                f"which exists only as code of the checkpoint ({', '.join(files[:4])}), and that is never run"
+            )
+        elif not known and not reasons[0]:
+            reasons.append("of which transformers has no language model")
+        why = f", {' and '.join(filter(None, reasons))}" if any(reasons) else ""
+        raise ArtifactError(f"{origin}: model_type is {quoted(model_type)}{why}; {SUPPORTED_HF}")
     names = fields.get("architectures")
     if names is None:
         return family

@@ -118,5 +118,8 @@ INERT_GGUF_KEYS: Final = frozenset(
         "pooling_type",  # which source/pooling.py reads
         "expert_used_count",  # counts only with expert_count, which is refused
         "rope.scaling.finetuned",
+        # The converter writes both for some; an architecture reads one of them, and requires it.
+        "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
     }
 )

@@ -33,6 +33,7 @@ BLOCKS: Final = (
         qk_norm=True,
         form=LayerForm(norm_placement="after", qk_norm_over="row"),
         gguf_in_transformers=False,
+        with_windows="olmo3",
         stored_names=_NORMS_AFTER,
     ),
     Family(
@@ -51,7 +52,10 @@ BLOCKS: Final = (
         local_key="",
         qk_norm=True,
         form=LayerForm(norm_placement="after", qk_norm_over="row"),
+        # llama.cpp stores both generations under one name.
         in_gguf=False,
+        gguf="olmo2",
+        gguf_in_transformers=False,
         stored_names=_NORMS_AFTER,
     ),
     Family(
@@ -71,6 +75,7 @@ BLOCKS: Final = (
         qk_norm=True,
         form=LayerForm(norm_placement="after"),
         gguf_in_transformers=False,
+        gguf_window_if_stated=True,
         stored_names=_NORMS_AFTER,
     ),
     Family(
@@ -81,7 +86,8 @@ BLOCKS: Final = (
         partial_rotary=True,
         interleaved=True,
         fused=("mlp.gate_up_proj",),
-        in_gguf=False,
+        gguf="chatglm",
+        gguf_in_transformers=False,
     ),
     Family(
         "glm4",
@@ -151,7 +157,7 @@ BLOCKS: Final = (
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
         },
-        in_gguf=False,
+        gguf_in_transformers=False,
         stored_names={
             "input_layernorm": "attention_layernorm",
             "post_attention_layernorm": "feedforward_layernorm",

@@ -86,8 +86,8 @@ GEMMA: Final = (
         window_pattern=6,
         local_theta=10000.0,
         qk_norm=True,
-        # transformers reads the cap of scores and does not apply it.
-        fixed={"use_bidirectional_attention": False, "attn_logit_softcapping": 0},
+        fixed={"use_bidirectional_attention": False},
+        inert=frozenset({"attn_logit_softcapping"}),
         form=LayerForm(norm_placement="around"),
         activation_key="hidden_activation",
         activations=GELU,
@@ -97,6 +97,7 @@ GEMMA: Final = (
         softcaps={"final_logit_softcapping": None},
         module="gemma3",
         gguf="gemma3",
+        gguf_window_if_stated=True,
         gguf_wide_layers=frozenset({62}),
         stored_names=_NORMS_AROUND,
     ),

@@ -105,7 +105,9 @@ PLAIN: Final = (
             "mscale": 1.0,
             "llama_4_scaling_beta": 0.1,
         },
-        in_gguf=False,
+        gguf="mistral3",
+        gguf_in_transformers=False,
+        permuted=True,
     ),
     Family(
         "ministral",

@@ -51,6 +51,7 @@ class Family:
     in_gguf: llama.cpp knows the family under its own name.
     gguf_in_transformers: transformers reads such files.
     permuted: conversion to GGUF interleaves the two halves of query and key heads.
+    inert: keys that transformers reads and never applies.
     fixed: keys that transformers reads for this family alone, with the one value that is supported.
 
     form: how its layers are built; the config adds what it has keys for.
@@ -85,6 +86,8 @@ class Family:
         share of the hidden size.
     experts: where its config and files have experts; None: it has none.
     with_experts: the family of its GGUF files whose layers have experts.
+    with_windows: the family of its GGUF files that state a window.
+    gguf_window_if_stated: GGUF files that state no window have none; else they have the usual one.
     other_keys: by what other names the family's config.json has settings of Llama's.
     stored_layers: what the names of layers begin with in a checkpoint.
     renamed_on_loading: those names are taken for Llama's when files are read, here and by transformers, whose
@@ -111,6 +114,7 @@ class Family:
     gguf_in_transformers: bool = True
     permuted: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
+    inert: frozenset[str] = frozenset()
     form: LayerForm = LLAMA_FORM
     activation_key: str = "hidden_act"
     activations: Mapping[str, Activation] = field(default_factory=lambda: SILU)
@@ -139,6 +143,8 @@ class Family:
     gguf_wide_layers: frozenset[int] = frozenset()
     experts: ExpertKeys | None = None
     with_experts: str = ""
+    with_windows: str = ""
+    gguf_window_if_stated: bool = False
     other_keys: Mapping[str, str] = field(default_factory=dict)
     stored_layers: str = "model.layers"
     renamed_on_loading: bool = False

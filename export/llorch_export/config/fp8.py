@@ -11,7 +11,8 @@ from llorch_serve.errors import ArtifactError
 
 _MAX_BLOCK: Final = 2**16
 _WAY_OUT: Final = "export from the original weights, or from a GGUF file"
-PACKING_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+QUANTO_FILE: Final = "quanto_qmap.json"
+PACKING_FILES: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", QUANTO_FILE)
 """Where tools say how they packed weights, if not in config.json."""
 
 

@@ -78,10 +78,10 @@ def config_from_gguf(
         rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
         attention_bias="attention_bias" in family.biases
-        and _has_bias(shapes, "attn_q", "attn_k", "attn_v", "attn_output"),
+        and _has_bias(shapes, "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output"),
         mlp_bias="mlp_bias" in family.biases and _has_bias(shapes, "ffn_gate", "ffn_up", "ffn_down"),
         qkv_bias=family.qkv_bias is True
-        or (bool(family.qkv_bias) and _has_bias(shapes, "attn_q", "attn_k", "attn_v")),
+        or (bool(family.qkv_bias) and _has_bias(shapes, "attn_qkv", "attn_q", "attn_k", "attn_v")),
         qk_norm=family.qk_norm,
         no_rope_layers=_no_rope_layers(family, layers, layer_types),
         sliding_window=window,
@@ -105,6 +105,8 @@ def _family(metadata: Mapping[str, object], origin: str) -> Family:
         raise ArtifactError(f"{origin}: general.architecture is {quoted(architecture)}; {SUPPORTED_GGUF}")
     if family.with_experts and metadata.get(f"{architecture}.expert_count"):
         family = FAMILIES[family.with_experts]
+    if family.with_windows and metadata.get(f"{architecture}.attention.sliding_window"):
+        family = FAMILIES[family.with_windows]
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise ArtifactError(

@@ -31,18 +31,30 @@ def gguf_windows(
         fields.require(key, 0, "attention windows are not supported in this architecture")
         return None, ()
     by_pattern = family.windows == "pattern"
-    if by_pattern and family.null_window_is_none and key not in fields:
+    if by_pattern and family.gguf_window_if_stated and not fields.integer(key, 0, low=0, high=_MAX_WINDOW):
+        fields.get(f"{key}_pattern")
         return None, ()
     usual = family.defaults.get("sliding_window", 0) if by_pattern else 0
     window = fields.integer(key, int(usual), low=int(by_pattern), high=_MAX_WINDOW)
     hides = 0 < window < max_positions
     if family.windows == "all layers":
         return (window if hides else None), ()
-    interval = fields.integer(f"{key}_pattern", family.window_pattern, high=_MAX_WINDOW)
-    types = spaced_types(interval, layers)
+    types = _pattern_types(fields, f"{key}_pattern", family, layers)
     if not (hides or family.local_theta) or "sliding_attention" not in types:
         return None, ()
     return window, cast("LayerTypes", types if "full_attention" in types else ())
+
+
+def _pattern_types(fields: Fields, key: str, family: Family, layers: int) -> tuple[str, ...]:
+    """Return the type of every layer; a file says which have a window, or how often one has none."""
+    stated = fields.get(key)
+    if not isinstance(stated, (list, tuple)):
+        return spaced_types(fields.integer(key, family.window_pattern, low=0, high=_MAX_WINDOW), layers)
+    numbers = isinstance(stated[0] if stated else None, int) and not isinstance(stated[0], bool)
+    windowed = fields.array(key, int if numbers else bool, length=layers)
+    if not set(windowed) <= {0, 1}:
+        raise fields.wrong(key, f"true or false for each of {layers} layers")
+    return tuple("sliding_attention" if has else "full_attention" for has in windowed)
 
 
 def gguf_form(
@@ -58,9 +70,9 @@ def gguf_form(
         parallel = "blk.0.ffn_norm.weight" not in shapes
     sliding = None
     if family.local_theta:
-        theta = fields.number(
-            f"{family.gguf_name}.rope.freq_base_swa", family.local_theta, above=0, high=MAX_THETA
-        )
+        # A base that config.json cannot set is that of the other layers.
+        usual = family.local_theta if family.local_key else rope.theta
+        theta = fields.number(f"{family.gguf_name}.rope.freq_base_swa", usual, above=0, high=MAX_THETA)
         sliding = RopeConfig(theta=theta, rotary_dim=rope.rotary_dim)
     return settled_form(
         msgspec.structs.replace(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from llorch_export.config.fields import Fields, quoted
 from llorch_export.config.rope import (
     MAX_FACTOR,
@@ -19,7 +21,7 @@ from llorch_export.config.rope import (
     yarn_scale,
     yarn_theta,
 )
-from llorch_serve.artifact.manifest import RopeConfig
+from llorch_serve.artifact.manifest import QueryScale, RopeConfig
 from llorch_serve.errors import ArtifactError
 
 
@@ -59,6 +61,19 @@ def rope_from_gguf(fields: Fields, tensors: GgufRopeTensors, context: RopeContex
     understood.
     """
     scaling = _scaling(fields, context)
+    rope = _rope_config(fields, tensors, scaling, context)
+    if not context.family.scales_queries:
+        return rope
+    beta = fields.number(
+        f"{context.family.gguf_name}.attention.temperature_scale", 0.0, at_least=0, high=MAX_FACTOR
+    )
+    scale = QueryScale(beta=beta, positions=scaling.original) if beta else msgspec.UNSET
+    return msgspec.structs.replace(rope, query_scale=scale)
+
+
+def _rope_config(
+    fields: Fields, tensors: GgufRopeTensors, scaling: _Scaling, context: RopeContext
+) -> RopeConfig:
     if scaling.kind == "longrope" or tensors.short is not None or tensors.long is not None:
         return _longrope(scaling, tensors, context)
     if scaling.kind == "yarn":
@@ -141,13 +156,19 @@ def _yarn(fields: Fields, scaling: _Scaling, tensors: GgufRopeTensors, context: 
         raise ArtifactError(f"{context.origin} combines yarn with rope_freqs.weight; convert the model again")
     fields.require(f"{key}.scaling.yarn_ext_factor", 1, "the whole ramp is applied")
     fields.require(f"{key}.scaling.yarn_attn_factor", 1, "attn_factor is the one that is read")
-    fields.require(f"{key}.scaling.yarn_log_multiplier", 0, "attention is scaled by the factor alone")
+    attention_factor = scaling.attention_factor * yarn_scale(scaling.factor, 1)
+    log_multiplier = f"{key}.scaling.yarn_log_multiplier"
+    if context.family.scales_queries:  # the one architecture here of which llama.cpp reads it
+        weight = fields.number(log_multiplier, 0.0, at_least=0, high=MAX_FACTOR)
+        attention_factor /= yarn_scale(scaling.factor, weight)
+    else:
+        fields.require(log_multiplier, 0, "attention is scaled by the factor alone")
     return RopeConfig(
         theta=yarn_theta(scaling.theta, fields),
         kind="yarn",
         factor=scaling.factor,
         original_max_position_embeddings=scaling.original,
-        attention_factor=scaling.attention_factor * yarn_scale(scaling.factor, 1),
+        attention_factor=attention_factor,
         beta_fast=fields.number(f"{key}.scaling.yarn_beta_fast", 32.0, above=MIN_FACTOR, high=MAX_FACTOR),
         beta_slow=fields.number(f"{key}.scaling.yarn_beta_slow", 1.0, above=MIN_FACTOR, high=MAX_FACTOR),
         rotary_dim=scaling.rotary_dim,

@@ -96,7 +96,7 @@ def read_config(
     if headless:
         config = without_head(config)
     own_class = ("architectures",) if has_unknown_class(fields, family) else ()
-    ignored = ignored_settings(fields, reference_keys().keys[family.architecture])
+    ignored = ignored_settings(fields, reference_keys().keys[family.architecture], inert=family.inert)
     return ReadConfig(config, tuple(sorted({*own_class, *ignored, *of_rope})), code, packed)
 
 

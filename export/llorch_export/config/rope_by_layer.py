@@ -58,6 +58,9 @@ def _settings(fields: Fields, by_kind: Mapping[str, object], kind: str) -> Mappi
 def _one(
     fields: Fields, settings: Mapping[str, object], theta: float, kind: str, context: RopeContext
 ) -> tuple[RopeConfig, tuple[str, ...]]:
-    own = Fields({"rope_parameters": {"rope_theta": theta, **settings}}, origin=f"{fields.origin}: {kind}")
+    # transformers looks for it beside the kinds of layers, where it stands in no file.
+    read = {key: value for key, value in settings.items() if key != "truncate"}
+    own = Fields({"rope_parameters": {"rope_theta": theta, **read}}, origin=f"{fields.origin}: {kind}")
     rope, ignored = rope_from_hf(own, context)
-    return rope, tuple(f"{name} of {kind}" for name in ignored)
+    left = ("rope_parameters.truncate",) if "truncate" in settings else ()
+    return rope, tuple(f"{name} of {kind}" for name in (*ignored, *left))

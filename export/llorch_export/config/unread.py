@@ -85,17 +85,22 @@ def check_count(data: Mapping[str, object], origin: str) -> None:
         )
 
 
-def ignored_settings(fields: Fields, read: frozenset[str], *, prefix: str = "") -> tuple[str, ...]:
+def ignored_settings(
+    fields: Fields, read: frozenset[str], *, inert: frozenset[str] = frozenset(), prefix: str = ""
+) -> tuple[str, ...]:
     """Return the names of the settings that nobody asked for, sorted.
 
-    read: what transformers reads here. prefix: goes before each name. What most files say of themselves is
-    left out, and what states the lack of something that the model lacks anyway.
+    read: what transformers reads here. inert: what it reads and never applies. prefix: goes before each name.
+    What most files say of themselves is left out, and what states the lack of something that the model lacks
+    anyway.
     Raises ArtifactError for a setting that would change the model, and for an absurd number of them.
     """
     found = []
     for key in fields.unasked():
         value = fields.get(key)
-        if key in read:
+        if key in inert:
+            found += [prefix + key] if value else []
+        elif key in read:
             neutral, effect = _READ.get(key, (None, "transformers reads it for this family"))
             _refuse_effect(fields, key, value, neutral, effect)
         elif key in _CHANGES:
@@ -116,7 +121,7 @@ def notice_of(ignored: Sequence[str], code: Sequence[str]) -> tuple[str, ...]:
     if ignored:
         more = f" and {len(ignored) - 8} more" if len(ignored) > 8 else ""
         lines.append(
-            "config.json has settings that transformers does not read in this family; they were ignored: "
+            "config.json has settings that transformers does not apply in this family; they were ignored: "
             f"{', '.join(ignored[:8])}{more}"
         )
     if code:

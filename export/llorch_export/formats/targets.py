@@ -71,6 +71,7 @@ class Capabilities:
         channel, inputs rounded per token.
     carries_blocks: whether the blocks of a GGUF file, or the codes of packed weights, can be kept;
         carried_bits: code widths of linear layers where they are.
+    folds_constants: whether a session computes once what depends on constants alone, whatever its size.
     compute_types: of activations and KV cache; the first is the default. precision: the default one of the
         weights.
     fixed_shapes: one sequence, a past that is always full and two graphs, for prefill and decode. Otherwise
@@ -101,6 +102,7 @@ class Capabilities:
     per_channel_int8: bool = False
     carries_blocks: bool = False
     carried_bits: tuple[int, ...] = (4, 8)
+    folds_constants: bool = False
     compute_types: tuple[ComputeType, ...]
     precision: Precision
     fixed_shapes: bool = False
@@ -147,6 +149,7 @@ _PER_CHANNEL_INT8: Final = _contrib("MatMulIntegerToFloat") | {
     "ReduceMax",
     "Sum",
 }
+_FOLDED: Final = frozenset({"BitwiseOr", "Concat", "Transpose"})
 _POOLING: Final = frozenset({"Less", "ReduceL2", "Where"})  # of graphs that embed texts
 _EXPERTS: Final = _contrib("MoE", "QMoE") | {"Sigmoid", "Softmax"}
 _CPU: Final = "CPUExecutionProvider"
@@ -186,11 +189,13 @@ TARGETS: Final[Mapping[Target, Capabilities]] = {
         | _GUEST_FRONT
         | _PER_CHANNEL_INT8
         | _POOLING
-        | _EXPERTS,
+        | _EXPERTS
+        | _FOLDED,
         per_channel_int8=True,
         experts=True,
         int8_cache=True,
         carried_bits=(2, 4, 8),
+        folds_constants=True,
     ),
     "cuda": _group_query(
         provider="CUDAExecutionProvider",

@@ -15,13 +15,17 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
+from llorch_export.checkpoint.codes import Codes
 from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
+from llorch_export.graph.folded import widened_blocks
+from llorch_export.graph.folded_values import widened_values
 from llorch_export.graph.source_forms import requantised, widths_for
 from llorch_export.graph.weights import Arrays
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
+from llorch_export.quantize.folded import FoldedForm, FoldedValues
 from llorch_export.quantize.half_quadratic import half_quadratic
 from llorch_export.quantize.layout import Blocks, Matrix, block_count, pack, zero_point_bytes
 from llorch_export.quantize.nearest import quantize_nearest
@@ -44,6 +48,8 @@ class BlockWeight:
     compute type, zero points if any.
 
     input_order: column ``j`` of it is for input ``input_order[j]``; None: for input ``j``.
+    offsets: [groups, rows], what the sum of each group of inputs is multiplied by and added to the product;
+        None: nothing.
     """
 
     packed: ir.Value
@@ -53,6 +59,7 @@ class BlockWeight:
     block_size: int
     columns: int
     input_order: npt.NDArray[np.intp] | None = None
+    offsets: ir.Value | None = None
 
 
 def block_weight(
@@ -96,7 +103,12 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
                 lambda: quantised_chunks(b, name, weights, form),
                 scale_type=form.scale_type,
             )
-        codes, blocks = found
+        codes, carried_as = found
+        if isinstance(carried_as, FoldedValues):
+            return None
+        if isinstance(carried_as, FoldedForm):
+            return _folded(b, name, weights, codes, carried_as)
+        blocks = carried_as
         planned = _plan(
             b,
             name,
@@ -113,6 +125,30 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
     carried = common_form((tensor.dtype for tensor in tensors), widths)
     return _plan(
         b, name, carried, rows, columns, lambda: carried_chunks(b, weights, carried), scale_type="float32"
+    )
+
+
+def values_of_levels(b: GraphBuilder, name: str, weights: Sequence[str]) -> ir.Value | None:
+    """Plan the stacked ``weights`` as a matrix [rows, columns] of values that are levels in the data file;
+    None where the checkpoint has them otherwise.
+    """
+    found = b.source_forms.carried(b.tensors[weights[0]])
+    if found is None or not isinstance(found[1], FoldedValues):
+        return None
+    return widened_values(b, name, weights, found[1])
+
+
+def _folded(b: GraphBuilder, name: str, weights: Sequence[str], codes: Codes, how: FoldedForm) -> BlockWeight:
+    wide = widened_blocks(b, name, weights, how)
+    return BlockWeight(
+        wide.packed,
+        wide.scales,
+        wide.zero_points,
+        how.form.bits,
+        how.form.block_size,
+        codes.columns,
+        codes.input_order,
+        wide.offsets,
     )
 
 

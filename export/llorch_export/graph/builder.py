@@ -107,11 +107,12 @@ class GraphBuilder:
         self.activation_codes: dict[tuple[ir.Value, PerChannelActivations], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
         self._reordered: dict[tuple[ir.Value, bytes], ir.Value] = {}
+        self._shared: dict[object, ir.Value] = {}
 
     @functools.cached_property
     def source_forms(self) -> SourceForms:
         """What becomes of each matrix at precision ``source``."""
-        return SourceForms(self.tensors, self.target)
+        return SourceForms(self.tensors, self.target, exact=self.recipe.accuracy_level == 0)
 
     def op(
         self,
@@ -169,6 +170,21 @@ class GraphBuilder:
         if name not in self._constants:
             self._constants[name] = self.constant(name, array)
         return self._constants[name]
+
+    def shared_value(self, key: object, make: Callable[[], ir.Value]) -> ir.Value:
+        """Return what ``make`` has given for this key; it is called at the key's first use."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def shared_weight(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+        """Return the array of this name in the data file, planned at its first use; later uses must mean the
+        same.
+        """
+        dtype = ir.DataType.from_numpy(array.dtype)
+        return self.shared_value(
+            name, lambda: self.weights.add([(name, dtype, array.shape)], lambda: (array,))[0]
+        )
 
     def vector(self, name: str) -> ir.Value:
         """Plan a checkpoint tensor that is used as it is, in the compute type."""

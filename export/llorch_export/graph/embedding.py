@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from llorch_export.formats.module import EMBEDDING, HEAD
-from llorch_export.graph.blocks import BlockWeight, block_weight
+from llorch_export.graph.blocks import BlockWeight, block_weight, values_of_levels
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes
 from llorch_export.graph.integer import integer_linear
@@ -120,5 +120,7 @@ def _table(b: GraphBuilder, module: str) -> Table:
     found = block_weight(b, module, [weight], form)
     if found is not None:
         return found
+    if form.precision == "source" and (values := values_of_levels(b, module, [weight])) is not None:
+        return values
     narrow = form.precision == "source" and b.tensors[weight].narrow_type is not None
     return b.narrow_matrix(weight) if narrow else b.vector(weight)

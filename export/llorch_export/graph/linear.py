@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.graph.blocks import BlockWeight, block_weight
+from llorch_export.graph.blocks import BlockWeight, block_weight, values_of_levels
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantizes
+from llorch_export.graph.folded import offset_sums
 from llorch_export.graph.half_precision import COMPUTE_TYPES
 from llorch_export.graph.integer import integer_linear
 from llorch_export.graph.weights import Arrays
@@ -52,6 +53,10 @@ def linear(
     weight = block_weight(b, name, weights, form)
     if weight is not None:
         return matmul_nbits(b, x, weight, name=name, shape=shape, bias=bias_value)
+    if form.precision == "source" and (values := values_of_levels(b, name, weights)) is not None:
+        size = (b.tensors[weights[0]].shape[1], out_features)
+        turned = b.op("Transpose", [values], name=f"{name}.weight", shape=size, attributes={"perm": [1, 0]})
+        return matmul(b, x, turned, name=name, shape=shape, bias=bias_value)
     narrow = b.tensors[weights[0]].narrow_type if form.precision == "source" else None
     return matmul(b, x, _whole(b, name, weights, narrow), name=name, shape=shape, bias=bias_value)
 
@@ -141,4 +146,10 @@ def matmul_nbits(
     inputs = [x, weight.packed, weight.scales, weight.zero_points, None, bias]
     while inputs[-1] is None:
         inputs.pop()
-    return b.op("MatMulNBits", inputs, name=name, shape=shape, attributes=attributes, domain=CONTRIB)
+    if weight.offsets is None:
+        return b.op("MatMulNBits", inputs, name=name, shape=shape, attributes=attributes, domain=CONTRIB)
+    product = b.op(
+        "MatMulNBits", inputs, name=f"{name}/product", shape=shape, attributes=attributes, domain=CONTRIB
+    )
+    added = offset_sums(b, x, weight.offsets, weight.columns, name=name, shape=shape)
+    return b.op("Add", [product, added], name=name, shape=shape)

@@ -20,9 +20,20 @@ from llorch_export.formats.module import EMBEDDING, FINE_MODULES, ModuleFormat, 
 from llorch_export.formats.precisions import BITS
 from llorch_export.formats.targets import Capabilities
 from llorch_export.quantize.carried import carried_bits, carried_form, stored_bits
+from llorch_export.quantize.folded import (
+    FoldedForm,
+    FoldedValues,
+    folded_bits,
+    folded_form,
+    folded_values,
+    loaded_bits,
+)
 from llorch_export.quantize.layout import SCALE_DTYPES
 from llorch_export.quantize.repack import BlockForm, carried_notice
 from llorch_serve.artifact.manifest import SourceForm
+
+Form = BlockForm | FoldedForm | FoldedValues
+"""How the data file has a packed matrix: as the operator takes it, or narrower."""
 
 _TABLE: Final = f"{EMBEDDING}.weight"
 _FINE_WEIGHTS: Final = tuple(f".{module}.weight" for module in FINE_MODULES)
@@ -30,6 +41,8 @@ _MOST_MORE: Final = 1.03
 """How much larger than their source matrices may be, for the sake of finer blocks: less than a twentieth,
 since rotary tables come on top.
 """
+_MOST_VALUES: Final = 2**32
+"""Bytes of float32 values that weights may become: opening a graph takes several times as much."""
 _FINEST: Final = ((32, 32), (32, 64), (32, 256), (64, 64), (64, 256), (128, 128), (256, 256))
 """The smallest blocks of layers whose errors weigh most, and of the others: the best first."""
 
@@ -42,20 +55,25 @@ def requantised(tensor: LazyTensor) -> ModuleFormat:
 class SourceForms:
     """Decides in which form each matrix of a checkpoint is carried over.
 
-    tensors: the checkpoint's, by name.
+    tensors: the checkpoint's, by name. exact: values that 8 bits hold only nearly become values, as long as
+        memory allows.
     """
 
-    def __init__(self, tensors: Mapping[str, LazyTensor], target: Capabilities) -> None:
+    def __init__(
+        self, tensors: Mapping[str, LazyTensor], target: Capabilities, *, exact: bool = False
+    ) -> None:
         self._target = target
         self._finest = _FINEST[0]
         packed = [tensor for tensor in tensors.values() if tensor.codes is not None]
+        self._few = 4 * sum(math.prod(tensor.shape) for tensor in packed) <= _MOST_VALUES
+        self._exact = exact and self._few
         if packed:
             plain = sum(_nbytes(tensor) for tensor in tensors.values() if tensor.codes is None)
             sizes = [(self._added(packed, finest, plain), finest) for finest in _FINEST]
             affordable = (finest for more, finest in sizes if more <= _MOST_MORE)
             self._finest = next(affordable, min(sizes)[1])
 
-    def carried(self, tensor: LazyTensor) -> tuple[Codes, BlockForm] | None:
+    def carried(self, tensor: LazyTensor) -> tuple[Codes, Form] | None:
         """Return the codes of a packed matrix and the form that holds them; None if none does, or if it is
         not packed.
         """
@@ -73,7 +91,11 @@ class SourceForms:
                 continue
             codes, form = found
             order = b"" if codes.input_order is None else codes.input_order.tobytes()
-            keys.add((codes.scale_type, form, order))
+            levels = b"" if codes.levels is None else codes.levels.values.tobytes()
+            apart = tensor.name if codes.across else ""
+            keys.add(
+                (codes.scale_type, codes.zero_type, codes.scale_table is None, form, order, levels, apart)
+            )
         return len(keys) == 1
 
     def becomes(self, tensor: LazyTensor) -> str:
@@ -82,21 +104,27 @@ class SourceForms:
             return f"whole, stored in {tensor.narrow_type or 'float32'}"
         found = self.carried(tensor)
         if found is not None:
-            codes, form = found
-            near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
-            return f"{form.bits} bits, block {form.block_size}, {near}"
+            return _in_words(*found)
         form_anew = requantised(tensor)
         anew = f"{BITS[form_anew.precision]} bits, block {form_anew.block_size}"
+        keeps = self._few and self._target.folds_constants and tensor.name != _TABLE
+        if keeps and tensor.codes is not None and folded_values(tensor.codes) is not None:
+            return f"quantised anew to {anew}, which come close; --accuracy-level 0 keeps the values"
         return f"quantised anew to {anew}: the runtime has no form that holds it"
 
-    def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, BlockForm] | None:
+    def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, Form] | None:
         codes = tensor.codes
         looked_up = tensor.name == _TABLE
         # Rows of a table are looked up, so its columns stay in their order.
         if codes is None or (looked_up and codes.input_order is not None):
             return None
         widths = widths_for(tensor.name, self._target)
-        form = carried_form(codes, widths, finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1])
+        block = finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1]
+        form: Form | None = None
+        if self._target.folds_constants and not looked_up:
+            as_values = self._exact or (codes.across > 0 and self._few)
+            form = (folded_values(codes) if as_values else None) or folded_form(codes, widths, block)
+        form = form or carried_form(codes, widths, block)
         return None if form is None else (codes, form)
 
     def _added(self, packed: Sequence[LazyTensor], finest: tuple[int, int], plain: float) -> float:
@@ -107,8 +135,21 @@ class SourceForms:
             if found is not None:
                 codes, form = found
                 stored += tensor.shape[0] * stored_bits(codes) / 8
-                carried += tensor.shape[0] * carried_bits(codes, form) / 8
+                bits = carried_bits(codes, form) if isinstance(form, BlockForm) else folded_bits(codes, form)
+                carried += tensor.shape[0] * bits / 8
         return carried / stored if stored else 1.0
+
+
+def _in_words(codes: Codes, form: Form) -> str:
+    """Say how the graph has a matrix: ``4 bits, block 32, exactly``."""
+    if isinstance(form, FoldedValues):
+        return f"values in float32, exactly, of {form.bits} bits in the file"
+    near = f"within {codes.rounding:.2%} of a block's largest value" if codes.rounding else "exactly"
+    if isinstance(form, BlockForm):
+        return f"{form.bits} bits, block {form.block_size}, {near}"
+    offsets = ", zero points beside the codes" if form.offsets else ""
+    narrow = "" if form.bits == form.form.bits else f", of {form.bits} bits in the file"
+    return f"{form.form.bits} bits, block {form.form.block_size}, {near}{narrow}{offsets}"
 
 
 def widths_for(name: str, target: Capabilities) -> tuple[int, ...]:
@@ -129,33 +170,53 @@ def _stored_by_layer(tensor: LazyTensor) -> bool:
     return is_expert(module) or is_router(module)
 
 
-def source_forms(tensors: Mapping[str, LazyTensor], target: Capabilities) -> tuple[SourceForm, ...]:
+def source_forms(tensors: Mapping[str, LazyTensor], forms: SourceForms) -> tuple[SourceForm, ...]:
     """Return how the matrices of a checkpoint of packed weights are stored there, and what they become;
     experts and routers apart, whose form a layer settles for all of them.
     """
-    forms = SourceForms(tensors, target)
     found: dict[tuple[str, str], list[str]] = {}
-    for name, tensor in tensors.items():
-        if len(tensor.shape) == 2 and not _stored_by_layer(tensor):
-            form = (tensor.packed or tensor.dtype, forms.becomes(tensor))
-            found.setdefault(form, []).append(name.removesuffix(".weight"))
+    for tensor in _stored_alone(tensors):
+        form = (tensor.packed or tensor.dtype, forms.becomes(tensor))
+        found.setdefault(form, []).append(tensor.name.removesuffix(".weight"))
     return tuple(
         SourceForm(modules=tuple(modules), stored=stored, becomes=becomes)
         for (stored, becomes), modules in found.items()
     )
 
 
-def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities) -> str:
-    """Say what becomes of a checkpoint's matrices at precision ``source``."""
-    matrices = [tensor for tensor in tensors.values() if len(tensor.shape) == 2]
-    alone = [tensor for tensor in matrices if not _stored_by_layer(tensor)]
-    rest = "; llorch inspect shows what experts and routers became" if len(alone) < len(matrices) else ""
-    if all(tensor.packed is None for tensor in matrices):
+def widened_bytes(tensors: Mapping[str, LazyTensor], forms: SourceForms) -> int:
+    """Return how much more matrices take in memory than in the data file, since the runtime widens them."""
+    bits = 0
+    for tensor in _stored_alone(tensors):
+        found = forms.carried(tensor)
+        if found is not None and not isinstance(found[1], BlockForm):
+            codes, form = found[0], found[1]
+            bits += tensor.shape[0] * max(0, loaded_bits(codes, form) - folded_bits(codes, form))
+    return bits // 8
+
+
+def _stored_alone(tensors: Mapping[str, LazyTensor]) -> list[LazyTensor]:
+    """Return the matrices whose form no layer settles for all that it has."""
+    return [t for t in tensors.values() if len(t.shape) == 2 and not _stored_by_layer(t)]
+
+
+def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities, *, exact: bool) -> str:
+    """Say what becomes of a checkpoint's matrices at precision ``source``. exact: as of
+    :class:`SourceForms`.
+    """
+    alone = _stored_alone(tensors)
+    matrices = sum(len(tensor.shape) == 2 for tensor in tensors.values())
+    rest = "; llorch inspect shows what experts and routers became" if len(alone) < matrices else ""
+    if all(tensor.packed is None for tensor in tensors.values() if len(tensor.shape) == 2):
         return carried_notice((tensor.dtype, widths_for(tensor.name, target)) for tensor in alone) + rest
-    forms = (
-        f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, target)
+    forms = SourceForms(tensors, target, exact=exact)
+    found = (
+        f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, forms)
     )
-    return f"matrices as the graph has them: {'; '.join(forms)}{rest}"
+    wider = widened_bytes(tensors, forms)
+    if wider:
+        rest += f"; they take {wider / 2**20:,.0f} MiB more once the runtime has loaded them"
+    return f"matrices as the graph has them: {'; '.join(found)}{rest}"
 
 
 def packed_notice(tensors: Mapping[str, LazyTensor], *, adapted: bool) -> str | None:

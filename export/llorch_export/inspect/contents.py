@@ -16,6 +16,7 @@ import msgspec
 from llorch_export.formats.targets import TARGETS
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import (
+    EmbeddingForm,
     FileEntry,
     FixedShapes,
     GenerationDefaults,
@@ -95,7 +96,9 @@ class Contents:
 
     graph: None where the onnx package is not installed. memory: full cache; it is committed only as it is
         used.
-    kv_dtypes: what the KV cache may hold, the default first, which the bytes are of.
+    kv_dtypes: what the KV cache may hold, the default first, which the bytes are of; nothing, with no memory,
+        where texts are embedded, without a cache.
+    embedding: how texts become vectors; None: they do not.
     layout, interop, int8_cache, prompts, ignored_settings, code_not_run, source_forms: as in
         :class:`llorch_serve.artifact.manifest.Manifest`.
     checked_on: providers on which graphs of this target have been compared with the reference;
@@ -121,6 +124,7 @@ class Contents:
     chat_template: bool
     graph: GraphContents | None
     layout: str
+    embedding: EmbeddingForm | None
     interop: tuple[str, ...]
     target: Target
     checked_on: tuple[str, ...]
@@ -140,12 +144,17 @@ def contents(artifact: Artifact) -> Contents:
     tokenizer = Tokenizer.load(artifact.tokenizer_path)
     own = TARGETS[manifest.target].provider
     total = sum(entry.bytes for entry in manifest.files)
+    loaded = total + (manifest.widened_bytes or 0)
     lengths = sorted({min(_SHORT_CONTEXT, manifest.context_length), manifest.context_length})
-    kv_bytes = msgspec.structs.replace(manifest.kv, dtype=manifest.kv_dtypes[0]).bytes_per_token
+    embeds = manifest.embeds is not None
+    kv_bytes = (
+        0 if embeds else msgspec.structs.replace(manifest.kv, dtype=manifest.kv_dtypes[0]).bytes_per_token
+    )
     memory = [
-        Memory(slots, length, kv := slots * length * kv_bytes, total + kv)
+        Memory(slots, length, kv := slots * length * kv_bytes, loaded + kv)
         for slots in SLOTS
         for length in lengths
+        if not embeds
     ]
     return Contents(
         model_id=manifest.model_id,
@@ -167,12 +176,13 @@ def contents(artifact: Artifact) -> Contents:
         chat_template=manifest.chat_template is not None,
         graph=_graph(artifact) if importlib.util.find_spec("onnx") else None,
         layout=manifest.layout,
+        embedding=manifest.embeds,
         interop=manifest.interop,
         target=manifest.target,
         checked_on=manifest.checked_on,
         not_checked_on=None if own in (None, *manifest.checked_on) else own,
         fixed_shapes=manifest.fixed_shapes,
-        kv_dtypes=manifest.kv_dtypes,
+        kv_dtypes=() if embeds else manifest.kv_dtypes,
         int8_cache=manifest.int8_cache,
         prompts=manifest.prompts,
         ignored_settings=manifest.ignored_settings or (),
@@ -197,14 +207,18 @@ def _graph(artifact: Artifact) -> GraphContents:
 
 def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
     """Add up the weights' bytes by what they are for; bytes that two initialisers share count once."""
+    from llorch_export.inspect.widening import Widening
+
+    widening = Widening(model)
     purposes: dict[str, str] = {}
     for node in model.graph.node:
         for index, name in enumerate(node.input):
-            if node.op_type != "Cast":
+            if node.op_type != "Cast" and not widening.makes(node.output[0]):
                 purposes.setdefault(name, _purpose(node, index))
-    for node in model.graph.node:
-        if node.op_type == "Cast":  # scales that are stored narrower than they are used
-            purposes.setdefault(node.input[0], purposes.get(node.output[0], "constants"))
+    for node in reversed(model.graph.node):
+        if node.op_type == "Cast" or widening.makes(node.output[0]):  # stored narrower than it is used
+            for name in node.input:
+                purposes.setdefault(name, purposes.get(node.output[0], "constants"))
     sizes: dict[str, int] = {}
     used_as: dict[str, str] = {}
     for tensor in model.graph.initializer:

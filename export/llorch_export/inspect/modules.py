@@ -12,9 +12,12 @@ from typing import Final
 import onnx
 
 from llorch_export.formats.module import EMBEDDING, HEAD, QUARTERS
+from llorch_export.inspect.widening import Widening
 
 _FLOATS: Final = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_OFFSETS: Final = "/offsets"
 _PART: Final = re.compile(r"/part\.\d+$")
+_LEVELS: Final = re.compile(r"\.levels\.(\d)$")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -38,7 +41,8 @@ def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
     """Return the matrices of a graph in the order of use; a table that lookup and head share is there
     twice.
     """
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    widening = Widening(model)
+    weights = widening.weights
     # Scales that are stored narrower than they are used.
     narrow = {
         node.output[0]: node.input[0]
@@ -59,6 +63,7 @@ def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
         for node in model.graph.node
         if node.op_type == "Cast" and node.output[0] in dequantised
     }
+    offsets = {node.output[0]: node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
     found = []
     for node in model.graph.node:
         if node.op_type == "DequantizeLinear":
@@ -67,34 +72,47 @@ def stored_modules(model: onnx.ModelProto) -> tuple[StoredModule, ...]:
             continue
         if node.output[0] in dequantised or node.output[0] in widened.values():
             continue
+        if widening.makes(node.output[0]) or node.output[0].endswith(_OFFSETS):
+            continue
         inputs = [weights.get(narrow.get(name, name)) for name in node.input]
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
-            found.append(_in_blocks(node, inputs))
+            beside = offsets.get(f"{_module(node)}{_OFFSETS}")
+            found.append(_in_blocks(node, widening, [] if beside is None else widening.behind(beside)))
         elif node.op_type in ("MoE", "QMoE"):
             found.extend(_experts(node, inputs))
         elif node.op_type == "MatMulIntegerToFloat":
             part = _in_rows(node, inputs)
             if not (_PART.search(node.output[0]) and found and found[-1].name == part.name):
                 found.append(part)  # parts of a row follow each other, and are stored alike
+        elif node.op_type in ("MatMul", "Gemm") and node.input[1] not in {*weights, *narrow}:
+            found.extend(_values(node, widening))
         elif node.op_type in ("MatMul", "Gemm", "Gather"):
             found.extend(_plain(node, tensor) for tensor in inputs if tensor and len(tensor.dims) == 2)
     return tuple(found)
 
 
-def _in_blocks(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> StoredModule:
+def _in_blocks(node: onnx.NodeProto, widening: Widening, beside: list[onnx.TensorProto]) -> StoredModule:
+    """Describe a matrix in blocks. beside: what else its product is made of, scales among it."""
     attributes = {a.name: a.i for a in node.attribute}
     gathers = node.op_type == "GatherBlockQuantized"
-    packed, scales, zero_points = (
-        inputs[0 if gathers else 1],
-        inputs[2],
-        inputs[3] if len(inputs) > 3 else None,
-    )
-    assert packed is not None
-    assert scales is not None
+    packed, scales = widening.behind(node.input[0 if gathers else 1]), widening.behind(node.input[2])
+    zero_points = widening.behind(node.input[3]) if len(node.input) > 3 else []
     bits, block_size = attributes["bits"], attributes["block_size"]
-    count = 8 * _nbytes(packed) // bits if gathers else attributes["N"] * attributes["K"]
-    total = sum(_nbytes(tensor) for tensor in (packed, scales, zero_points) if tensor is not None)
-    return StoredModule(_module(node), f"int{bits}", block_size, zero_points is not None, 8 * total / count)
+    count = 8 * sum(map(_nbytes, packed)) // bits if gathers else attributes["N"] * attributes["K"]
+    stored = {tensor.name: tensor for tensor in (*packed, *scales, *zero_points, *beside)}
+    total = sum(map(_nbytes, stored.values()))
+    return StoredModule(
+        _module(node), f"int{bits}", block_size, bool(zero_points or beside), 8 * total / count
+    )
+
+
+def _values(node: onnx.NodeProto, widening: Widening) -> Iterator[StoredModule]:
+    """Describe a matrix of values that the file has as levels; nothing for a product of two inputs."""
+    stored = widening.behind(node.input[1])
+    codes = [(tensor, found) for tensor in stored if (found := _LEVELS.search(tensor.name))]
+    for tensor, found in codes[:1]:  # others are further bits of the same
+        count = 8 * _nbytes(tensor) // int(found[1])
+        yield StoredModule(_module(node), "fp32", None, False, 8 * sum(map(_nbytes, stored)) / count)
 
 
 def _experts(node: onnx.NodeProto, inputs: list[onnx.TensorProto | None]) -> Iterator[StoredModule]:

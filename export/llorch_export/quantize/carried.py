@@ -7,6 +7,7 @@ changes a value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes
-from llorch_export.quantize.layout import SCALE_DTYPES, block_count, pack
+from llorch_export.quantize.layout import SCALE_DTYPES, Bytes, block_count, pack
 from llorch_export.quantize.repack import BLOCK_OF_2_BITS, BlockForm
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
@@ -29,6 +30,8 @@ def carried_form(codes: Codes, widths: Sequence[int], finest: int) -> BlockForm 
     widths: of codes that the operator has. finest: the smallest block wanted; groups are cut into blocks that
         are not smaller, where they can be.
     """
+    if codes.zero_type is not None or (codes.levels is not None and codes.levels.codes is None):
+        return None
     wide_enough = [width for width in sorted(widths) if width >= codes.bits]
     fitting = [size for size in BLOCK_SIZES if codes.groups == 1 or codes.group % size == 0]
     if not wide_enough or not fitting:
@@ -47,7 +50,12 @@ def carried_bits(codes: Codes, form: BlockForm) -> int:
 
 def stored_bits(codes: Codes) -> int:
     """Return the bits that a row takes in a file."""
-    return codes.columns * codes.bits + codes.groups * _scale_bits(codes, codes.bits)
+    width = codes.bits if codes.levels is None else int(math.log2(len(codes.levels.values)))
+    scale = 8 if codes.scale_table else 8 * np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize
+    zeros = 0 if codes.symmetric else codes.bits
+    if codes.zero_type is not None:
+        zeros = 8 * np.dtype(SCALE_DTYPES[codes.zero_type]).itemsize
+    return codes.columns * width + codes.groups * (scale + zeros) // (codes.across or 1)
 
 
 def _scale_bits(codes: Codes, bits: int) -> int:
@@ -63,11 +71,23 @@ def carried(codes: Codes, form: BlockForm, start: int, stop: int) -> Arrays:
     rows = codes.read(start, stop)
     blocks = block_count(codes.columns, form.block_size)
     group_of = np.arange(blocks) * form.block_size // codes.group
-    shift = 2 ** (form.bits - 1) - 2 ** (codes.bits - 1) if codes.symmetric else 0
-    wide = np.full((stop - start, blocks * form.block_size), 2 ** (form.bits - 1), np.uint8)
-    np.add(rows.codes, np.uint8(shift), out=wide[:, : codes.columns])
-    packed = pack(wide, form.bits).reshape(stop - start, blocks, -1)
+    packed = packed_codes(codes, rows.codes, form)
     scales = rows.scales[:, group_of].astype(SCALE_DTYPES[codes.scale_type])
     if rows.zero_points is None:
         return packed, scales
     return packed, scales, pack(rows.zero_points[:, group_of], form.bits)
+
+
+def packed_codes(codes: Codes, found: Bytes, form: BlockForm) -> Bytes:
+    """Return the codes of some rows as the operator takes them: [rows, blocks, block_size * bits / 8].
+
+    found: uint8 [rows, columns], as they were read.
+    """
+    blocks = block_count(codes.columns, form.block_size)
+    if codes.levels is not None:
+        assert codes.levels.codes is not None
+        found = codes.levels.codes[found]
+    shift = 0 if form.zero_points else 2 ** (form.bits - 1) - 2 ** (codes.bits - 1)
+    wide = np.full((len(found), blocks * form.block_size), 2 ** (form.bits - 1), np.uint8)
+    np.add(found, np.uint8(shift), out=wide[:, : codes.columns])
+    return pack(wide, form.bits).reshape(len(found), blocks, -1)

@@ -13,7 +13,7 @@ from llorch_serve.terminal.console import say, write, write_json
 
 if TYPE_CHECKING:
     from llorch_export.inspect.contents import Contents
-    from llorch_serve.artifact.manifest import Recipe, SourceInfo
+    from llorch_serve.artifact.manifest import EmbeddingForm, Recipe, SourceInfo
 
 
 def command(
@@ -65,6 +65,7 @@ def describe(found: Contents) -> str:
             else [f"{'prompts':<14}{found.prompts.graph}: {_recipe(found.prompts.recipe)}"]
         ),
         f"{'graph':<14}{'traced by Optimum' if found.layout == 'optimum' else 'llorch'}"
+        + ("" if found.embedding is None else f"; {_embedding(found.embedding)}")
         + (f"; also loads in {', '.join(found.interop)}" if found.interop else ""),
         f"{'context':<14}{found.context_length} tokens",
         f"{'stop tokens':<14}{', '.join(f'{t.id} {t.text!r}' for t in found.stop_tokens) or 'none'}",
@@ -76,7 +77,8 @@ def describe(found: Contents) -> str:
         for label, names in (("ignored", found.ignored_settings), ("code not run", found.code_not_run))
         if names
     ]
-    shown = [*lines, *_graph(found), *_files(found), *_memory(found)]
+    memory = _memory(found) if found.embedding is None else ()
+    shown = [*lines, *_graph(found), *_files(found), *memory]
     return "".join(f"{line.translate(_BREAKS)}\n" for line in shown)
 
 
@@ -86,6 +88,11 @@ def _source(source: SourceInfo) -> str:
     prefix = f"{source.hub}://" if isinstance(source.hub, str) else ""
     hub = f", from {prefix}{source.repository}{at}" if isinstance(source.repository, str) else ""
     return f"{source.name} ({source.kind}), {source.fingerprint[:16]}{adapter}{hub}"
+
+
+def _embedding(form: EmbeddingForm) -> str:
+    pooled = "the last token's state" if form.pooling == "last" else "the mean of all states"
+    return f"gives a vector for each text: {pooled}{', of length 1' if form.normalised else ''}"
 
 
 def _recipe(recipe: Recipe) -> str:

@@ -139,7 +139,8 @@ def _adjust_rotary(torch: Any, rotary: Any, config: LlamaConfig) -> None:
     """Apply what only GGUF files can say of rotary embedding."""
     rope = config.rope
     if len(config.ropes) > 1:
-        if rope.frequency_factors is not None or rope.attention_factor != 1:
+        own = rope.kind == "yarn"  # transformers has its factor for each kind of layer
+        if rope.frequency_factors is not None or (rope.attention_factor != 1 and not own):
             raise ArtifactError("transformers has no rotary factors beside rotations by kind of layer")
         return
     if rope.frequency_factors is not None:

@@ -68,6 +68,8 @@ def hf_settings(config: LlamaConfig) -> dict[str, Any]:
         if experts.clamped is not msgspec.UNSET:
             settings |= {"swiglu_alpha": experts.clamped.alpha, "swiglu_limit": experts.clamped.limit}
     settings |= _form_settings(config, family)
+    if family.partial_rotary and config.rope.rotary_dim is None:
+        settings["rope_parameters"]["partial_rotary_factor"] = 1.0  # absent, it is a family's own
     if family.scales_queries:
         by_place = config.rope.query_scale
         beta = 0.0 if by_place is msgspec.UNSET else by_place.beta
@@ -105,11 +107,14 @@ def _rope_parameters(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
         parameters["rope_type"] = "default"
     if rope.rotary_dim is not None:
         parameters["partial_rotary_factor"] = rope.rotary_dim / head_dim
-    if rope.kind in ("linear", "yarn"):
+    if rope.kind in ("linear", "yarn", "dynamic", "llama3"):
         parameters["factor"] = rope.factor
-    if rope.kind in ("yarn", "longrope"):
+    if rope.kind in ("yarn", "longrope", "llama3"):
         parameters["original_max_position_embeddings"] = rope.original_max_position_embeddings
+    if rope.kind in ("yarn", "longrope"):
         parameters["attention_factor"] = rope.attention_factor
+    if rope.kind == "llama3":
+        parameters |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
     if rope.kind == "yarn":
         parameters |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
     if rope.kind == "longrope":

@@ -520,6 +520,8 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     ignored_settings: settings of the source's config.json that its family does not read; absent: none.
     code_not_run: files of Python that the source asked to run; absent: none.
     source_forms: at precision ``source``, what became of packed weights; absent: there were none.
+    widened_bytes: what weights take more in memory than in the data file, where the runtime widens them when
+        it loads a graph; absent: nothing.
     embedding: the graph gives a vector for each text, [batch, hidden_size], in place of logits, and has no KV
         cache among its inputs and outputs; absent: it is a language model's.
     """
@@ -557,6 +559,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     code_not_run: Names | msgspec.UnsetType = msgspec.UNSET
     template_tokens: TemplateTokens | msgspec.UnsetType = msgspec.UNSET
     source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
+    widened_bytes: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
     embedding: EmbeddingForm | msgspec.UnsetType = msgspec.UNSET
 
     @property

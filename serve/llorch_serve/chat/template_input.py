@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from llorch_serve.chat.tools import choice_violations, shown_tools
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.requests import ChatMessage, ChatPrompt, ToolCall
@@ -127,6 +128,9 @@ def read_input(prompt: ChatPrompt) -> TemplateInput:
     _check_items(prompt)
     messages = [_message(m, f"{FIELD}.messages[{i}]", bad) for i, m in enumerate(prompt.messages)]
     tools = [_object(text, f"{FIELD}.tools[{i}]", bad) for i, text in enumerate(prompt.tools)]
+    bad += choice_violations(prompt)
+    shown = frozenset(shown_tools(prompt))
+    tools = [tool for tool, text in zip(tools, prompt.tools, strict=True) if text in shown]
     documents = [_object(text, f"{FIELD}.documents[{i}]", bad) for i, text in enumerate(prompt.documents)]
     arguments = {}
     if prompt.template_arguments is not None:
@@ -144,7 +148,7 @@ def read_input(prompt: ChatPrompt) -> TemplateInput:
         arguments=arguments,
         add_generation_prompt=opened,
         continue_final_message=prompt.continue_final_message,
-        texts_of_calls=[[call.arguments or "{}" for call in m.tool_calls] for m in prompt.messages],
+        texts_of_calls=[[_text_of_arguments(call) for call in m.tool_calls] for m in prompt.messages],
     )
 
 
@@ -199,10 +203,15 @@ def _message(message: ChatMessage, field: str, bad: list[FieldViolation]) -> dic
 
 
 def _call(call: ToolCall, field: str, bad: list[FieldViolation]) -> dict[str, Any]:
-    arguments = _object(call.arguments or "{}", f"{field}.arguments", bad)
+    arguments = _object(_text_of_arguments(call), f"{field}.arguments", bad)
     function = {"name": _text(call.name, f"{field}.name", bad), "arguments": arguments}
     identity = {"id": _text(call.id, f"{field}.id", bad)} if call.id else {}
     return {**identity, "type": "function", "function": function}
+
+
+def _text_of_arguments(call: ToolCall) -> str:
+    """Return a call's arguments; a tool without parameters is called without, or with null."""
+    return "{}" if call.arguments.strip() in ("", "null") else call.arguments
 
 
 def _object(text: str, field: str, bad: list[FieldViolation]) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from llorch_serve.client.channel import OPTIONS, PLAIN, Access
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import (
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
 )
 
 R = TypeVar("R")
@@ -117,6 +119,14 @@ class AsyncWorkerClient(BaseWorkerClient):
         graph cannot score.
         """
         return await self._send(calls.score_call(request, timeout_s))
+
+    async def embed(self, request: EmbedRequest, *, timeout_s: float | None = None) -> list[TextEmbedding]:
+        """Return the vectors of texts in their order.
+
+        ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model
+        embeds no texts.
+        """
+        return await self._send(calls.embed_call(request, timeout_s))
 
     async def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llorch_serve.client.calls import Call
 from llorch_serve.client.channel import Access
+from llorch_serve.client.proxy import DIRECT, host_of, is_loopback, proxy_variable
 from llorch_serve.errors import LlorchError, UnavailableError, WorkerError
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc.status import read_status
@@ -27,6 +28,9 @@ class BaseWorkerClient:
         self, address: str, access: Access, grpc_api: Any, options: tuple[tuple[str, int], ...]
     ) -> None:
         self.address = address
+        if is_loopback(address):
+            options = (*options, DIRECT)
+        self._proxy = proxy_variable(address)
         self._metadata = access.metadata()
         credentials = access.credentials()
         self._channel: Any = (
@@ -50,7 +54,7 @@ class BaseWorkerClient:
 
     def _error(self, error: grpc.RpcError) -> LlorchError:
         """Return the error of ours that a failed call stands for."""
-        return read_status(error, address=self.address)
+        return self._with_proxy(read_status(error, address=self.address))
 
     def _not_ready(self, timeout_s: float, *, answered: bool) -> LlorchError:
         """Return the error of a worker that does not serve in time. answered: its health service does."""
@@ -59,9 +63,20 @@ class BaseWorkerClient:
                 f"the worker at {self.address} is not ready after {timeout_s:g} s; wait longer, or see its "
                 f"log"
             )
+        return self._with_proxy(
+            WorkerError(
+                f"no worker answers at {self.address} after {timeout_s:g} s; start one with: llorch serve "
+                "DIR, or correct the address"
+            )
+        )
+
+    def _with_proxy(self, error: LlorchError) -> LlorchError:
+        """Return the error, which also says where a proxy is in the way that nobody may have thought of."""
+        if self._proxy is None or not isinstance(error, WorkerError):
+            return error
         return WorkerError(
-            f"no worker answers at {self.address} after {timeout_s:g} s; start one with: llorch serve DIR, "
-            f"or correct the address"
+            f"{error}; the call went through the proxy that {self._proxy} names: "
+            f"set no_proxy={host_of(self.address)} to call the worker directly"
         )
 
 

@@ -22,11 +22,13 @@ from llorch_serve.client.channel import OPTIONS, PLAIN, Access
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import (
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
 )
 
 _OPTIONS: Final = ((ChannelOptions.SingleThreadedUnaryStream, 1), *OPTIONS)
@@ -112,6 +114,14 @@ class WorkerClient(BaseWorkerClient):
         graph cannot score.
         """
         return self._send(calls.score_call(request, timeout_s))
+
+    def embed(self, request: EmbedRequest, *, timeout_s: float | None = None) -> list[TextEmbedding]:
+        """Return the vectors of texts in their order.
+
+        ``timeout_s`` bounds all of them together, in seconds. Raises UnsupportedError too, where the model
+        embeds no texts.
+        """
+        return self._send(calls.embed_call(request, timeout_s))
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""

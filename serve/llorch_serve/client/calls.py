@@ -16,14 +16,17 @@ from llorch_serve.client.channel import check_size
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import (
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
 )
 from llorch_serve.rpc import convert, convert_answers, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.convert_embed import read_embeddings, write_embed_request
 from llorch_serve.rpc.convert_score import read_scores, write_score_request
 
 R = TypeVar("R")
@@ -74,6 +77,12 @@ def score_call(request: ScoreRequest, timeout_s: float | None) -> Call[Sequence[
     """Return the call for the scores of continuations."""
     ids = write_ids(request.correlation_id, request.traceparent)
     return Call("Score", write_score_request(request), read_scores, ids, timeout_s)
+
+
+def embed_call(request: EmbedRequest, timeout_s: float | None) -> Call[list[TextEmbedding]]:
+    """Return the call for the vectors of texts."""
+    ids = write_ids(request.correlation_id, request.traceparent)
+    return Call("Embed", write_embed_request(request), read_embeddings, ids, timeout_s)
 
 
 def tokenize_call(prompt: Prompt) -> Call[tuple[tuple[int, ...], str]]:

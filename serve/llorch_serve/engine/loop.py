@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Protocol
 
-from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.errors import QueueFullError
 
@@ -27,6 +27,23 @@ class _Stop:
     pass
 
 
+class SteppedEngine(Protocol):
+    """What a loop needs of :class:`llorch_serve.engine.engine.Engine`, and of the one that embeds texts."""
+
+    @property
+    def live(self) -> Collection[Sequence]:
+        """Sequences that have been added and have not ended."""
+
+    def add(self, *sequences: Sequence) -> None:
+        """Queue sequences, all or none. Raises QueueFullError."""
+
+    def abort(self, sequence: Sequence) -> bool:
+        """Forget a sequence. Return whether it was live."""
+
+    def step(self) -> list[TokenEvent]:
+        """Make one call of the model and return what came of it."""
+
+
 class EngineLoop:
     """Steps an engine while it has work and sleeps while it has none.
 
@@ -38,7 +55,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SteppedEngine,
         on_events: Callable[[list[TokenEvent]], list[Sequence]],
         on_death: Callable[[BaseException], None],
     ) -> None:

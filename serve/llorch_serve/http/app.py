@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from llorch_serve.errors import LlorchError
+from llorch_serve.http.embedding_routes import EmbeddingsDialect
 from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.messages.routes import counting, messages_dialect, versioned
@@ -24,6 +25,7 @@ from llorch_serve.http.openapi import openapi
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.paths import nearest_path
 from llorch_serve.http.problems import HttpError, describe
+from llorch_serve.http.rank_routes import RerankDialect
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.routes import ResponseRoutes
 from llorch_serve.http.score_routes import ScoreDialect
@@ -60,11 +62,12 @@ def make_app(
         generates("/v1/chat/completions", chat_dialect(unknown)),
         generates("/v1/responses", responses.dialect()),
         computes("/v1/responses/input_tokens", responses.count),
-        Route("/v1/responses/{response_id}", responses.find, methods=["GET"]),
-        Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}", responses.one, methods=["GET", "DELETE"]),
         versioned(generates("/v1/messages", messages_dialect(unknown))),
         versioned(computes("/v1/messages/count_tokens", counting(unknown))),
         generates("/v1/score", ScoreDialect()),
+        generates("/v1/embeddings", EmbeddingsDialect(unknown)),
+        generates("/v1/rerank", RerankDialect(unknown)),
         computes("/tokenize", tokenize),
         computes("/detokenize", detokenize),
         generates("/v1/inference", jobs),

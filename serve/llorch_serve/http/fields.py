@@ -11,17 +11,19 @@ import functools
 import types
 import typing
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.files.json_errors import NOT_JSON
-from llorch_serve.http.unknown_fields import MAX_NAME_CHARS, UnknownField, fields_of, is_null, unknown_fields
+from llorch_serve.http.unknown_fields import fields_of, is_null, listed, unknown_fields, unknown_names
 from llorch_serve.http.values import check_values
 
 BODY: Final = "body"  # names what is wrong with a document as a whole
 MAX_LISTED: Final = 32  # bad fields that are named one by one
+MAX_COUNTED: Final = 1024  # unknown fields of one value that are looked at
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -29,18 +31,14 @@ S = TypeVar("S", bound=msgspec.Struct)
 def read_struct(raw: bytes, kind: type[S], ignored: list[str] | None = None) -> S:
     """Return the document as ``kind``; a field that is null or absent takes its default.
 
-    ignored: gets the paths of unknown fields, the first MAX_LISTED; None: they are refused.
+    ignored: gets the paths of unknown fields, at most MAX_LISTED; None: they are refused.
     Raises InvalidRequestError with every unknown field, every value of the wrong type and every missing
     field.
     """
     check_values(raw, BODY)
     values = _split(raw)
     known = fields_of(kind)
-    unknown = [
-        UnknownField(name[:MAX_NAME_CHARS], tuple(known))
-        for name, value in values.items()
-        if name not in known and not is_null(value)
-    ]
+    unknown = list(islice(unknown_names(values, kind), MAX_COUNTED))
     bad: list[FieldViolation] = []
     read: dict[str, Any] = {}
     for name, (type_, required) in known.items():
@@ -52,11 +50,11 @@ def read_struct(raw: bytes, kind: type[S], ignored: list[str] | None = None) -> 
         try:
             str(memoryview(raw_value), "utf-8")  # msgspec does not look into what is kept as it came
             read[name] = _decoded(raw_value, type_)
-            unknown += unknown_fields(raw_value, type_, name)
+            unknown += islice(unknown_fields(raw_value, type_, name), MAX_COUNTED)
         except NOT_JSON as error:
             bad.append(_violation(name, error))
     if ignored is not None:
-        ignored += [field.path for field in unknown[:MAX_LISTED]]
+        ignored += listed([field.path for field in unknown], MAX_LISTED)
     else:  # a body has room for hundreds of thousands
         bad = [*(FieldViolation(field.path, field.description) for field in unknown[:MAX_LISTED]), *bad]
     if bad:

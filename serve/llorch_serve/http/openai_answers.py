@@ -13,7 +13,7 @@ from typing import Any, Final
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.http.openai_logprobs import Columns, chat_logprobs
 from llorch_serve.http.openai_requests import AnswerShape
-from llorch_serve.requests import Completion, GenerationUpdate, ToolCallDelta
+from llorch_serve.requests import Completion, GenerationUpdate, ToolCallDelta, whole_calls
 
 _REASONS: Final = {
     FinishReason.STOP: "stop",
@@ -106,7 +106,7 @@ class ChatChoice:
 
     def whole(self, update: GenerationUpdate) -> dict[str, Any]:
         """Return the whole choice."""
-        calls = _joined_calls(update)
+        calls = [_whole_call(call) for call in whole_calls(update.tool_calls)]
         content = None if calls and not update.text else update.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if update.reasoning:
@@ -122,10 +122,14 @@ class ChatChoice:
         delta: dict[str, Any] = {"content": update.text} if update.text else {}
         if update.reasoning:
             delta["reasoning_content"] = update.reasoning
-        if update.tool_calls:
-            delta["tool_calls"] = [_call_delta(call) for call in update.tool_calls]
-        choice = {"index": self._index, "delta": delta, "logprobs": self._logprobs(update)}
-        return _chunk(self._shape, self.chunk_object, choice | _end(update, self._shape))
+        if calls := [_call_delta(call) for call in update.tool_calls if not call.broken]:
+            delta["tool_calls"] = calls
+        choice: dict[str, Any] = {"index": self._index, "delta": delta, "logprobs": self._logprobs(update)}
+        choice |= _end(update, self._shape)
+        if broken := [call.index for call in update.tool_calls if call.broken]:
+            # OpenAI has no word for it, and what has been sent cannot be taken back.
+            choice["llorch"] = choice.get("llorch", {}) | {"broken_tool_calls": broken}
+        return _chunk(self._shape, self.chunk_object, choice)
 
     def _logprobs(self, update: GenerationUpdate) -> dict[str, Any] | None:
         return chat_logprobs(update.logprobs) if self._shape.logprobs else None
@@ -141,16 +145,9 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     return delta
 
 
-def _joined_calls(update: GenerationUpdate) -> list[dict[str, Any]]:
-    calls: dict[int, dict[str, Any]] = {}
-    for part in update.tool_calls:
-        call = calls.setdefault(
-            part.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["id"] += part.id
-        call["function"]["name"] += part.name
-        call["function"]["arguments"] += part.arguments
-    return [calls[index] for index in sorted(calls)]
+def _whole_call(call: ToolCallDelta) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 Choice = CompletionChoice | ChatChoice

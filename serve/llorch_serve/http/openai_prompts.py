@@ -84,7 +84,7 @@ def template_arguments(body: ChatBody, bad: list[FieldViolation]) -> str | None:
     if opened is None:
         return sent
     name = "add_generation_prompt"
-    if opened and body.continue_final_message:
+    if opened and continues_last(body, []):
         bad.append(FieldViolation(name, "found true, which continue_final_message excludes; send only one"))
     try:
         arguments = msgspec.json.decode(sent or "{}", type=dict[str, msgspec.Raw])
@@ -111,7 +111,7 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
         found = "differs from reasoning_content, of which it is an older name; send only one"
         bad.append(FieldViolation(f"{path}.reasoning", found))
     calls = tuple(
-        ToolCall(c.function.name, c.function.arguments, c.id or "") for c in message.tool_calls or ()
+        ToolCall(c.function.name, c.function.arguments or "{}", c.id or "") for c in message.tool_calls or ()
     )
     read = ChatMessage(
         message.role,
@@ -123,8 +123,8 @@ def _read_message(message: Message, index: int, bad: list[FieldViolation]) -> Ch
     )
     if not isinstance(message.content, list):
         # An answer that says nothing is an empty one, which templates need not tell from none.
-        says_nothing = message.role == "assistant" and not calls and message.content is None
-        return replace(read, content="" if says_nothing else message.content)
+        says_nothing = message.role == "assistant" and not calls and not reasoning
+        return replace(read, content=(message.content or "") if says_nothing else message.content)
     texts = []
     for place, part in enumerate(message.content):
         if _is_full(bad):

@@ -27,6 +27,7 @@ from llorch_serve.http.openai_prompts import (
     template_arguments,
 )
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Shared
+from llorch_serve.http.openai_tools import read_tool_choice
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import (
     AnswerOptions,
@@ -113,8 +114,7 @@ def plan_chat(
         bad.append(
             FieldViolation("top_logprobs", "set without logprobs; set that to true, or leave this out")
         )
-    refuse(bad, "tool_choice", body.tool_choice, (None, "none", "auto"))
-    refuse(bad, "parallel_tool_calls", body.parallel_tool_calls, (None, True))
+    tool_choice = read_tool_choice(body.tool_choice, bad)
     refuse(bad, "functions", body.functions, (None, []))
     refuse(bad, "function_call", body.function_call, (None, "none"))
     refuse(bad, "modalities", body.modalities, (None, ["text"]))
@@ -126,6 +126,8 @@ def plan_chat(
         tools=() if body.tool_choice == "none" else tuple(bytes(tool).decode() for tool in body.tools or ()),
         template_arguments=template_arguments(body, bad),
         continue_final_message=continues_last(body, bad),
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     limit, limit_name = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:
@@ -213,7 +215,8 @@ def _rename(field: str, names: dict[str, str]) -> str:
     """
     if field.startswith("input.chat.template_arguments"):
         return "chat_template_kwargs"
-    if field.startswith(("input.chat.messages", "input.chat.tools", "input.chat.continue_final_message")):
+    own = ("messages", "tools", "tool_choice", "continue_final_message")
+    if field.startswith(tuple(f"input.chat.{name}" for name in own)):
         return field.removeprefix("input.chat.")
     if field.startswith("input"):
         return names["input"]

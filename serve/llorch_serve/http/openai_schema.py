@@ -40,10 +40,10 @@ class ContentPart(msgspec.Struct):
 
 
 class CalledFunction(msgspec.Struct):
-    """What a call calls; arguments is JSON text of an object."""
+    """What a call calls; arguments is JSON text of an object, null for a call without any."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | None = None
     parsed_arguments: Any = None  # the same, as OpenAI's client reads them
 
 

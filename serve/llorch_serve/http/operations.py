@@ -13,10 +13,12 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.http.embedding_routes import EmbeddingsBody
 from llorch_serve.http.job_routes import CancelBody, JobBody
 from llorch_serve.http.messages.schema import CountBody, MessagesBody
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody
 from llorch_serve.http.page import PAGE_PATHS
+from llorch_serve.http.rank_routes import RerankBody
 from llorch_serve.http.responses.schema import ResponsesBody
 from llorch_serve.http.score_routes import ScoreBody
 from llorch_serve.http.token_routes import DetokenizeBody, TokenizeBody
@@ -54,6 +56,8 @@ OPERATIONS: Final = (
     Operation("POST", "/v1/messages", "Answer messages of blocks", Answers.JSON_OR_EVENTS, MessagesBody),
     Operation("POST", "/v1/messages/count_tokens", "Count the tokens of messages", body=CountBody),
     Operation("POST", "/v1/score", "Tell how likely continuations of a context are", body=ScoreBody),
+    Operation("POST", "/v1/embeddings", "Give a vector for each text", body=EmbeddingsBody),
+    Operation("POST", "/v1/rerank", "Order documents by their relevance to a query", body=RerankBody),
     Operation("POST", "/tokenize", "Turn a text or a chat into token ids", body=TokenizeBody),
     Operation("POST", "/detokenize", "Turn token ids into a text", body=DetokenizeBody),
     Operation("GET", "/v1/models", "List the model"),

@@ -164,7 +164,8 @@ def hosts_of(host: str, allowed: Sequence[str] = ()) -> frozenset[str] | None:
         address = None
     if not allowed and (address is None or not address.is_loopback):
         return None
-    own = () if address is not None and address.is_unspecified else (f"[{host}]" if ":" in host else host,)
+    shown = f"[{host}]" if ":" in host else host.lower()
+    own = () if address is not None and address.is_unspecified else (shown,)
     return frozenset({"localhost", "127.0.0.1", "[::1]", *own, *allowed})
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +22,19 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Bodies, Exchange
 from llorch_serve.http.problems import Problem, describe
 from llorch_serve.http.shapes import refusal_body
-from llorch_serve.requests import GenerationRequest, ModelInfo, ScoreRequest, TextGenerator
+from llorch_serve.requests import (
+    Abort,
+    EmbedRequest,
+    GenerationRequest,
+    ModelInfo,
+    RankRequest,
+    ScoreRequest,
+    TextGenerator,
+    UpdateSink,
+)
+
+Request: TypeAlias = GenerationRequest | ScoreRequest | RankRequest | EmbedRequest
+"""What a body may ask a generator for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class AnswerPlan:
 class Plan:
     """What one body asks for. requests: one for each prompt."""
 
-    requests: tuple[GenerationRequest | ScoreRequest, ...]
+    requests: tuple[Request, ...]
     answer: AnswerPlan
 
 
@@ -163,15 +175,25 @@ class HttpService:
         submitted = []
         for request in plan.requests:
             owned = replace(request, owner=caller.owner)
-            if isinstance(owned, ScoreRequest):
-                submit = functools.partial(generator.submit_score, owned)
-            else:
-                submit = functools.partial(generator.submit, owned)
+            submit = _submission(generator, owned)
             try:
                 submitted.append(calls.submit(request.request_id, submit, whole=not plan.answer.stream))
             except InvalidRequestError as error:
                 raise _renamed(error, plan.answer) from error
         return plan.answer, submitted
+
+
+def _submission(generator: TextGenerator, request: Request) -> Callable[[UpdateSink], Abort]:
+    """Return what submits a request, once it is given where updates go."""
+    match request:
+        case ScoreRequest():
+            return functools.partial(generator.submit_score, request)
+        case RankRequest():
+            return functools.partial(generator.submit_rank, request)
+        case EmbedRequest():
+            return functools.partial(generator.submit_embedding, request)
+        case _:
+            return functools.partial(generator.submit, request)
 
 
 def _caller(exchange: Exchange) -> Caller:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 MAX_NAME_CHARS: Final = 64
+_PLACE: Final = re.compile(r"\[\d+\]")
 _EMPTY: Final = (b"null", b'""', b"[]", b"{}")
 _MOST_EMPTY_BYTES: Final = 16  # of what is looked at for being empty: brackets with white space between
 
@@ -84,7 +86,25 @@ def unknown_fields(raw: msgspec.Raw, type_: Any, path: str) -> Iterator[UnknownF
             if name in known:
                 yield from unknown_fields(value, known[name][0], f"{path}.{name}")
             elif not _is_empty(value):
-                yield UnknownField(f"{path}.{name[:MAX_NAME_CHARS]}", tuple(known))
+                yield UnknownField(f"{path}.{name[:MAX_NAME_CHARS]}", _names_of(kind))
+
+
+def unknown_names(values: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct]) -> Iterator[UnknownField]:
+    """Yield what ``kind`` does not know of a whole body, cut into its values."""
+    known = fields_of(kind)
+    for name, value in values.items():
+        if name not in known and not is_null(value):
+            yield UnknownField(name[:MAX_NAME_CHARS], _names_of(kind))
+
+
+def listed(paths: Sequence[str], most: int) -> list[str]:
+    """Return paths, at most so many: where there are more, places in lists are left out, then the last
+    ones.
+    """
+    if len(paths) <= most:
+        return list(paths)
+    found = list(dict.fromkeys(_PLACE.sub("[]", path) for path in paths))
+    return found if len(found) <= most else [*found[: most - 1], f"and {len(found) - most + 1} more"]
 
 
 def is_null(raw: msgspec.Raw) -> bool:
@@ -97,6 +117,11 @@ def fields_of(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
     """Return a structure's fields: type and whether it must be there, by the name that JSON has."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.encode_name: (hints[field.name], field.required) for field in msgspec.structs.fields(kind)}
+
+
+@functools.cache
+def _names_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(fields_of(kind))
 
 
 @functools.cache

@@ -6,17 +6,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import UsageError
+from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.loading.models import load_model, open_model
 from llorch_serve.providers.placement import describe_shares
+from llorch_serve.runtime.embedding_session import open_embedder
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.sampling.params import check_defaults
 from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.worker.embedding_worker import EmbeddingWorker
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.worker import Worker
+
+AnyWorker: TypeAlias = Worker | EmbeddingWorker
+"""What a folder's model becomes, by what its graph gives."""
 
 
 def load_worker(
@@ -26,12 +34,36 @@ def load_worker(
     *,
     tokenizer: Path | None = None,
 ) -> Worker:
-    """Load an artifact, or another tool's folder, and start its engine.
+    """Load an artifact that generates, or another tool's folder, and start its engine.
 
     tokenizer: a tokenizer.json to use instead of the folder's.
     Raises ArtifactError, ProviderError, ResourceError or UsageError.
     """
+    return _generating(load_model(folder), config, report, tokenizer)
+
+
+def load_any(
+    folder: Path,
+    config: EngineConfig,
+    report: Callable[[LoadReport], None],
+    *,
+    tokenizer: Path | None = None,
+) -> AnyWorker:
+    """Load as :func:`load_worker` does, an artifact that embeds texts too."""
     model = load_model(folder)
+    if not isinstance(model, Artifact) or model.manifest.embeds is None:
+        return _generating(model, config, report, tokenizer)
+    _check_embeds(config, folder)
+    prompts = PromptEncoder(model, Tokenizer.load(tokenizer or model.tokenizer_path))
+    return EmbeddingWorker(model, open_embedder(model, config.session, report), prompts, config)
+
+
+def _generating(
+    model: Artifact | ForeignModel,
+    config: EngineConfig,
+    report: Callable[[LoadReport], None],
+    tokenizer: Path | None,
+) -> Worker:
     check_defaults(model.manifest.generation)
     prompts = PromptEncoder(
         model,
@@ -40,22 +72,38 @@ def load_worker(
         reasoning_format=config.reasoning_format,
     )
     session = open_model(model, config.session, report)
-    _check_able(config, session.capabilities, folder)
+    _check_able(config, session.capabilities, model.folder)
     return Worker(model, session, prompts, config)
 
 
-def notes(worker: Worker) -> list[str]:
+def notes(worker: AnyWorker) -> list[str]:
     """Return what a person should know of a loaded worker: what its graph cannot do, and where it runs."""
     told = []
     info = worker.model_info()
-    if info.limits:
+    if info.limits and not info.embedding_size:
         by = "" if info.kind == "llorch" else f"made by {info.kind}; "
         told.append(f"{by}{'; '.join(info.limits)}")
     if len(info.provider_shares) > 1:
         told.append(describe_shares(info.provider_shares))
-    if not info.stop_token_ids:
+    if not info.stop_token_ids and not info.embedding_size:
         told.append("this model has no end-of-sequence token; answers end at max_tokens or a stop string")
     return told
+
+
+def _check_embeds(config: EngineConfig, folder: Path) -> None:
+    """Raise UsageError for a setting that means nothing where texts are embedded."""
+    usual = EngineConfig()
+    for flag, field in (
+        ("--lookup", "lookup"),
+        ("--strict-reuse", "strict_reuse"),
+        ("--no-prefix-cache", "prefix_cache"),
+        ("--no-kv-cache", "kv_cache"),
+        ("--tool-format", "tool_format"),
+        ("--reasoning-format", "reasoning_format"),
+        ("--rank-format", "rank_format"),
+    ):
+        if getattr(config, field) != getattr(usual, field):
+            raise UsageError(f"{flag} has no effect on {folder}, whose graph embeds texts; leave it out")
 
 
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.observe.observer import SCORE, Ending, Observed
+from llorch_serve.observe.observer import EMBED, SCORE, Ending, Observed
 from llorch_serve.requests import TextGenerator
 
 # Seconds. A small model on a CPU gives a token in 5 to 50 ms, a large one in a second.
@@ -128,7 +128,7 @@ class Meters:
         self._whole.observe(ending.at_s - seen.submitted_s)
         self._queue.observe(timings.queue_s)
         self._prompt.observe(completion.prompt_tokens)
-        if seen.request.operation != SCORE:
+        if seen.request.operation not in (SCORE, EMBED):
             self._generated.observe(completion.generated_tokens)
         if completion.generated_tokens:
             self._prefill.observe(timings.prefill_s)

@@ -12,9 +12,14 @@ from llorch_serve.requests import (
     ChatPrompt,
     Completion,
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
+    RankRequest,
     ScoreRequest,
 )
+
+EMBED: Final = "embeddings"
+"""The operation of requests for vectors, as OpenTelemetry's conventions say."""
 
 SCORE: Final = "score"
 """What observers call the end of a request for scores, beside the reasons that generation has."""
@@ -24,7 +29,7 @@ SCORE: Final = "score"
 class RequestFacts:
     """What observers are told of a request: none of its texts, which would be kept until its end.
 
-    operation: ``chat`` or ``text_completion``, as OpenTelemetry's conventions say, or SCORE.
+    operation: ``chat`` or ``text_completion``, as OpenTelemetry's conventions say, EMBED or SCORE.
     continuations: how many are to be scored.
     temperature, top_p, top_k, max_tokens, seed: what was asked for; None: nothing was.
     """
@@ -41,11 +46,15 @@ class RequestFacts:
     seed: int | None = None
 
     @classmethod
-    def of(cls, request: GenerationRequest | ScoreRequest) -> RequestFacts:
+    def of(cls, request: GenerationRequest | ScoreRequest | RankRequest | EmbedRequest) -> RequestFacts:
         """Return those of a request."""
         ids = (request.correlation_id, request.traceparent)
         if isinstance(request, ScoreRequest):
             return cls(request.request_id, SCORE, *ids, continuations=len(request.continuations))
+        if isinstance(request, RankRequest):
+            return cls(request.request_id, SCORE, *ids, continuations=2 * len(request.documents))
+        if isinstance(request, EmbedRequest):
+            return cls(request.request_id, EMBED, *ids)
         sampling = request.sampling
         return cls(
             request.request_id,

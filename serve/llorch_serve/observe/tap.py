@@ -25,10 +25,12 @@ from llorch_serve.requests import (
     Abort,
     AnswerOptions,
     Completion,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
+    RankRequest,
     ScoreRequest,
     UpdateSink,
 )
@@ -95,9 +97,19 @@ class ObservedGenerator:
         """Pass a request for scores on; see :meth:`llorch_serve.requests.TextGenerator.submit_score`."""
         return self._pass_in(request, sink, lambda tap: self._inner.submit_score(request, tap))
 
+    def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
+        """Pass a request for ranks on; see :meth:`llorch_serve.requests.TextGenerator.submit_rank`."""
+        return self._pass_in(request, sink, lambda tap: self._inner.submit_rank(request, tap))
+
+    def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:
+        """Pass a request for vectors on; see
+        :meth:`llorch_serve.requests.TextGenerator.submit_embedding`.
+        """
+        return self._pass_in(request, sink, lambda tap: self._inner.submit_embedding(request, tap))
+
     def _pass_in(
         self,
-        request: GenerationRequest | ScoreRequest,
+        request: GenerationRequest | ScoreRequest | RankRequest | EmbedRequest,
         sink: UpdateSink,
         submit: Callable[[UpdateSink], Abort],
     ) -> Abort:

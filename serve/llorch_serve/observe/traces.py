@@ -8,7 +8,9 @@ carry figures and ids; no text, neither prompts nor stop strings.
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import urlsplit
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -17,6 +19,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from llorch_serve.client.proxy import is_loopback
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.observe.observer import SCORE, Ending, Observed, RequestFacts
 
@@ -26,7 +29,10 @@ _NS: Final = 1_000_000_000
 def otlp_provider(endpoint: str, version: str) -> TracerProvider:
     """Return a provider that sends spans over OTLP/HTTP to ``endpoint``/v1/traces."""
     provider = TracerProvider(resource=Resource({"service.name": "llorch", "service.version": version}))
-    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+    session = requests.Session()
+    # A collector on this machine is called directly, whatever proxy the environment names.
+    session.trust_env = not is_loopback(f"{urlsplit(endpoint).hostname}:0")
+    exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", session=session)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 

@@ -62,11 +62,17 @@ def ready(info: ModelInfo, *, worker_id: str, model_ref: str | None, uri: str) -
         memory_bytes=psutil.Process().memory_info().rss,
         memory_architecture="system" if info.device == "cpu" else memory,
         worker_type="llorch",
-        capabilities=("generate", "tokenize", *(("chat",) if info.has_chat_template else ())),
+        capabilities=_capabilities(info),
         protocol="grpc",
         version=info.version,
         pid=os.getpid(),
     )
+
+
+def _capabilities(info: ModelInfo) -> tuple[str, ...]:
+    if info.embedding_size:
+        return ("embed", "tokenize")
+    return ("generate", "tokenize", *(("chat",) if info.has_chat_template else ()))
 
 
 def heartbeat(worker_id: str, load: Load, state: WorkerState) -> Heartbeat:

@@ -75,7 +75,9 @@ def read_generation_request(
     )
 
 
-def read_ids(message: pb.GenerateRequest | pb.ScoreRequest, bad: list[FieldViolation]) -> str:
+def read_ids(
+    message: pb.GenerateRequest | pb.ScoreRequest | pb.EmbedRequest, bad: list[FieldViolation]
+) -> str:
     """Return a message's request_id, or a random one if it has none; add to ``bad`` what is wrong with ids
     and priority.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.requests import Completion, GenerationUpdate, Timings, ToolCallDelta
+from llorch_serve.requests import Completion, GenerationUpdate, Timings, ToolCallDelta, whole_calls
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_logprobs import read_logprobs, write_logprobs
 
@@ -85,19 +85,21 @@ def _write_choice(answer: GenerationUpdate) -> pb.Choice:
         completion=_write_completion(answer.completion),
         logprobs=write_logprobs(answer.logprobs),
         reasoning_text=answer.reasoning,
-        tool_calls=_write_calls(answer.tool_calls),
+        tool_calls=_write_calls(whole_calls(answer.tool_calls)),
     )
 
 
 def _write_calls(calls: Iterable[ToolCallDelta]) -> list[pb.ToolCallDelta]:
     return [
-        pb.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+        pb.ToolCallDelta(
+            index=call.index, id=call.id, name=call.name, arguments=call.arguments, broken=call.broken
+        )
         for call in calls
     ]
 
 
 def _read_calls(calls: Iterable[pb.ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-    return tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in calls)
+    return tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments, call.broken) for call in calls)
 
 
 def read_answers(message: pb.GenerateResponse) -> list[GenerationUpdate]:

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt, ToolCall
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert_fields import (
     MAX_ITEMS,
@@ -24,6 +33,15 @@ from llorch_serve.rpc.convert_fields import (
 MAX_TOKEN_IDS: Final = (
     2**20
 )  # beyond any context; keeps a hostile 16 MiB message from becoming a gigabyte of ints
+
+_MODES_TO_WIRE: Final = {
+    ToolMode.AUTO: pb.TOOL_MODE_AUTO,
+    ToolMode.NONE: pb.TOOL_MODE_NONE,
+    ToolMode.REQUIRED: pb.TOOL_MODE_REQUIRED,
+}
+_MODES: Final = {pb.TOOL_MODE_UNSPECIFIED: ToolMode.AUTO} | {
+    wire: mode for mode, wire in _MODES_TO_WIRE.items()
+}
 
 
 def read_prompt(message: pb.Input) -> Prompt:
@@ -97,7 +115,19 @@ def _read_chat(message: pb.ChatInput, field: str, bad: list[FieldViolation]) -> 
         template_arguments=optional_text(message, "template_arguments"),
         continue_final_message=message.continue_final_message,
         allow_control_tokens=message.allow_control_tokens,
+        tool_choice=_read_choice(message.tool_choice, f"{field}.chat.tool_choice", bad),
+        parallel_tool_calls=message.parallel_tool_calls or not message.HasField("parallel_tool_calls"),
     )
+
+
+def _read_choice(message: pb.ToolChoice, field: str, bad: list[FieldViolation]) -> ToolChoice:
+    mode = _MODES.get(message.mode)
+    if mode is None:
+        bad.append(FieldViolation(f"{field}.mode", f"found {message.mode}, expected 1 to {max(_MODES)}"))
+        return ToolChoice()
+    if not check_count(f"{field}.names", len(message.names), MAX_ITEMS, bad):
+        return ToolChoice()
+    return ToolChoice(mode, tuple(message.names))
 
 
 def _read_message(item: pb.ChatMessage) -> ChatMessage:
@@ -147,6 +177,11 @@ def _fill_chat(message: pb.ChatInput, prompt: ChatPrompt, path: str, bad: list[F
     extend_field(message.documents, prompt.documents, f"{path}.documents", bad)
     for name in ("template_name", "template_arguments", "continue_final_message", "allow_control_tokens"):
         set_field(message, name, getattr(prompt, name), f"{path}.{name}", bad)
+    if prompt.tool_choice != ToolChoice():
+        message.tool_choice.mode = _MODES_TO_WIRE[prompt.tool_choice.mode]
+        extend_field(message.tool_choice.names, prompt.tool_choice.names, f"{path}.tool_choice.names", bad)
+    if not prompt.parallel_tool_calls:
+        message.parallel_tool_calls = False
 
 
 def _fill_message(wire: pb.ChatMessage, item: ChatMessage, path: str, bad: list[FieldViolation]) -> None:

@@ -29,14 +29,21 @@ from llorch_serve.rpc import convert, convert_answers, convert_fields, convert_i
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.call_limit import Context
 from llorch_serve.rpc.callers import caller_of
+from llorch_serve.rpc.convert_embed import write_embeddings
 from llorch_serve.rpc.convert_score import write_scores
 from llorch_serve.rpc.receiving import Receiving, SmallReceiving
 from llorch_serve.rpc.status import write_status
-from llorch_serve.rpc.submission import parse, parse_stream_request, submit_generation, submit_score
+from llorch_serve.rpc.submission import (
+    parse,
+    parse_stream_request,
+    submit_embedding,
+    submit_generation,
+    submit_score,
+)
 
 _ALWAYS: Final = frozenset({"GetLoad", "Abort"})  # answered while loading and draining too
 _WORK: Final = frozenset(
-    {"Generate", "GenerateStream", "Score", "Tokenize", "Detokenize"}
+    {"Generate", "GenerateStream", "Score", "Embed", "Tokenize", "Detokenize"}
 )  # what keeps a worker from being idle
 
 _ABORT_S: Final = 0.1  # for ids to abort to arrive, while other calls' wait: there may be many
@@ -70,6 +77,7 @@ class GenerationServicer:
             "Generate": (unary, self._generate, pb.GenerateResponse),
             "GenerateStream": (stream, self._generate_stream, pb.GenerateStreamResponse),
             "Score": (unary, self._score, pb.ScoreResponse),
+            "Embed": (unary, self._embed, pb.EmbedResponse),
             "Tokenize": (unary, self._tokenize, pb.TokenizeResponse),
             "Detokenize": (unary, self._detokenize, pb.DetokenizeResponse),
             "GetModelInfo": (unary, self._get_model_info, pb.GetModelInfoResponse),
@@ -143,6 +151,15 @@ class GenerationServicer:
             for score in scores:
                 check_completed(score)
             return write_scores(call.request_id, scores)
+
+    async def _embed(self, context: Context) -> pb.EmbedResponse:
+        read = functools.partial(submit_embedding, self._desk)
+        # No local holds the message, as above.
+        async with self._admit(await self._messages.message(context), context, read) as call:
+            vectors = await call.take()
+            for vector in vectors:
+                check_completed(vector)
+            return write_embeddings(call.request_id, vectors)
 
     def _admit(self, raw: bytes, context: Context, read: _Reader) -> AbstractAsyncContextManager[LiveCall]:
         """Have a received message read; give its call, which is aborted if it has not ended by then."""

@@ -17,6 +17,7 @@ from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.errors import FieldViolation, InvalidRequestError, ModelMismatchError
 from llorch_serve.rpc import convert
 from llorch_serve.rpc import worker_pb2 as pb
+from llorch_serve.rpc.convert_embed import read_embed_request
 from llorch_serve.rpc.convert_score import read_score_request
 from llorch_serve.rpc.wire import check_fields
 
@@ -81,7 +82,21 @@ def submit_score(desk: FrontDesk, raw: bytes, caller: Caller, calls: MessageCall
     return calls.submit(request.request_id, submit, whole=True)
 
 
-def _check_model(desk: FrontDesk, message: pb.GenerateRequest | pb.ScoreRequest) -> None:
+def submit_embedding(desk: FrontDesk, raw: bytes, caller: Caller, calls: MessageCalls) -> LiveCall:
+    """Read a request for the vectors of texts and submit it. A pool thread."""
+    message = parse(pb.EmbedRequest, raw)
+    _check_model(desk, message)
+    request = replace(
+        read_embed_request(message, connection=caller.client),
+        owner=caller.owner,
+        correlation_id=caller.correlation_id,
+        traceparent=caller.traceparent,
+    )
+    submit = functools.partial(desk.generator.submit_embedding, request)
+    return calls.submit(request.request_id, submit, whole=True)
+
+
+def _check_model(desk: FrontDesk, message: pb.GenerateRequest | pb.ScoreRequest | pb.EmbedRequest) -> None:
     info = desk.info
     assert info is not None
     for field, served in (("model", info.names), ("fingerprint", (info.fingerprint,))):

@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ToolMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_MODE_UNSPECIFIED: _ClassVar[ToolMode]
+    TOOL_MODE_AUTO: _ClassVar[ToolMode]
+    TOOL_MODE_NONE: _ClassVar[ToolMode]
+    TOOL_MODE_REQUIRED: _ClassVar[ToolMode]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -23,6 +30,10 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_STOPPED: _ClassVar[WorkerState]
     WORKER_STATE_FAILED: _ClassVar[WorkerState]
+TOOL_MODE_UNSPECIFIED: ToolMode
+TOOL_MODE_AUTO: ToolMode
+TOOL_MODE_NONE: ToolMode
+TOOL_MODE_REQUIRED: ToolMode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -64,7 +75,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., name: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning_content: _Optional[str] = ..., content_parts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChatInput(_message.Message):
-    __slots__ = ("messages", "tools", "documents", "template_name", "template_arguments", "continue_final_message", "allow_control_tokens")
+    __slots__ = ("messages", "tools", "documents", "template_name", "template_arguments", "continue_final_message", "allow_control_tokens", "tool_choice", "parallel_tool_calls")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +83,8 @@ class ChatInput(_message.Message):
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ALLOW_CONTROL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     tools: _containers.RepeatedScalarFieldContainer[str]
     documents: _containers.RepeatedScalarFieldContainer[str]
@@ -79,7 +92,17 @@ class ChatInput(_message.Message):
     template_arguments: str
     continue_final_message: bool
     allow_control_tokens: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., documents: _Optional[_Iterable[str]] = ..., template_name: _Optional[str] = ..., template_arguments: _Optional[str] = ..., continue_final_message: bool = ..., allow_control_tokens: bool = ...) -> None: ...
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ..., documents: _Optional[_Iterable[str]] = ..., template_name: _Optional[str] = ..., template_arguments: _Optional[str] = ..., continue_final_message: bool = ..., allow_control_tokens: bool = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ...) -> None: ...
+
+class ToolChoice(_message.Message):
+    __slots__ = ("mode", "names")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    mode: ToolMode
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode: _Optional[_Union[ToolMode, str]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenInput(_message.Message):
     __slots__ = ("ids",)
@@ -231,16 +254,18 @@ class Completion(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_matched: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class ToolCallDelta(_message.Message):
-    __slots__ = ("index", "id", "name", "arguments")
+    __slots__ = ("index", "id", "name", "arguments", "broken")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
     index: int
     id: str
     name: str
     arguments: str
-    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+    broken: bool
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ..., broken: bool = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob", "text", "raw")
@@ -364,6 +389,42 @@ class ScoreResponse(_message.Message):
     scores: _containers.RepeatedCompositeFieldContainer[ContinuationScore]
     def __init__(self, request_id: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[ContinuationScore, _Mapping]]] = ...) -> None: ...
 
+class EmbedRequest(_message.Message):
+    __slots__ = ("inputs", "dimensions", "truncate_prompt_tokens", "request_id", "model", "client_id", "priority", "fingerprint")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    dimensions: int
+    truncate_prompt_tokens: int
+    request_id: str
+    model: str
+    client_id: str
+    priority: int
+    fingerprint: str
+    def __init__(self, inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., dimensions: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., client_id: _Optional[str] = ..., priority: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class Embedding(_message.Message):
+    __slots__ = ("values", "token_count")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    token_count: int
+    def __init__(self, values: _Optional[_Iterable[float]] = ..., token_count: _Optional[int] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("request_id", "embeddings")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    embeddings: _containers.RepeatedCompositeFieldContainer[Embedding]
+    def __init__(self, request_id: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("input",)
     INPUT_FIELD_NUMBER: _ClassVar[int]
@@ -449,7 +510,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_id", "fingerprint", "context_length", "vocab_size", "precision", "head_precision", "provider", "provider_node_share", "slots", "has_chat_template", "stop_token_ids", "version", "batch_invariant", "kind", "limits", "provider_shares", "device", "served_names")
+    __slots__ = ("model_id", "fingerprint", "context_length", "vocab_size", "precision", "head_precision", "provider", "provider_node_share", "slots", "has_chat_template", "stop_token_ids", "version", "batch_invariant", "kind", "limits", "provider_shares", "device", "served_names", "embedding_size")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +529,7 @@ class GetModelInfoResponse(_message.Message):
     PROVIDER_SHARES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAMES_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     fingerprint: str
     context_length: int
@@ -486,7 +548,8 @@ class GetModelInfoResponse(_message.Message):
     provider_shares: _containers.RepeatedCompositeFieldContainer[ProviderShare]
     device: str
     served_names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., precision: _Optional[str] = ..., head_precision: _Optional[str] = ..., provider: _Optional[str] = ..., provider_node_share: _Optional[float] = ..., slots: _Optional[int] = ..., has_chat_template: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., batch_invariant: bool = ..., kind: _Optional[str] = ..., limits: _Optional[_Iterable[str]] = ..., provider_shares: _Optional[_Iterable[_Union[ProviderShare, _Mapping]]] = ..., device: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ...) -> None: ...
+    embedding_size: int
+    def __init__(self, model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., precision: _Optional[str] = ..., head_precision: _Optional[str] = ..., provider: _Optional[str] = ..., provider_node_share: _Optional[float] = ..., slots: _Optional[int] = ..., has_chat_template: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., batch_invariant: bool = ..., kind: _Optional[str] = ..., limits: _Optional[_Iterable[str]] = ..., provider_shares: _Optional[_Iterable[_Union[ProviderShare, _Mapping]]] = ..., device: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., embedding_size: _Optional[int] = ...) -> None: ...
 
 class ProviderShare(_message.Message):
     __slots__ = ("provider", "node_share", "weight_share")

@@ -50,6 +50,11 @@ class GenerationServiceStub(object):
                 request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/llorch.v1.GenerationService/Embed',
+                request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/llorch.v1.GenerationService/Tokenize',
                 request_serializer=llorch__serve_dot_rpc_dot_worker__pb2.TokenizeRequest.SerializeToString,
@@ -97,6 +102,13 @@ class GenerationServiceServicer(object):
 
     def Score(self, request, context):
         """How likely each of some continuations of a context is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """A vector for each of some texts, of a model that was exported to embed them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,6 +163,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreRequest.FromString,
                     response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=llorch__serve_dot_rpc_dot_worker__pb2.EmbedRequest.FromString,
+                    response_serializer=llorch__serve_dot_rpc_dot_worker__pb2.EmbedResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -260,6 +277,33 @@ class GenerationService(object):
             '/llorch.v1.GenerationService/Score',
             llorch__serve_dot_rpc_dot_worker__pb2.ScoreRequest.SerializeToString,
             llorch__serve_dot_rpc_dot_worker__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/llorch.v1.GenerationService/Embed',
+            llorch__serve_dot_rpc_dot_worker__pb2.EmbedRequest.SerializeToString,
+            llorch__serve_dot_rpc_dot_worker__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,7 +82,8 @@ def loaded_bytes(manifest: Manifest, provider: str, *, weights: int = 1, own_dat
     own_data: the file of weights of the graph for prompts, if it is loaded and has one.
     """
     not_shared = 0 if manifest.prompts is None else _file_bytes(manifest, manifest.prompts.data)
-    stored = weights * (sum(entry.bytes for entry in manifest.files) - not_shared)
+    widened = manifest.widened_bytes or 0
+    stored = weights * (sum(entry.bytes for entry in manifest.files) - not_shared + widened)
     if own_data is not None:
         stored += _file_bytes(manifest, own_data)
     recipe = manifest.recipe

@@ -24,6 +24,7 @@ from llorch_serve.providers.device_memory import device_memory
 from llorch_serve.runtime.binding import Binder, bind_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import choose_graphs
+from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import plan_memory
 from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
@@ -81,6 +82,8 @@ def open_session(
     )
     cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
     where, bound = bind_graphs(binder, graphs, plan, cache)
+    if manifest.widened_bytes:
+        give_back_freed()
     return DecoderSession(
         artifact,
         where,

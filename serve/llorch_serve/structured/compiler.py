@@ -26,6 +26,7 @@ from llorch_serve.errors import (
     QueueFullError,
     UnsupportedError,
 )
+from llorch_serve.structured.composing import compose
 from llorch_serve.structured.constraint import Program, compute_mask, explain, one_line
 from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.limits import (
@@ -36,8 +37,8 @@ from llorch_serve.structured.limits import (
     MAX_WAITING,
     parser_limits,
 )
-from llorch_serve.structured.spec import Structured
-from llorch_serve.structured.translate import place_of, translate
+from llorch_serve.structured.refusals import refused_field
+from llorch_serve.structured.spec import HeldForm, field_of
 from llorch_serve.structured.vocabulary import Vocabulary, build
 from llorch_serve.text.panics import panics_as_errors
 from llorch_serve.text.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 Done = Callable[[Program | Exception], None]
 """Takes the program, or why there is none."""
 
-_Key = tuple[str, Structured]
+_Key = tuple[str, HeldForm]
 """A cache salt, and a form."""
 
 
@@ -103,7 +104,7 @@ class GrammarCompiler:
 
     def begin(
         self,
-        form: Structured,
+        form: HeldForm,
         *,
         ticket: Hashable,
         done: Done,
@@ -230,13 +231,13 @@ class GrammarCompiler:
                 return None
             return key
 
-    def _compile(self, cache_salt: str, form: Structured) -> Program:
+    def _compile(self, cache_salt: str, form: HeldForm) -> Program:
         """Return a form's program. Raises InvalidRequestError, UnsupportedError or QueueFullError."""
         from llguidance import LLMatcher
 
         vocabulary = self._prepared()
-        grammar = translate(form)
-        field = f"sampling.{form.field}"
+        grammar = compose(form, vocabulary.special)
+        field = field_of(form)
         with self._lock:
             if self._examiner is None:
                 self._examiner = Examiner(vocabulary.size, vocabulary.special)
@@ -250,7 +251,7 @@ class GrammarCompiler:
             if reason is None:
                 self._alive.add(program)
                 return program
-        field += place_of(form, reason)
+        field = refused_field(form, reason, vocabulary.special, self._examiner)
         raise InvalidRequestError([FieldViolation(field, f"cannot be used: {one_line(reason)}")])
 
     def _make_room(self, key: _Key, size: int) -> None:

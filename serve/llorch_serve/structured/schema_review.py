@@ -69,7 +69,7 @@ def _is_meant(key: str, value: Any, reason: str) -> bool:
     if (keys := _UNKNOWN_KEYS.search(reason)) is not None:
         return f'"{key}"' in keys["keys"]
     if (format_ := _UNKNOWN_FORMAT.search(reason)) is not None:
-        return key == "format" and value == format_["name"].strip()
+        return key == "format" and str(value) == format_["name"].strip()
     return key == "pattern" and isinstance(value, str) and bool(value) and value in reason
 
 

@@ -59,6 +59,96 @@ class Grammar:
 
 
 Structured = JsonSchema | JsonObject | Regex | Choice | Grammar
+"""What a request may ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallWriting:
+    """How a model writes its calls of tools. In these texts, that of a special token means the token.
+
+    before, behind: around all calls.
+    opening: before a tool's name; middle: between that and the arguments; closing: behind the arguments.
+    between: between two calls; None: the model's template knows one call at most.
+    quoted: the name is written as in JSON.
+    id_marker: behind the name, before an id of nine letters and digits; empty: there is none.
+    """
+
+    opening: str
+    middle: str
+    closing: str
+    before: str = ""
+    behind: str = ""
+    between: str | None = None
+    quoted: bool = True
+    id_marker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool that may be called.
+
+    parameters: JSON Schema of its arguments, which are an object.
+    field: where the request has them, for errors.
+    """
+
+    name: str
+    parameters: str
+    field: str = "input.chat.tools"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """One call or several of these tools, in the model's own format. several: more than one may be made."""
+
+    writing: CallWriting
+    tools: tuple[CallableTool, ...]
+    several: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FormOrCalls:
+    """A form, or calls of tools instead."""
+
+    form: Structured
+    calls: ToolCalls
+
+
+@dataclass(frozen=True, slots=True)
+class AfterThought:
+    """A form behind the thought that the model's template has opened.
+
+    thought_end: what the model writes behind its thought.
+    answer_begin, answer_end: what it writes around the answer, if anything.
+    """
+
+    form: Structured | ToolCalls | FormOrCalls
+    thought_end: str
+    answer_begin: str = ""
+    answer_end: str = ""
+
+
+HeldForm = Structured | ToolCalls | FormOrCalls | AfterThought
+"""What an answer is held to, from its first token to its last."""
+
+
+def field_of(form: HeldForm) -> str:
+    """Return what errors call a form: the field that asks for it."""
+    if isinstance(form, AfterThought | FormOrCalls):
+        return field_of(form.form)
+    return "input.chat.tools" if isinstance(form, ToolCalls) else f"sampling.{form.field}"
+
+
+def begins_with_space(form: Structured | ToolCalls | FormOrCalls) -> bool:
+    """Tell whether the white space that an answer begins with may be the form's own."""
+    match form:
+        case FormOrCalls(inner):
+            return begins_with_space(inner)
+        case JsonSchema() | JsonObject() | ToolCalls():
+            return False
+        case Choice(options):
+            return any(option[:1].isspace() for option in options)
+        case Regex() | Grammar():
+            return True
 
 
 def violations(form: Structured, *, prefix: str) -> list[FieldViolation]:

@@ -28,7 +28,7 @@ def translate(form: Structured, *, prefix: str = "sampling") -> str:
 
             return LLMatcher.grammar_from_regex(pattern)
         case Choice(options):
-            literals = " | ".join(map(_literal, options))
+            literals = " | ".join(map(quoted, options))
             return _wrap({"lark_grammar": f"start: OPTION\nOPTION: {literals}"})
         case Grammar(lark):
             return _wrap({"lark_grammar": lark})
@@ -45,7 +45,7 @@ def place_of(form: Structured, reason: str) -> str:
     return place_of_refusal(msgspec.json.decode(form.schema), reason) if isinstance(form, JsonSchema) else ""
 
 
-def _literal(text: str) -> str:
+def quoted(text: str) -> str:
     """Return a text as Lark writes it, which takes no control character as it is."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

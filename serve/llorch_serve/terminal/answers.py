@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from llorch_serve.errors import LlorchError
-from llorch_serve.requests import GenerationUpdate, JoinedUpdates
+from llorch_serve.requests import GenerationUpdate, JoinedUpdates, whole_calls
 from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
 from llorch_serve.terminal.console import say, show_aside, write, write_json
 
@@ -45,8 +45,8 @@ def show_answers(updates: Iterator[GenerationUpdate], count: int, *, as_json: bo
 
 def _say_more(answer: GenerationUpdate, label: str) -> None:
     """Say what an answer holds besides its text, and why it ended if that was not its own doing."""
-    if answer.tool_calls:
-        names = ", ".join(call.name for call in answer.tool_calls)
+    if calls := whole_calls(answer.tool_calls):
+        names = ", ".join(call.name for call in calls)
         show_aside(f"({label}calls {names}; --json shows with what)")
     completion = answer.completion
     if completion is not None and completion.reason.value == "length":
@@ -72,9 +72,9 @@ def _document(answer: GenerationUpdate) -> dict[str, object]:
     }
     if answer.reasoning:
         document["reasoning"] = answer.reasoning
-    if answer.tool_calls:
+    if calls := whole_calls(answer.tool_calls):
         document["tool_calls"] = [
-            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.tool_calls
+            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in calls
         ]
     if answer.logprobs:
         document["logprobs"] = logprobs_document(answer.logprobs)

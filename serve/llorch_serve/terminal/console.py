@@ -7,8 +7,10 @@ than show text.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -20,6 +22,7 @@ from llorch_serve.observe.logs import writes_json
 
 DIM: Final = "2"
 RED: Final = "31"
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _CONTROLS: Final = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
 
 logger = logging.getLogger(__name__)
@@ -79,8 +82,18 @@ def _harmless(text: str) -> str:
 
 
 def write_json(document: object) -> None:
-    """Print one JSON document on stdout."""
-    write(msgspec.json.format(encode_json(document), indent=2).decode() + "\n")
+    """Print one JSON document on stdout, with escapes for characters that its encoding lacks."""
+    text = msgspec.json.format(encode_json(document), indent=2).decode() + "\n"
+    write(_escaped(text, sys.stdout.encoding or "utf-8"))
+
+
+def _escaped(text: str, encoding: str) -> str:
+    """Return JSON text in which what an encoding lacks is written as JSON writes it in ASCII."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return text
 
 
 @contextlib.contextmanager

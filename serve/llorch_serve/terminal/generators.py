@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from llorch_serve.config import EngineConfig
 from llorch_serve.requests import (
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     ScoreRequest,
+    TextEmbedding,
 )
 from llorch_serve.terminal.access import WorkerFlags, connected, refuse_local_flags
 from llorch_serve.terminal.target import ModelFlags, find_tokenizer, resolve_artifact
@@ -34,15 +36,23 @@ class Generator(Protocol):
     def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
         """Return the scores of a request in the order of its continuations."""
 
+    def embed(self, request: EmbedRequest) -> Sequence[TextEmbedding]:
+        """Return the vectors of a request in the order of its texts."""
+
 
 @contextlib.contextmanager
 def open_generator(
-    model: ModelFlags, worker: WorkerFlags, local: Sequence[str], config: Callable[[], EngineConfig]
+    model: ModelFlags,
+    worker: WorkerFlags,
+    local: Sequence[str],
+    config: Callable[[], EngineConfig],
+    *,
+    embeds: bool = False,
 ) -> Iterator[Generator]:
     """Open what the flags name: the worker of ``--connect``, or the model, which is loaded here.
 
     local: flags that were set and mean something to a model in this process alone; a worker refuses them.
-    config: makes the settings of a model in this process.
+    config: makes the settings of a model in this process. embeds: it may be one that embeds texts.
     Raises UsageError for flags that do not go together, and what opening either raises.
     """
     if worker.connect is not None:
@@ -51,13 +61,14 @@ def open_generator(
             yield _RemoteGenerator(client)
         return
     worker.refuse()
-    from llorch_serve.terminal.opening import check_signed, open_worker
+    from llorch_serve.terminal.opening import check_signed, open_any, open_worker
     from llorch_serve.worker.local import LocalClient
 
     settings = config()
     folder = resolve_artifact(model.target())
     signed = check_signed(folder, model.verify_signature)
-    loaded = open_worker(folder, settings, tokenizer=find_tokenizer(), signed=signed)
+    opened = open_any if embeds else open_worker
+    loaded = opened(folder, settings, tokenizer=find_tokenizer(), signed=signed)
     try:
         yield LocalClient(loaded)
     finally:
@@ -79,3 +90,6 @@ class _RemoteGenerator:
 
     def score(self, request: ScoreRequest) -> Sequence[ContinuationScore]:
         return self.client.score(request)
+
+    def embed(self, request: EmbedRequest) -> Sequence[TextEmbedding]:
+        return self.client.embed(request)

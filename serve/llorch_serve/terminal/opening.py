@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from llorch_serve.artifact.signed_files import SignedFolder
 from llorch_serve.config import EngineConfig
-from llorch_serve.loading.worker import load_worker, notes
+from llorch_serve.loading.worker import AnyWorker, load_any, load_worker, notes
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.requirements import require_signing
+from llorch_serve.worker.embedding_worker import EmbeddingWorker
 from llorch_serve.worker.worker import Worker
+
+W = TypeVar("W", Worker, EmbeddingWorker, AnyWorker)
 
 
 def check_signed(folder: Path, public_key: Path | None) -> SignedFolder | None:
@@ -30,12 +34,23 @@ def check_signed(folder: Path, public_key: Path | None) -> SignedFolder | None:
 def open_worker(
     folder: Path, config: EngineConfig, *, tokenizer: Path | None, signed: SignedFolder | None = None
 ) -> Worker:
-    """Load an artifact or another tool's folder; see :func:`llorch_serve.loading.worker.load_worker` for the
-    errors.
+    """Load an artifact that generates, or another tool's folder; see
+    :func:`llorch_serve.loading.worker.load_worker` for the errors.
 
     signed: what :func:`check_signed` returned; ArtifactError is raised if a file has changed since then.
     """
-    worker = load_worker(folder, config, report_load, tokenizer=tokenizer)
+    return _checked(load_worker(folder, config, report_load, tokenizer=tokenizer), signed)
+
+
+def open_any(
+    folder: Path, config: EngineConfig, *, tokenizer: Path | None, signed: SignedFolder | None = None
+) -> AnyWorker:
+    """Load as :func:`open_worker` does, an artifact that embeds texts too."""
+    return _checked(load_any(folder, config, report_load, tokenizer=tokenizer), signed)
+
+
+def _checked(worker: W, signed: SignedFolder | None) -> W:
+    """Return a loaded worker whose files are what they were, and say what a person should know of it."""
     if signed is not None:
         try:
             signed.check_unchanged()

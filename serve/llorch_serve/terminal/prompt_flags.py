@@ -10,7 +10,15 @@ import typer
 
 from llorch_serve.errors import UsageError
 from llorch_serve.files.json_errors import NOT_JSON
-from llorch_serve.requests import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolChoice,
+    ToolMode,
+)
 from llorch_serve.terminal.groups import FlagGroup
 
 MAX_TOOLS_BYTES: Final = 2**20
@@ -43,6 +51,14 @@ class PromptFlags(FlagGroup, frozen=True):
         typer.Option(
             metavar="FILE",
             help="With --chat: a JSON list of the tools that may be called.",
+            show_default=False,
+        ),
+    ] = None
+    tool_choice: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|auto|required|NAME",
+            help="With --tools: whether one is called; NAME: this one. Calls are held by a grammar.",
             show_default=False,
         ),
     ] = None
@@ -80,11 +96,21 @@ class PromptFlags(FlagGroup, frozen=True):
 
     def _conversation(self, question: str) -> ChatPrompt:
         system = () if self.system is None else (ChatMessage("system", self.system),)
+        if self.tool_choice is not None and self.tools is None:
+            raise UsageError("--tool-choice has no effect without --tools; leave it out")
         return ChatPrompt(
             (*system, ChatMessage("user", question)),
             tools=() if self.tools is None else read_tools(self.tools),
             template_arguments=self.template_arguments,
+            tool_choice=_read_choice(self.tool_choice),
         )
+
+
+def _read_choice(choice: str | None) -> ToolChoice:
+    """Return what ``--tool-choice`` asks for: a mode, or a tool by its name."""
+    if choice in ("none", "auto", "required"):
+        return ToolChoice(ToolMode(choice))
+    return ToolChoice() if choice is None else ToolChoice(ToolMode.REQUIRED, (choice,))
 
 
 def read_prompt_ids(value: str) -> tuple[int, ...]:

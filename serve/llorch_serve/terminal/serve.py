@@ -13,6 +13,7 @@ from llorch_serve.config import EngineConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.loading.progress import LoadProgress, read_ahead
 from llorch_serve.terminal.console import say
+from llorch_serve.terminal.greeting import Welcome, is_wanted
 from llorch_serve.terminal.groups import composed, only
 from llorch_serve.terminal.http_flags import HttpFlags
 from llorch_serve.terminal.security_flags import SecurityFlags, judge_exposure
@@ -32,10 +33,10 @@ from llorch_serve.terminal.session_flags import EngineFlags, HugePages, Provider
 from llorch_serve.terminal.target import ModelFlags, export_source, find_artifact, find_tokenizer
 
 if TYPE_CHECKING:
+    from llorch_serve.loading.worker import AnyWorker
     from llorch_serve.pool.reporter import PoolConfig
     from llorch_serve.rpc.server import ServerConfig
     from llorch_serve.terminal.serving_fronts import ServingFronts
-    from llorch_serve.worker.worker import Worker
 
 
 @composed
@@ -47,7 +48,8 @@ def command(
     session: SessionFlags,
     huge_pages: HugePages = None,
     engine: Annotated[
-        EngineFlags, only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format")
+        EngineFlags,
+        only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format", "rank_format"),
     ],
     provider: ProviderFlags,
     name: NameFlags,
@@ -140,18 +142,18 @@ class _Loading:
     tokenizer: Path | None
     public_key: Path | None = None
     progress: LoadProgress = field(default_factory=LoadProgress)
-    worker: Worker | None = None
+    worker: AnyWorker | None = None
 
-    def load(self) -> Worker:
+    def load(self) -> AnyWorker:
         """Load the model and warm it up, on a thread of its own while the port already answers."""
         from llorch_serve.loading.models import load_model
-        from llorch_serve.terminal.opening import check_signed, open_worker
+        from llorch_serve.terminal.opening import check_signed, open_any
 
         folder = self.folder or export_source(self.target, self.progress)
         signed = check_signed(folder, self.public_key)
         load_model(folder)  # whether its files are what they should be comes before reading gigabytes of them
         read_ahead(sorted(folder.iterdir()), self.progress)
-        self.worker = open_worker(folder, self.config, tokenizer=self.tokenizer, signed=signed)
+        self.worker = open_any(folder, self.config, tokenizer=self.tokenizer, signed=signed)
         self.worker.warm_up()
         return self.worker
 
@@ -164,6 +166,11 @@ def _run(loading: _Loading, server: ServerConfig, fronts: ServingFronts, manager
     def say_ready(address: str) -> None:
         assert loading.worker is not None
         fronts.announce("worker.ready", address, f"serving {_describe(loading.worker)} at {address}")
+        if is_wanted():
+            has_chat = loading.worker.model_info().has_chat_template
+            url = next(iter(fronts.urls), None)
+            for line in Welcome(address, url, has_chat, asks_token=bool(server.security.tokens)).lines():
+                say(line)
 
     asyncio.run(
         serve(
@@ -180,13 +187,16 @@ def _run(loading: _Loading, server: ServerConfig, fronts: ServingFronts, manager
     )
 
 
-def _describe(worker: Worker) -> str:
+def _describe(worker: AnyWorker) -> str:
     from llorch_serve.bench.resources import peak_rss_mib
     from llorch_serve.foreign.model import UNSTATED
 
     info = worker.model_info()
     made = info.kind if info.precision == UNSTATED else info.precision
+    room = f"with {info.slots} slots of {info.context_length} tokens"
+    if info.embedding_size:
+        room = f"embedding texts of up to {info.context_length} tokens"
     return (
-        f"{info.model_id} ({worker.artifact.folder}, {made}) on {info.provider} with {info.slots} slots of "
-        f"{info.context_length} tokens, {peak_rss_mib():.0f} MiB"
+        f"{info.model_id} ({worker.artifact.folder}, {made}) on {info.provider} {room}, "
+        f"{peak_rss_mib():.0f} MiB"
     )

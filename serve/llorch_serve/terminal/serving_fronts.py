@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -35,12 +35,13 @@ class ServingFronts:
     """What listens and watches besides the gRPC server.
 
     fronts: for the server. observe: puts observers around the generator. narrator: tells of the worker's own
-    life.
+    life. urls: of the HTTP front, once it listens.
     """
 
     fronts: tuple[FrontFactory, ...]
     observe: Callable[[ClosableGenerator], ClosableGenerator]
     narrator: Narrator
+    urls: Sequence[str] = ()
 
     def announce(self, action: str, target: str, human: str) -> None:
         """Tell of the worker's own life: a line for people, or an event where the log is JSON."""
@@ -73,6 +74,7 @@ def open_fronts(
     narrator = Narrator(worker_id or f"{socket.gethostname()}-{os.getpid()}")
     makers: list[Callable[[ClosableGenerator], Observer]] = []
     fronts: list[FrontFactory] = []
+    urls: list[str] = []
     if http is not None:
         front, maker = _http_front(
             http,
@@ -82,6 +84,7 @@ def open_fronts(
             require_auth=require_auth,
             stream_interval=stream_interval,
             settings=settings,
+            on_bound=urls.append,
         )
         fronts.append(front)
         makers.append(maker)
@@ -92,7 +95,7 @@ def open_fronts(
     def observe(generator: ClosableGenerator) -> ClosableGenerator:
         return ObservedGenerator(generator, [make(generator) for make in makers])
 
-    return ServingFronts(tuple(fronts), observe, narrator)
+    return ServingFronts(tuple(fronts), observe, narrator, urls)
 
 
 def read_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
@@ -128,8 +131,12 @@ def _http_front(
     require_auth: bool,
     stream_interval: int | None,
     settings: HttpSettings,
+    on_bound: Callable[[str], None],
 ) -> tuple[FrontFactory, Callable[[ClosableGenerator], Observer]]:
-    """Return what makes the front, and what makes the observer behind its /metrics."""
+    """Return what makes the front, and what makes the observer behind its /metrics.
+
+    on_bound: told the front's URL once it listens.
+    """
     with required("http"):
         from llorch_serve.http.operations import route_of
         from llorch_serve.http.server import HttpConfig, HttpFront, read_address
@@ -148,13 +155,17 @@ def _http_front(
         if answer.status is not None:
             meters.count_http(route_of(answer.path), answer.status)
 
+    def tell(bound: str) -> None:
+        announce(narrator, "http.listen", bound, f"HTTP at {scheme}://{bound}")
+        on_bound(f"{scheme}://{bound}")
+
     def make(load: Callable[[], Load]) -> Front:
         return HttpFront(
             HttpConfig(host, port, security.tokens, tls, stream_interval, settings),
             load,
             meters.expose,
             on_answered=answered,
-            on_bound=lambda bound: announce(narrator, "http.listen", bound, f"HTTP at {scheme}://{bound}"),
+            on_bound=tell,
         )
 
     return make, watch

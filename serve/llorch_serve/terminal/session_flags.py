@@ -190,6 +190,14 @@ class EngineFlags(FlagGroup, frozen=True):
             help="The same for what a model thinks before it answers: granite, think, none, or auto.",
         ),
     ] = AUTO
+    rank_format: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How documents are ranked at /v1/rerank: qwen3 (as Qwen3-Reranker was trained), none, or "
+            "auto: qwen3 where the model's name says that it ranks.",
+        ),
+    ] = AUTO
 
     def config(self, session: SessionConfig) -> EngineConfig:
         """Return the settings of an engine. Raises UsageError for flags that do not go together."""
@@ -209,6 +217,7 @@ class EngineFlags(FlagGroup, frozen=True):
             strict_reuse=self.strict_reuse,
             lookup=self.lookup,
             tool_format=self.tool_format,
+            rank_format=self.rank_format,
             reasoning_format=self.reasoning_format,
         )
 

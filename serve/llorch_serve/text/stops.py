@@ -1,13 +1,28 @@
 """Finds stop strings in text that arrives piece by piece, from the detokeniser on its way to the caller.
 
 What could still become a stop string is held back, so that no part of one is ever seen. Results depend on the
-text alone, not on where it was cut.
+text alone, not on where it was cut. Stop strings are meant for what a model says: inside its thoughts they
+sleep.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """Where a thought is, which the text may begin with.
+
+    begin, end: around it; white space before it and behind it belongs to it.
+    begun: the text begins inside the thought.
+    """
+
+    begin: str
+    end: str
+    begun: bool
 
 
 @dataclass(slots=True)
@@ -50,16 +65,21 @@ class StopMatcher:
     """Watches for the stop string that is complete first; of those that end together, the longest.
 
     stop_strings: none of them empty; may be no string at all.
+    thought: where they sleep, but for those that hold the mark of its end; None: nowhere.
     """
 
     stop_strings: Sequence[str]
+    thought: ThoughtMarks | None = None
     _patterns: list[_Pattern] = field(init=False)
+    _sleep: _Sleep | None = field(default=None, init=False)
     _held: str = field(default="", init=False)
     _done: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         assert all(self.stop_strings)
         self._patterns = [_Pattern(text, _borders(text)) for text in self.stop_strings]
+        if self.thought is not None and self._patterns:
+            self._sleep = _Sleep(self.thought)
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Take new text; return what may be shown, and the stop string if one is complete.
@@ -69,9 +89,15 @@ class StopMatcher:
         assert not self._done
         if not self._patterns:
             return text, None
+        if self._sleep is not None:
+            text = self._sleep.decided(text)
+        return self._watch(text)
+
+    def _watch(self, text: str) -> tuple[str, str | None]:
         buffer = self._held + text
         for index, char in enumerate(text):
-            complete = [pattern.text for pattern in self._patterns if pattern.advance(char)]
+            awake = self._patterns if self._sleep is None else self._sleep.awake(self._patterns, char)
+            complete = [pattern.text for pattern in awake if pattern.advance(char)]
             if complete:
                 stop = max(complete, key=len)
                 self._held, self._done = "", True
@@ -86,10 +112,73 @@ class StopMatcher:
         other = StopMatcher(())
         other.stop_strings, other._held = self.stop_strings, self._held
         other._patterns = [replace(pattern) for pattern in self._patterns]
+        other._sleep = None if self._sleep is None else self._sleep.fork()
         return other
 
     def flush(self) -> str:
         """Return the text that is still held back: the answer ended, and no stop string will come of it."""
+        undecided = "" if self._sleep is None else self._sleep.released()
+        shown, matched = self._watch(undecided) if undecided else ("", None)
         held, self._held = self._held, ""
         self._done = True
-        return held
+        return shown if matched else shown + held
+
+
+class _Place(enum.Enum):
+    START = enum.auto()  # white space, and what may become the thought's beginning
+    THOUGHT = enum.auto()
+    BETWEEN = enum.auto()  # white space behind the thought
+    ANSWER = enum.auto()
+
+
+class _Sleep:
+    """Tells, character by character, which stop strings are looked for."""
+
+    def __init__(self, marks: ThoughtMarks) -> None:
+        self._marks = marks
+        self._end = _Pattern(marks.end, _borders(marks.end))
+        self._place = _Place.THOUGHT if marks.begun else _Place.START
+        self._space: list[str] = []
+        self._head = ""
+
+    def decided(self, text: str) -> str:
+        """Take new text; return what is certain to be thought or answer by now, of earlier text too."""
+        if self._place is not _Place.START:
+            return text
+        if not self._head:
+            head = text.lstrip()
+            self._space.append(text[: len(text) - len(head)])
+            text = head
+        self._head += text
+        if self._marks.begin.startswith(self._head):
+            if self._head != self._marks.begin:
+                return ""
+            self._place = _Place.THOUGHT
+        else:
+            begun = self._head.startswith(self._marks.begin)
+            self._place = _Place.THOUGHT if begun else _Place.ANSWER
+        return self.released()
+
+    def released(self) -> str:
+        """Return what is not decided: the text has ended."""
+        if self._place is _Place.START:
+            self._place = _Place.ANSWER
+        text, self._space, self._head = "".join([*self._space, self._head]), [], ""
+        return text
+
+    def awake(self, patterns: Sequence[_Pattern], char: str) -> Sequence[_Pattern]:
+        """Take the next character; return the stop strings that it counts for."""
+        if self._place is _Place.BETWEEN and not char.isspace():
+            self._place = _Place.ANSWER
+        if self._place is _Place.ANSWER:
+            return patterns
+        if self._place is _Place.THOUGHT and self._end.advance(char):
+            self._place = _Place.BETWEEN
+        return [pattern for pattern in patterns if self._marks.end in pattern.text]
+
+    def fork(self) -> _Sleep:
+        """Return a copy that goes on by itself."""
+        other = _Sleep(self._marks)
+        other._end, other._place = replace(self._end), self._place
+        other._space, other._head = [*self._space], self._head
+        return other

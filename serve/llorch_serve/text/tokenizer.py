@@ -25,7 +25,7 @@ import tokenizers
 
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError, LibraryPanicError
 from llorch_serve.text.control_tokens import ControlTokenGuard
-from llorch_serve.text.stops import StopMatcher
+from llorch_serve.text.stops import StopMatcher, ThoughtMarks
 from llorch_serve.text.token_bytes import TokenBytes, decoder_rules, fallback_byte
 from llorch_serve.text.tokenizer_library import encoded, read_tokenizer, rust_call
 
@@ -251,7 +251,7 @@ class TextStream:
     may yet become a character; with byte-fallback decoders a whole run of byte tokens, as one bad byte spoils
     it all; and what may yet become a stop string.
 
-    stop_strings: each ends the stream; none is empty.
+    stop_strings: each ends the stream; none is empty. thought: where they sleep.
     kept: special tokens that are part of the text although others are not.
     """
 
@@ -262,10 +262,11 @@ class TextStream:
         *,
         keep_special_tokens: bool = False,
         kept: frozenset[int] = frozenset(),
+        thought: ThoughtMarks | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden = frozenset() if keep_special_tokens else tokenizer.special_tokens.keys() - kept
-        self._stops = StopMatcher(tuple(stop_strings))
+        self._stops = StopMatcher(tuple(stop_strings), thought)
         # The last decoded tokens, and how many characters of their text are not news any more. The first
         # token is context: alone it would lose its leading space.
         self._window: list[int] = []

@@ -13,6 +13,7 @@ from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.requests import Completion, GenerationUpdate, JoinedUpdates, UpdateSink
 from llorch_serve.sampling.logprobs import TokenLogprobs, name_tokens
 from llorch_serve.sampling.params import MAX_SEED
+from llorch_serve.structured.spec import HeldForm
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from llorch_serve.worker.jobs import ended
 
@@ -58,7 +59,8 @@ class Answer:
     ended: bool = field(default=False, init=False)
 
     def translate(self, event: TokenEvent, open_answers: int) -> tuple[GenerationUpdate, bool]:
-        """Return the update of one event, and whether a stop string ended the answer.
+        """Return the update of one event, and whether the text ended the answer: a stop string, or the only
+        call that is wanted.
 
         open_answers: answers of the request that go on, this one included.
         """
@@ -93,10 +95,13 @@ class Answer:
         )
         if self.parser is not None:
             update = self.parser.parsed(update)
+            if self.parser.done and completion is None:
+                completion = self._completion(FinishReason.TOOL_CALLS, None)
+                update = replace(update, completion=completion, open_answers=open_answers - 1)
         if not self.begun:
             update = self._opened(update)
         self.ended = completion is not None
-        return update, matched is not None and event.finish is None
+        return update, self.ended and event.finish is None
 
     def _completion(self, reason: FinishReason, stop_matched: str | None) -> Completion:
         return ended(
@@ -124,6 +129,7 @@ class Answers:
     members: the answers in the order of their index.
     best: how many are returned where more are generated, by their mean log-probability; None: all, as they
         come.
+    form: what each answer is held to.
     held: with ``best``, the updates so far.
     """
 
@@ -131,6 +137,7 @@ class Answers:
     sink: UpdateSink
     members: tuple[Answer, ...]
     best: int | None = None
+    form: HeldForm | None = None
     open: int = field(init=False)
     aborted: bool = field(default=False, init=False)
     _held: dict[int, JoinedUpdates] = field(default_factory=dict, init=False)

@@ -18,6 +18,7 @@ from llorch_serve.requests import (
     AnswerOptions,
     GenerationRequest,
     Prompt,
+    RankRequest,
     ScoreRequest,
     UpdateSink,
     option_violations,
@@ -26,21 +27,39 @@ from llorch_serve.sampling.drawable import DrawableIds
 from llorch_serve.sampling.params import ResolvedSampling, SamplingParams, resolve
 from llorch_serve.sampling.prompt_scores import PromptScores, most_rows
 from llorch_serve.sampling.sampler import SamplingRow
+from llorch_serve.structured.spec import HeldForm
 from llorch_serve.text.tokenizer import TextStream
 from llorch_serve.worker.answers import Answer, Answers, answer_seed
 from llorch_serve.worker.prompts import PromptEncoder
+from llorch_serve.worker.ranking import Ranking
 from llorch_serve.worker.scores import Scores, score_sequences
 from llorch_serve.worker.scoring import encode_pairs, place_violations
 from llorch_serve.worker.served import ServedModel, ServedSession
 
 
 @dataclass(frozen=True, slots=True)
+class _Checked:
+    """What a check of a request finds.
+
+    token_ids, text: the prompt; none where it cannot be encoded.
+    form: what the answer is held to.
+    bad: every bad field.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    form: HeldForm | None
+    bad: list[FieldViolation]
+
+
+@dataclass(frozen=True, slots=True)
 class _EncodedPrompt:
-    """A prompt as token ids, its text, and what ends an answer to it."""
+    """A prompt as token ids, its text, what ends an answer to it, and the form that holds one."""
 
     token_ids: tuple[int, ...]
     text: str
     limits: Limits
+    form: HeldForm | None
 
 
 class Intake:
@@ -84,13 +103,14 @@ class Intake:
         Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score a
         prompt.
         """
-        ids, prompt_text, bad = self._check(request.prompt, request.sampling, request.answers)
-        if bad:
-            raise InvalidRequestError(bad)
+        checked = self._check(request.prompt, request.sampling, request.answers)
+        if checked.bad:
+            raise InvalidRequestError(checked.bad)
         sampling, asked = request.sampling, request.answers
         if asked.prompt_logprobs is not None:
             self._check_scores_prompts()
-        prompt = _EncodedPrompt(ids, prompt_text, self._limits(sampling, len(ids)))
+        limits = self._limits(sampling, len(checked.token_ids))
+        prompt = _EncodedPrompt(checked.token_ids, checked.text, limits, checked.form)
         resolved = resolve(sampling, self._manifest.generation, lambda: secrets.randbits(63))
         shared = SharedPrompt() if asked.generated > 1 and self._shares_prompts else None
         seeds = [answer_seed(resolved.seed, index) for index in range(asked.generated)]
@@ -99,7 +119,7 @@ class Intake:
             for index, seed in enumerate(seeds)
         ]
         best = None if asked.best_of is None else asked.n
-        return Answers(request.request_id, sink, tuple(members), best)
+        return Answers(request.request_id, sink, tuple(members), best, form=prompt.form)
 
     def _limits(self, sampling: SamplingParams, prompt_tokens: int) -> Limits:
         """Return what ends an answer to a prompt of so many tokens."""
@@ -140,11 +160,13 @@ class Intake:
             prompt_scores=None if scored is None else PromptScores(ids, 1, scored, self._scored_rows),
             times=Times(submitted_at=time.perf_counter()),
         )
+        thought = self._prompts.thought(request.prompt, prompt.text, held=prompt.form is not None)
         stream = TextStream(
             self._tokenizer,
             sampling.stop,
             keep_special_tokens=sampling.keep_special_tokens,
             kept=self._prompts.kept_tokens(request.prompt),
+            thought=None if thought is None else thought.marks,
         )
         return Answer(
             sequence,
@@ -153,7 +175,9 @@ class Intake:
             resolved.seed,
             opening=prompt.text if asked.echo else "",
             tells_logprobs=sampling.logprobs is not None,
-            parser=self._prompts.parser(request.prompt, prompt.text, key=f"{request.request_id}:{index}"),
+            parser=self._prompts.parser(
+                request.prompt, prompt.text, key=f"{request.request_id}:{index}", form=prompt.form
+            ),
         )
 
     def score(self, request: ScoreRequest, sink: UpdateSink) -> Scores:
@@ -178,10 +202,31 @@ class Intake:
         )
         return Scores(request.request_id, sink, pairs, sequences, request.logprobs, self._tokenizer)
 
-    def _ownership(self, request: GenerationRequest | ScoreRequest) -> Ownership:
+    def rank(self, request: RankRequest, ranking: Ranking, sink: UpdateSink) -> Scores:
+        """Return the scores of either answer to each document of a request, all of them still to be found.
+
+        Raises as :meth:`score` does.
+        """
+        pairs = ranking.pairs(request, context=self._context)
+        if len(pairs) > self._most_waiting:
+            found = (
+                f"found {len(pairs) // 2}; this worker queues {self._most_waiting // 2}, the most it can take"
+            )
+            raise InvalidRequestError([FieldViolation("documents", found)])
+        self._check_scores_prompts()
+        sequences = score_sequences(
+            request,
+            pairs,
+            ownership=self._ownership(request),
+            rows=self._scored_rows,
+            now=time.perf_counter(),
+        )
+        return Scores(request.request_id, sink, pairs, sequences, None, self._tokenizer)
+
+    def _ownership(self, request: GenerationRequest | ScoreRequest | RankRequest) -> Ownership:
         return Ownership(_client(request), self._cache_salt(request), request.priority)
 
-    def _cache_salt(self, request: GenerationRequest | ScoreRequest) -> str:
+    def _cache_salt(self, request: GenerationRequest | ScoreRequest | RankRequest) -> str:
         match self._cache_sharing:
             case CacheSharing.CALLER:
                 return request.owner
@@ -194,12 +239,10 @@ class Intake:
         self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
     ) -> list[FieldViolation]:
         """Return every bad field of a prompt and its options."""
-        return self._check(prompt, sampling, answers)[2]
+        return self._check(prompt, sampling, answers).bad
 
-    def _check(
-        self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
-    ) -> tuple[tuple[int, ...], str, list[FieldViolation]]:
-        """Return a prompt's token ids, its text, and every bad field."""
+    def _check(self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions) -> _Checked:
+        """Return a prompt's token ids, the form of its answer, and every bad field."""
         # An id beyond the tokenizer's is never drawn, so that a bias on it or a stop at it would do nothing.
         known = min(self._manifest.model.vocab_size, self._tokenizer.vocab_size)
         bad = option_violations(sampling, answers, vocab_size=known)
@@ -213,11 +256,16 @@ class Intake:
         try:
             ids, text = self._prompts.encode(prompt, context=context)
         except InvalidRequestError as error:
-            return (), "", [*bad, *error.violations]
+            return _Checked((), "", None, [*bad, *error.violations])
         bad += self._prompts.violations(ids, context=context)
+        form = None
+        try:
+            form = self._prompts.form(prompt, text, sampling.structured)
+        except InvalidRequestError as error:
+            bad += error.violations
         if answers.prompt_logprobs is not None and not bad:
             bad += place_violations(len(ids) - 1, answers.prompt_logprobs, "sampling.prompt_logprobs")
-        return ids, text, bad
+        return _Checked(ids, text, form, bad)
 
     def _check_scores_prompts(self) -> None:
         if not self._able.prompt_logits:
@@ -228,7 +276,7 @@ class Intake:
             )
 
 
-def _client(request: GenerationRequest | ScoreRequest) -> str:
+def _client(request: GenerationRequest | ScoreRequest | RankRequest) -> str:
     """Return a client's name among all callers': nobody waits in another's line by taking its
     ``client_id``.
     """

@@ -13,23 +13,25 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from llorch_serve.engine.engine import Engine
-from llorch_serve.engine.loop import EngineLoop
+from llorch_serve.engine.loop import EngineLoop, SteppedEngine
 from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.errors import EngineStoppedError, UnavailableError, duplicate_id
 from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.structured.constraint import Program
-from llorch_serve.structured.spec import Structured
+from llorch_serve.structured.spec import HeldForm
 from llorch_serve.worker.jobs import Job
 
 logger = logging.getLogger(__name__)
 
 
 class LiveRequests:
-    """All requests of one worker that have not ended, and the loop that runs them. From any thread."""
+    """All requests of one worker that have not ended, and the loop that runs them. From any thread.
 
-    def __init__(self, engine: Engine, grammars: GrammarCompiler) -> None:
+    grammars: compiles what answers are held to; None: no request has a form.
+    """
+
+    def __init__(self, engine: SteppedEngine, grammars: GrammarCompiler | None) -> None:
         self._grammars = grammars
         self._live: dict[str, Job] = {}  # by the request's id
         self._lock = threading.Lock()
@@ -45,7 +47,7 @@ class LiveRequests:
             if self._closed:
                 return False
             self._closed = True
-            waiting = [job for job in self._live.values() if self._grammars.cancel(job)]
+            waiting = [job for job in self._live.values() if self._cancel_grammar(job)]
         for job in waiting:
             self._end_unseen(job, None)
         self._loop.stop()
@@ -68,7 +70,7 @@ class LiveRequests:
         if self._closed:
             raise UnavailableError("the worker is shutting down")
 
-    def enter(self, job: Job, form: Structured | None = None) -> Abort:
+    def enter(self, job: Job, form: HeldForm | None = None) -> Abort:
         """Make a request live and hand its sequences to the loop, once its form's grammar is compiled; return
         what ends it.
 
@@ -80,6 +82,7 @@ class LiveRequests:
                 raise duplicate_id(job.request_id)
             grammar = None
             if form is not None:
+                assert self._grammars is not None, "requests with forms come to workers that know them"
                 sequence = job.sequences[0]
                 grammar = self._grammars.begin(
                     form,
@@ -97,13 +100,17 @@ class LiveRequests:
                 self._hand_over(job)
         return functools.partial(self._abort, job)
 
+    def _cancel_grammar(self, job: Job) -> bool:
+        """Give up a request's grammar; tell whether the request has waited for it."""
+        return self._grammars is not None and self._grammars.cancel(job)
+
     def _abort(self, job: Job) -> None:
         """End a request if it is live; its last update has reason CANCELLED. Idempotent."""
         with self._lock:
             if self._live.get(job.request_id) is not job:
                 return
             job.aborted = True
-            waiting = self._grammars.cancel(job)
+            waiting = self._cancel_grammar(job)
         if waiting:
             self._end_unseen(job, None)
             return
@@ -184,7 +191,7 @@ class LiveRequests:
             self._failure = failure
             live, self._live = list(self._live.values()), {}
             for job in live:
-                self._grammars.cancel(job)  # one that is still compiled has nobody left to be handed to
+                self._cancel_grammar(job)  # one that is still compiled has nobody left to be handed to
             listeners = list(self._death_listeners)
         for tell in listeners:
             tell(failure)

@@ -13,12 +13,14 @@ from llorch_serve.errors import CancelledError
 from llorch_serve.requests import (
     Abort,
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     JoinedUpdates,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
     TextGenerator,
     UpdateSink,
 )
@@ -45,6 +47,10 @@ class LocalClient:
     def score(self, request: ScoreRequest) -> list[ContinuationScore]:
         """Return the scores of a request; see :func:`score`."""
         return score(self._generator, request)
+
+    def embed(self, request: EmbedRequest) -> list[TextEmbedding]:
+        """Return the vectors of a request; see :func:`embed`."""
+        return embed(self._generator, request)
 
     def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""
@@ -95,6 +101,16 @@ def score(generator: TextGenerator, request: ScoreRequest) -> list[ContinuationS
     updates = _updates(request.request_id, lambda sink: generator.submit_score(request, sink))
     found = {update.index: update.score for update in updates}
     return [score for _, score in sorted(found.items()) if score is not None]
+
+
+def embed(generator: TextGenerator, request: EmbedRequest) -> list[TextEmbedding]:
+    """Return the vectors of a request in the order of its texts.
+
+    Raises what ``submit_embedding`` raises, the request's own error, or CancelledError.
+    """
+    updates = _updates(request.request_id, lambda sink: generator.submit_embedding(request, sink))
+    found = {update.index: update.embedding for update in updates}
+    return [embedding for _, embedding in sorted(found.items()) if embedding is not None]
 
 
 def _updates(request_id: str, submit: Callable[[UpdateSink], Abort]) -> Iterator[GenerationUpdate]:

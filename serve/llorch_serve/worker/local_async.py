@@ -14,11 +14,13 @@ from llorch_serve.errors import CancelledError
 from llorch_serve.requests import (
     Abort,
     ContinuationScore,
+    EmbedRequest,
     GenerationRequest,
     GenerationUpdate,
     ModelInfo,
     Prompt,
     ScoreRequest,
+    TextEmbedding,
     UpdateSink,
 )
 from llorch_serve.worker.local import whole_answers
@@ -52,6 +54,14 @@ class AsyncLocalClient:
         async with aclosing(_updates(lambda sink: self._generator.submit_score(request, sink))) as updates:
             found = {update.index: update.score async for update in updates}
         return [score for _, score in sorted(found.items()) if score is not None]
+
+    async def embed(self, request: EmbedRequest) -> list[TextEmbedding]:
+        """Return the vectors of a request in the order of its texts."""
+        async with aclosing(
+            _updates(lambda sink: self._generator.submit_embedding(request, sink))
+        ) as updates:
+            found = {update.index: update.embedding async for update in updates}
+        return [embedding for _, embedding in sorted(found.items()) if embedding is not None]
 
     async def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
         """Return the token ids of a prompt and the text they stand for."""

@@ -9,11 +9,14 @@ from typing import Final
 
 import msgspec
 
-from llorch_serve.chat.parsing.answer import AnswerParser, parser_for
+from llorch_serve.chat.parsing.answer import AnswerParser, expected_thought, held_form, parser_for
+from llorch_serve.chat.parsing.reasoning import ExpectedThought
 from llorch_serve.chat.parsing.registry import AUTO, choose_formats
 from llorch_serve.chat.template import ChatTemplate, encode_chat
+from llorch_serve.chat.tools import shown_tools
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from llorch_serve.structured.spec import HeldForm, Structured
 from llorch_serve.text.tokenizer import Tokenizer
 from llorch_serve.worker.served import ServedModel
 
@@ -96,6 +99,30 @@ class PromptEncoder:
             raise InvalidRequestError([FieldViolation("input.chat", problem)])
         return encode_chat(self.tokenizer, template, prompt, most=context, most_chars=most_chars)
 
+    def encode_cut(self, prompt: TextPrompt, most: int) -> tuple[int, ...]:
+        """Return a text's token ids, ``most`` at most: what is too much is cut off at the text's end, before
+        the tokens that the tokenizer puts behind one. Raises InvalidRequestError.
+        """
+        text = prompt.text[: self.most_chars(most)]  # no longer one has tokens that would be left
+        added = prompt.add_special_tokens
+        plain = self.tokenizer.encode(text, add_special_tokens=False)
+        if not added:
+            return plain[:most]
+        whole = self.tokenizer.started(self.tokenizer.encode(text, add_special_tokens=True))
+        if len(whole) <= most:
+            return whole
+        places = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        start = next(places, 0)
+        before, after = whole[:start], whole[start + len(plain) :]
+        room = most - len(before) - len(after)
+        if room < 1:
+            found = (
+                f"found room for {most} tokens, of which the tokenizer's own around a text take "
+                f"{len(before) + len(after)}; expected more"
+            )
+            raise InvalidRequestError([FieldViolation("input", found)])
+        return before + plain[:room] + after
+
     def most_chars(self, context: int) -> int:
         """Return a number of characters that no text has which fits a context of so many tokens."""
         return min(_NORMALISING * context * self.tokenizer.longest_token, MAX_CHARS)
@@ -119,7 +146,7 @@ class PromptEncoder:
             found = f"{self._model_id} has no chat template; send text or tokens instead"
             raise InvalidRequestError([FieldViolation("input.chat", found)])
         if prompt.template_name is None:
-            return "tool_use" if prompt.tools and "tool_use" in self._templates else "default"
+            return "tool_use" if shown_tools(prompt) and "tool_use" in self._templates else "default"
         if prompt.template_name not in self._templates:
             found = (
                 f"found {prompt.template_name[:100]!r}, expected one of {', '.join(sorted(self._templates))}"
@@ -127,20 +154,39 @@ class PromptEncoder:
             raise InvalidRequestError([FieldViolation("input.chat.template_name", found)])
         return prompt.template_name
 
-    def parser(self, prompt: Prompt, rendered: str, *, key: str) -> AnswerParser | None:
+    def form(self, prompt: Prompt, rendered: str, asked: Structured | None) -> HeldForm | None:
+        """Return the form that the answer to a prompt is held to; None: it is free.
+
+        rendered: the prompt as text. asked: what the request asks for. Raises InvalidRequestError where a
+        call of a tool is required and cannot be held.
+        """
+        if not isinstance(prompt, ChatPrompt):
+            return asked
+        return held_form(self._formats[self.template_name(prompt)], prompt, rendered, asked)
+
+    def parser(
+        self, prompt: Prompt, rendered: str, *, key: str, form: HeldForm | None = None
+    ) -> AnswerParser | None:
         """Return what reads calls and thoughts out of the answer to a prompt; None: nothing does.
 
-        rendered: the prompt as text. key: what the ids of calls are made from.
+        rendered: the prompt as text. key: what the ids of calls are made from. form: what the answer is held
+        to.
         """
         if not isinstance(prompt, ChatPrompt):
             return None
-        return parser_for(self._formats[self.template_name(prompt)], prompt, rendered, key=key)
+        return parser_for(self._formats[self.template_name(prompt)], prompt, rendered, key=key, form=form)
+
+    def thought(self, prompt: Prompt, rendered: str, *, held: bool) -> ExpectedThought | None:
+        """Return the thought that the answer to a prompt may begin with. held: it is held to a form."""
+        if not isinstance(prompt, ChatPrompt):
+            return None
+        return expected_thought(self._formats[self.template_name(prompt)], prompt, rendered, held=held)
 
     def kept_tokens(self, prompt: Prompt) -> frozenset[int]:
         """Return the special tokens that are markers of the formats in which a prompt is answered."""
         if not isinstance(prompt, ChatPrompt):
             return frozenset()
-        markers = self._formats[self.template_name(prompt)].markers(calls=bool(prompt.tools))
+        markers = self._formats[self.template_name(prompt)].markers(calls=bool(shown_tools(prompt)))
         return frozenset(id_ for id_, text in self.tokenizer.special_tokens.items() if text in markers)
 
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:

@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from llorch_serve.engine.sequence import Limits, Ownership, Sequence, Times, TokenEvent
-from llorch_serve.requests import ContinuationScore, GenerationUpdate, ScoreRequest, UpdateSink
+from llorch_serve.requests import (
+    ContinuationScore,
+    GenerationUpdate,
+    RankRequest,
+    ScoreRequest,
+    UpdateSink,
+)
 from llorch_serve.sampling.logprobs import TokenLogprobs, TokenScores, name_tokens
 from llorch_serve.sampling.prompt_scores import PromptScores
 from llorch_serve.text.tokenizer import Tokenizer
@@ -89,7 +95,7 @@ class Scores:
 
 
 def score_sequences(
-    request: ScoreRequest,
+    request: ScoreRequest | RankRequest,
     pairs: tuple[ScoredPair, ...],
     *,
     ownership: Ownership,
@@ -100,7 +106,8 @@ def score_sequences(
 
     rows: see :class:`llorch_serve.sampling.prompt_scores.PromptScores`. now: seconds on the engine's clock.
     """
-    top = max(1, request.logprobs or 0)  # the likeliest one tells whether a token is greedy
+    listed = request.logprobs if isinstance(request, ScoreRequest) else None
+    top = max(1, listed or 0)  # the likeliest one tells whether a token is greedy
     return tuple(
         Sequence(
             request_id=request.request_id,

@@ -13,6 +13,7 @@ import msgspec
 from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.cache.kv_cache import KvCapacity
+from llorch_serve.engine.embedding import Embedder
 from llorch_serve.engine.runner import Session
 from llorch_serve.providers import Placement
 
@@ -121,6 +122,18 @@ class ServedModel(Protocol):
 
         Raises ArtifactError.
         """
+
+
+class ServedEmbedder(Embedder, Protocol):
+    """A loaded graph that embeds texts."""
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where the nodes run."""
 
 
 class ServedSession(Session, Protocol):

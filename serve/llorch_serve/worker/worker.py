@@ -6,27 +6,21 @@ what becomes of them then is in ``live_requests.py``.
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Callable
-from dataclasses import replace
-
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import FinishReason, TokenEvent
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS
-from llorch_serve.errors import (
-    EngineStoppedError,
-    FieldViolation,
-    InvalidRequestError,
-)
+from llorch_serve.errors import FieldViolation, UnsupportedError
 from llorch_serve.requests import (
     Abort,
     AnswerOptions,
+    EmbedRequest,
     GenerationRequest,
     ModelInfo,
     Prompt,
+    RankRequest,
     ScoreRequest,
     TokenPrompt,
     UpdateSink,
@@ -35,12 +29,14 @@ from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.worker.intake import Intake
 from llorch_serve.worker.live_requests import LiveRequests
+from llorch_serve.worker.loaded import LoadedModel
 from llorch_serve.worker.local import stream
-from llorch_serve.worker.prompts import COUNTED_TOKENS, PromptEncoder
+from llorch_serve.worker.prompts import PromptEncoder
+from llorch_serve.worker.ranking import choose_ranking
 from llorch_serve.worker.served import ServedModel, ServedSession
 
 
-class Worker:
+class Worker(LoadedModel):
     """Implements :class:`llorch_serve.requests.TextGenerator` on an artifact. ``loading/worker.py`` makes one
     of a folder.
     """
@@ -52,10 +48,14 @@ class Worker:
         prompts: PromptEncoder,
         config: EngineConfig,
     ) -> None:
-        self.artifact = artifact
+        super().__init__(
+            artifact,
+            prompts,
+            session.placement,
+            context=session.capacity.context,
+            served_names=config.served_names,
+        )
         self._session = session
-        self._prompts = prompts
-        self._tokenizer = prompts.tokenizer
         able = session.capabilities
         most_waiting_tokens = config.max_waiting_tokens or max(DEFAULT_MOST_TOKENS, session.capacity.budget)
         scheduling = SchedulerConfig(
@@ -70,7 +70,7 @@ class Worker:
             attention_crossover=able.attention_crossover,
         )
         self._lookup = config.lookup
-        self._served_names = config.served_names
+        self._ranking = choose_ranking(config.rank_format, prompts, artifact.manifest.model_id)
         self._intake = Intake(
             artifact,
             session,
@@ -95,12 +95,6 @@ class Worker:
             self._engine.close()
             self._grammars.close()
 
-    def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
-        """Have ``tell`` called on the engine's thread if the engine stops after an error; at once if it
-        has.
-        """
-        self._requests.when_dead(tell)
-
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages
         ready.
@@ -121,7 +115,7 @@ class Worker:
         """
         answers = self._intake.generation(request, sink)
         if answers.needs_model:
-            return self._requests.enter(answers, request.sampling.structured)
+            return self._requests.enter(answers, answers.form)
         self._requests.check_open()
         # Nothing for the engine to do: the one update comes on the caller's own thread.
         updates, _ = answers.take(TokenEvent(answers.members[0].sequence, None, FinishReason.LENGTH))
@@ -136,58 +130,40 @@ class Worker:
         """
         return self._requests.enter(self._intake.score(request, sink))
 
+    def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
+        """Check, tokenise and queue the documents of a request; return what ends it early.
+
+        Raises InvalidRequestError with every bad field, UnsupportedError where the model does not rank, or
+        UnavailableError.
+        """
+        if self._ranking is None:
+            raise UnsupportedError(
+                f"{self.artifact.manifest.model_id} is not served as a model that ranks documents; of one "
+                f"that was trained as Qwen3-Reranker was, start the worker with --rank-format qwen3"
+            )
+        return self._requests.enter(self._intake.rank(request, self._ranking, sink))
+
+    def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:
+        """Raise UnsupportedError: the graph gives logits."""
+        raise UnsupportedError(
+            f"{self.artifact.manifest.model_id} gives logits and embeds no texts; serve one that was "
+            f"exported with --embed last or --embed mean"
+        )
+
     def violations(
         self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
     ) -> list[FieldViolation]:
         """Return every bad field of a prompt and its options, as :meth:`submit` would name them."""
         return self._intake.violations(prompt, sampling, answers)
 
-    def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
-        """Return a prompt's token ids and the text they stand for, COUNTED_TOKENS at most if the context
-        holds fewer.
-
-        Raises InvalidRequestError.
-        """
-        return self._prompts.encode(prompt, context=self._most_counted)
-
-    def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
-        """Return the text of token ids. Raises InvalidRequestError for more than :meth:`tokenize` gives, or
-        ids outside the vocabulary.
-        """
-        if len(token_ids) > self._most_counted:
-            found = f"found {len(token_ids)} ids, expected at most {self._most_counted}; send them in parts"
-            raise InvalidRequestError([FieldViolation("token_ids", found)])
-        return self._tokenizer.decode(token_ids, keep_special_tokens=keep_special_tokens)
-
-    @property
-    def _most_counted(self) -> int:
-        """Most tokens of a text that is only tokenised, or made of tokens."""
-        return max(self._session.capacity.context, COUNTED_TOKENS)
-
     def model_info(self) -> ModelInfo:
         """Describe what is served."""
-        manifest = self.artifact.manifest
-        recipe = manifest.recipe
-        return ModelInfo(
-            model_id=manifest.model_id,
-            fingerprint=manifest.fingerprint,
-            context_length=self._session.capacity.context,
-            vocab_size=manifest.model.vocab_size,
-            precision=recipe.precision,
-            head_precision=recipe.head_precision,
-            provider=self._session.placement.provider,
-            provider_node_share=self._session.placement.node_share,
+        able = self._session.capabilities
+        return self.info(
             slots=self._session.capacity.slots,
-            has_chat_template=self._prompts.has_template,
-            stop_token_ids=manifest.stop_token_ids,
-            version=importlib.metadata.version("llorch"),
             # How many are running decides whether drafts are checked, and a check is another kind of call.
-            batch_invariant=self._session.capabilities.batch_invariant and not self._lookup,
-            kind=self.artifact.kind.value,
-            limits=self._session.capabilities.limits(),
-            provider_shares=tuple(replace(share, operators=()) for share in self._session.placement.shares),
-            device=self._session.placement.device,
-            served_names=self._served_names,
+            batch_invariant=able.batch_invariant and not self._lookup,
+            limits=able.limits(),
         )
 
     def load(self) -> Load:

@@ -54,7 +54,11 @@ GEMMA: dict[str, dict[str, Any]] = {
     "gemma3, window beyond the context": _gemma3(sliding_window=128, sliding_window_pattern=2),
     "gemma3, linear": _gemma3(rope_scaling={"rope_type": "linear", "factor": 8.0}),
     "gemma3, heads of 24, cap of logits, bias": _gemma3(
-        head_dim=24, final_logit_softcapping=3.0, attention_bias=True, sliding_window_pattern=2
+        head_dim=24,
+        final_logit_softcapping=3.0,
+        attn_logit_softcapping=2.0,  # which transformers reads and does not apply
+        attention_bias=True,
+        sliding_window_pattern=2,
     ),
     "gemma3, settings by kind of layer": _gemma3(
         rope_theta=None,

@@ -36,6 +36,9 @@ NORMS: dict[str, dict[str, Any]] = {
     ),
     "olmo3": _olmo3(),
     "olmo3, yarn where there is no window": _olmo3(rope_scaling=_YARN, rope_theta=10000.0),
+    "olmo3, yarn that is truncated whatever is said": _olmo3(
+        rope_scaling={**_YARN, "truncate": False}, rope_theta=10000.0
+    ),
     "olmo3, layer types": _olmo3(
         num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"], attention_bias=True
     ),

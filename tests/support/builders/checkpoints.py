@@ -39,6 +39,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 # Enough different text for 512 tokens, with what tokenizers get wrong: digits, runs of space, other scripts.
+_PATTERN_IN_GGUF = ("exaone4", "olmo3")
 _DEPTH_SCALED = {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 16}
 _NUMBERS = ("act_fn.beta", "act_fn.eps")
 _DRAWN_IN_LLAMAS_ORDER = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3")
@@ -172,7 +173,7 @@ def _weights_by_name(config: LlamaConfig, seed: int) -> Weights:
         elif name.endswith("weight"):
             values = 1 - offset + 0.2 * values
         elif name.endswith("act_fn.eps"):
-            values = -np.abs(values)
+            values = -2e-4 * np.abs(values)  # a larger one makes the activation jump at 0
         weights[name] = values.astype(np.float32)
     return weights
 
@@ -192,8 +193,8 @@ def _has_bias(config: LlamaConfig, module: str) -> bool:
     return config.attention_bias or (config.qkv_bias and "o_proj" not in module)
 
 
-def fused(weights: Weights) -> Weights:
-    """Return the weights as Phi-3 stores them: q, k, v in one matrix, gate and up in another."""
+def fused(weights: Weights, *, qkv: bool = True) -> Weights:
+    """Return the weights as Phi-3 stores them: q, k, v in one matrix unless told, gate and up in another."""
     result: Weights = {}
     for name, value in weights.items():
         whole = name
@@ -201,7 +202,7 @@ def fused(weights: Weights) -> Weights:
             (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv_proj"),
             (("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj"),
         ):
-            for part in parts:
+            for part in parts if qkv or "qkv" not in together else ():
                 whole = whole.replace(part, together)
         result[whole] = np.concatenate([result[whole], value]) if whole in result else value
     return result
@@ -306,6 +307,7 @@ def write_gguf(
     blocks: Callable[[str, int, int], tuple[str, npt.NDArray[np.uint8]] | None] | None = None,
     tensors_a_part: int = 0,
     empty_first_part: bool = False,
+    fused_qkv: bool | None = None,
 ) -> Path:
     """Write a GGUF file with the weights of :func:`write_hf_folder` and return its path.
 
@@ -319,13 +321,16 @@ def write_gguf(
         asked.
     blocks: given a matrix's GGUF name, rows and columns, returns storage type and bytes [rows, bytes of a
         row] to write in place of its weights, or None to leave them.
+    fused_qkv: store query, key and value projections of a layer in one tensor, as the converter can, or each
+        in its own; None: as the family does.
     """
     hf_config = tiny_config(**(config_overrides or {}))
     config = config_from_hf(hf_config)
     weights = tiny_weights(config, seed)
     if edit is not None:
         edit(weights)
-    values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {}) | dict(metadata or {})
+    values = gguf_metadata(config) | (gguf_tokenizer_metadata() if tokenizer else {})
+    values |= _factors(weights) | dict(metadata or {})
     family = FAMILIES[config.architecture]
     writer = gguf.GGUFWriter(
         path, family.gguf_name, split_max_tensors=tensors_a_part, small_first_shard=empty_first_part
@@ -340,11 +345,12 @@ def write_gguf(
         tables = {f"rope_factors_{k}.weight": np.array(v, np.float32) for k, v in divisors.items()}
         extra = {**tables, **(extra or {})}
     if config.architecture == "phi3":
-        weights = fused(weights)
+        weights = fused(weights, qkv=fused_qkv is not False)
     tensors = {
         gguf_tensor_name(name, family.gguf_name): converted(name, value, config)
         for name, value in with_gguf_experts(weights).items()
     }
+    tensors = _with_fused_qkv(tensors) if fused_qkv else tensors
     kind = gguf.GGMLQuantizationType[weight_type]
     for name, value in (tensors | dict(extra or {})).items():
         if value.ndim == 1:
@@ -358,6 +364,23 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path if path.exists() else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
+
+
+def _factors(weights: Weights) -> dict[str, list[float]]:
+    """Take the numbers of activations out of the weights and return them as metadata, a list of layers'."""
+    found: dict[str, list[float]] = {}
+    for name in [name for name in weights if ".act_fn." in name]:
+        found.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(float(weights.pop(name)[0]))
+    return found
+
+
+def _with_fused_qkv(tensors: Weights) -> Weights:
+    """Return a GGUF file's tensors with the three projections of each layer as one, biases too."""
+    result: Weights = {}
+    for name, value in tensors.items():
+        whole = re.sub(r"\.attn_[qkv]\.", ".attn_qkv.", name)
+        result[whole] = np.concatenate([result[whole], value]) if whole in result else value
+    return result
 
 
 def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
@@ -406,12 +429,33 @@ def gguf_metadata(config: LlamaConfig) -> dict[str, object]:
         values["logit_scale"] = 1 / config.logits_scaling
     if family.windows == "pattern":
         values["attention.sliding_window"] = config.sliding_window
+    values |= _metadata_of_some(config)
     caps = {"attn_logit_softcapping": form.attention_softcap, "final_logit_softcapping": form.logits_softcap}
     values |= {key: cap for key, cap in caps.items() if cap is not None}
     return {
         "general.type": "model",
         **{f"{family.gguf_name}.{key}": value for key, value in values.items() if value is not None},
     }
+
+
+def _metadata_of_some(config: LlamaConfig) -> dict[str, object]:
+    """Return what conversion writes for some families alone, as the converter's own runs show it."""
+    values: dict[str, object] = {}
+    if config.architecture in _PATTERN_IN_GGUF and config.layer_types:
+        pattern = [kind == "sliding_attention" for kind in config.layer_types]
+        values["attention.sliding_window_pattern"] = pattern
+    if config.form.sliding_rope is not None:
+        values["rope.freq_base_swa"] = config.form.sliding_rope.theta
+    if config.architecture == "nemotron":
+        values["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    if config.architecture == "ministral3":
+        values |= {
+            "rope.scaling.yarn_log_multiplier": 0.0,
+            "rope.scaling.yarn_beta_fast": config.rope.beta_fast,
+            "rope.scaling.yarn_beta_slow": config.rope.beta_slow,
+            "attention.temperature_scale": getattr(config.rope.query_scale, "beta", 0.0),
+        }
+    return values
 
 
 def gguf_tokenizer_metadata() -> dict[str, object]:

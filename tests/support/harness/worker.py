@@ -110,10 +110,15 @@ def make_worker(
     session: FakeSession | None = None,
     *,
     config: EngineConfig | None = None,
+    template: str | None = None,
     **manifest: object,
 ) -> Worker:
-    """Start a worker on a tiny artifact; keywords replace fields of its manifest."""
+    """Start a worker on a tiny artifact, maybe with another template; keywords replace fields of its
+    manifest.
+    """
     artifact = Artifact(folder=write_tiny_artifact(folder), manifest=tiny_manifest(**manifest))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
     fake = session or make_session()
     options = config or EngineConfig(prefill_chunk=4)
     prompts = PromptEncoder(

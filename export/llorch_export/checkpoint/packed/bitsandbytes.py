@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.checkpoint.codes import CodeRows, Codes
+from llorch_export.checkpoint.codes import CodeRows, Codes, Levels, ScaleTable
 from llorch_export.checkpoint.packed.base import (
     PackedMatrix,
     PackedModule,
@@ -88,7 +88,8 @@ def _nibbles(module: PackedModule, table: str) -> PackedMatrix:
     state = quant_state(module, table)
     rows, columns = module.shape
     weights = _as_bytes(module.part("weight"), -(-rows * columns // 2))
-    matrix = _Matrix(weights, columns, state, _scale_reader(module, state))
+    nested = None if state.nested is None else NestedScales.of(module, state.nested, _blocks(module, state))
+    matrix = _Matrix(weights, columns, state, _scale_reader(module, state, nested))
     group = math.gcd(columns, state.block)  # blocks go on in the next row where they do not fit
     approximate = nearest_codes(table)
     form = f"bitsandbytes {table.upper()}, 4 bits, blocks of {state.block}"
@@ -100,6 +101,8 @@ def _nibbles(module: PackedModule, table: str) -> PackedMatrix:
         scale_type="float32",
         read=lambda start, stop: matrix.codes(start, stop, group),
         rounding=approximate.rounding,
+        levels=Levels(approximate.values, approximate.codes),
+        scale_table=_scale_table(nested, approximate.step) if columns % state.block == 0 else None,
     )
     return PackedMatrix(f"{form}, their scales in 8 bits" if state.nested else form, matrix.values, codes)
 
@@ -115,12 +118,27 @@ def _as_bytes(place: StoredArray, count: int) -> StoredArray:
     )
 
 
-def _scale_reader(module: PackedModule, state: QuantState) -> Callable[[int, int], Floats]:
+def _blocks(module: PackedModule, state: QuantState) -> int:
+    """Return how many blocks of weights have a factor."""
+    return -(-math.prod(module.shape) // state.block)
+
+
+def _scale_table(nested: NestedScales | None, step: float) -> ScaleTable | None:
+    """Return the factors times ``step`` as the bytes that they are stored as; None: they are whole."""
+    if nested is None:
+        return None
+    factors = nested.factors * np.float32(step)
+    if not (np.isfinite(factors) & (factors != 0)).all():
+        return None
+    return ScaleTable(lambda: nested.table, factors, nested.nested.block, nested.nested.offset * step)
+
+
+def _scale_reader(
+    module: PackedModule, state: QuantState, nested: NestedScales | None
+) -> Callable[[int, int], Floats]:
     """Return a reader of the factors of blocks ``first`` to ``last`` (excluded)."""
     place = module.part("weight.absmax")
-    blocks = -(-math.prod(module.shape) // state.block)
-    place.require((blocks,), ("U8",) if state.nested else ("F32",))
-    nested = None if state.nested is None else NestedScales.of(module, state.nested, blocks)
+    place.require((_blocks(module, state),), ("F32",) if nested is None else ("U8",))
 
     def read(first: int, last: int) -> Floats:
         found = place.rows(first, last)
@@ -146,13 +164,13 @@ class _Matrix:
         return found.reshape(stop - start, self.columns)
 
     def codes(self, start: int, stop: int, group: int) -> CodeRows:
-        """Read rows as codes whose steps come nearest to the table."""
+        """Read rows as numbers of levels, with scales of the steps that come nearest to the table."""
         nearest = nearest_codes(self.state.table)
-        codes = nearest.codes[self._nibbles(start, stop)].reshape(stop - start, self.columns)
+        levels = self._nibbles(start, stop).reshape(stop - start, self.columns)
         starts = np.arange(start * self.columns, stop * self.columns, group) // self.state.block
         scales = self.scales(int(starts[0]), int(starts[-1]) + 1)[starts - starts[0]]
         scales *= np.float32(nearest.step)
-        return CodeRows(codes, scales.reshape(stop - start, -1), None)
+        return CodeRows(levels, scales.reshape(stop - start, -1), None)
 
     def _nibbles(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the codes of the table of some rows, flat."""

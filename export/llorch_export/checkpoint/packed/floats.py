@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.checkpoint.codes import CodeRows, Codes
+from llorch_export.checkpoint.codes import CodeRows, Codes, Levels, ScaleTable
 from llorch_export.checkpoint.packed.base import (
     FLOATS,
     PackedMatrix,
@@ -33,7 +33,7 @@ POWERS: Final = ("U8", "F8_E8M0")
 """Types that exponents of two are stored in."""
 _NIBBLES: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
 """Twice the value of each of the sixteen codes of E2M1."""
-_CODES: Final = (_NIBBLES + 128).astype(np.uint8)
+_LEVELS: Final = Levels(_NIBBLES.astype(np.float32), (_NIBBLES + 128).astype(np.uint8))
 _EXPONENT_BIAS: Final = 127
 _NO_EXPONENT: Final = 255  # of E8M0: not a number
 
@@ -50,17 +50,39 @@ def float8_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
 
 def float8(weights: StoredArray, grid: Grid, scales: Callable[[int, int], Floats]) -> PackedMatrix:
     """Return E4M3 [out, in] times ``scales``, which reads those of some outputs: [rows, blocks]."""
+    damaged = ArtifactError(
+        f"{weights.path}: tensor {weights.name} holds NaN; the weights are damaged, fetch them again"
+    )
 
     def load_rows(start: int, stop: int) -> Floats:
         values: Floats = weights.rows(start, stop).astype(np.float32)
         if not np.isfinite(values).all():
-            raise ArtifactError(
-                f"{weights.path}: tensor {weights.name} holds NaN; the weights are damaged, fetch them again"
-            )
+            raise damaged
         values *= grid.spread(scales(start, stop))
         return values
 
-    return PackedMatrix(f"floating point of 8 bits, {_said(grid)}", load_rows)
+    def read(start: int, stop: int) -> CodeRows:
+        found = weights.rows(start, stop)
+        if not np.isfinite(found.astype(np.float32)).all():
+            raise damaged
+        return CodeRows(found.view(np.uint8), scales(start, stop), None)
+
+    codes = Codes(
+        bits=8,
+        columns=grid.shape[1],
+        group=grid.columns,
+        symmetric=True,
+        scale_type="float32",
+        read=read,
+        levels=Levels(finite_values(weights.dtype), None),
+    )
+    return PackedMatrix(f"floating point of 8 bits, {_said(grid)}", load_rows, codes)
+
+
+def finite_values(dtype: np.dtype[np.generic]) -> Floats:
+    """Return the value of each of the 256 bytes of a type, and 0 for what is no number."""
+    values = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    return np.where(np.isfinite(values), values, np.float32(0))
 
 
 def float4_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatrix:
@@ -73,19 +95,59 @@ def float4_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
     grid = Grid.of(module.shape, scheme.block)
     grid.require(module, scales)
     if scheme.format == "nvfp4-pack-quantized":
-        scales.require(scales.shape, ("F8_E4M3",))
-        divided = _divided(grid, scales, module.part("weight_global_scale"))
-        return float4(weights, grid, divided, "NVFP4", "float32")
+        return nvfp4(weights, grid, scales, module.part("weight_global_scale"), divides=True)
     scales.require(scales.shape, POWERS)
-    return float4(weights, grid, powers(grid, scales), "MXFP4", "bfloat16")
+    return mxfp4(weights, grid, scales)
 
 
-def float4(
-    weights: StoredArray, grid: Grid, scales: Callable[[int, int], Floats], name: str, kind: ScaleType
+def mxfp4(weights: StoredArray, grid: Grid, scales: StoredArray) -> PackedMatrix:
+    """Return two of E2M1 in a byte, [out, in / 2], times powers of two that are stored by their exponents."""
+    return _float4(weights, grid, powers(grid, scales), _all_powers, "MXFP4", "bfloat16")
+
+
+def nvfp4(
+    weights: StoredArray, grid: Grid, scales: StoredArray, whole: StoredArray, *, divides: bool
+) -> PackedMatrix:
+    """Return two of E2M1 in a byte, [out, in / 2], times scales of E4M3, which ``whole``, a number for the
+    whole tensor, divides or multiplies. Raises ArtifactError.
+    """
+    scales.require(scales.shape, ("F8_E4M3",))
+    whole.require((1,) if whole.shape else (), ("F32",))
+
+    def applied(found: Floats) -> Floats:
+        number = whole.read().astype(np.float32).reshape(())
+        if divides and not (np.isfinite(number) and number > 0):
+            raise ArtifactError(
+                f"{whole.path}: tensor {whole.name} is {number}, expected a positive number; the weights "
+                "are damaged, fetch them again"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            return found / number if divides else found * number
+
+    def read(start: int, stop: int) -> Floats:
+        found = applied(grid.scales(scales, start, stop))
+        require_finite_scales(found, whole)
+        return found
+
+    def every_scale() -> Floats:
+        found = applied(finite_values(scales.dtype))
+        return np.where(np.isfinite(found), found, np.float32(0))
+
+    return _float4(weights, grid, read, every_scale, "NVFP4", "float32")
+
+
+def _float4(
+    weights: StoredArray,
+    grid: Grid,
+    scales: Callable[[int, int], Floats],
+    every_scale: Callable[[], Floats],
+    name: str,
+    kind: ScaleType,
 ) -> PackedMatrix:
     """Return two of E2M1 in a byte, [out, in / 2], times ``scales``, which reads those of some outputs.
 
-    name: of the format. kind: the narrowest type that holds all scales.
+    every_scale: gives those of the 256 bytes. name: of the format. kind: the narrowest type that holds all
+        scales.
     """
     matrix = _Float4(weights, scales, grid.shape[1])
     codes = Codes(
@@ -95,6 +157,8 @@ def float4(
         symmetric=True,
         scale_type=kind,
         read=matrix.read,
+        levels=_LEVELS,
+        scale_table=ScaleTable(lambda: every_scale() * np.float32(0.5)),
     )
     return from_codes(f"{name}, 4 bits of floating point, {_said(grid)}", codes)
 
@@ -109,7 +173,7 @@ class _Float4:
         """Read rows as :attr:`Codes.read` does; the lower half of a byte comes first."""
         data = self.weights.rows(start, stop).view(np.uint8)
         nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(stop - start, -1)[:, : self.columns]
-        return CodeRows(_CODES[nibbles], self.scales(start, stop) * np.float32(0.5), None)
+        return CodeRows(nibbles, self.scales(start, stop) * np.float32(0.5), None)
 
 
 def _said(grid: Grid) -> str:
@@ -139,21 +203,7 @@ def powers(grid: Grid, place: StoredArray) -> Callable[[int, int], Floats]:
     return read
 
 
-def _divided(grid: Grid, place: StoredArray, whole: StoredArray) -> Callable[[int, int], Floats]:
-    """Return a reader of scales that another one, of the whole tensor, divides."""
-    whole.require((1,) if whole.shape else (), ("F32",))
-
-    def read(start: int, stop: int) -> Floats:
-        divisor = whole.read().astype(np.float32).reshape(())
-        if not (np.isfinite(divisor) and divisor > 0):
-            raise ArtifactError(
-                f"{whole.path}: tensor {whole.name} is {divisor}, expected a positive number; the weights "
-                "are damaged, fetch them again"
-            )
-        scales = grid.scales(place, start, stop)
-        with np.errstate(over="ignore"):
-            found: Floats = scales / divisor
-        require_finite_scales(found, whole)
-        return found
-
-    return read
+def _all_powers() -> Floats:
+    """Return the power of two of each exponent, and 0 for what is no number."""
+    found = np.ldexp(np.float32(1), np.arange(_NO_EXPONENT) - _EXPONENT_BIAS).astype(np.float32)
+    return np.append(found, np.float32(0))

@@ -27,6 +27,7 @@ from llorch_export.checkpoint.packed.base import (
 )
 from llorch_export.checkpoint.packed.hqq_grid import CODES_A_WORD, HqqGrid, Piece, hqq_grid
 from llorch_export.checkpoint.packed.stored import StoredArray
+from llorch_export.checkpoint.packed.words import strided_codes
 from llorch_export.config.packed.hqq import HqqPacking
 from llorch_serve.errors import ArtifactError
 
@@ -70,7 +71,7 @@ class HqqReader:
             if grid.by_row
             else f"HQQ, {grid.bits} bits, groups of {grid.group} along outputs"
         )
-        return PackedMatrix(form, matrix.values, matrix.codes() if grid.by_row else None)
+        return PackedMatrix(form, matrix.values, matrix.codes() if grid.by_row else matrix.codes_across())
 
 
 def _words(module: PackedModule, grid: HqqGrid) -> StoredArray:
@@ -112,19 +113,18 @@ class _Matrix:
         return found.reshape(-1)
 
     def codes(self) -> Codes | None:
-        """Return the codes, if groups lie within outputs and all zero points are whole numbers of at most 8
-        bits.
-        """
+        """Return the codes, if groups lie within outputs."""
         columns, group = self.shape[1], self.grid.group
         if columns % group:
             return None
-        bounds = self._whole_zero_points()
-        if bounds is None:
+        low, high, whole = self._zero_points()
+        if not math.isfinite(low) or not math.isfinite(high):
             return None
-        low, high = bounds
-        fits = low >= 0 and high < 2**self.grid.bits and self.grid.bits > 1
+        fits = self.grid.bits > 1 and (not whole or (low >= 0 and high < 2**self.grid.bits))
         moved = 0 if fits else int(max(0, -low))
-        if max(high, 2**self.grid.bits - 1) + moved > 255:
+        if whole and max(high, 2**self.grid.bits - 1) + moved > 255:
+            whole, moved = False, 0
+        if not whole and self.grid.bits == 1:
             return None
 
         def read(start: int, stop: int) -> CodeRows:
@@ -134,41 +134,67 @@ class _Matrix:
             scales, points = (self._numbers(place, piece) for place in (self.scales, self.zeros))
             require_finite_scales(scales, self.scales)
             shape = (stop - start, columns // group)
-            return CodeRows(found, scales.reshape(shape), (points + moved).astype(np.uint8).reshape(shape))
+            points = points.reshape(shape)
+            zero_points = (points + moved).astype(np.uint8) if whole else points
+            return CodeRows(found, scales.reshape(shape), zero_points)
 
         return Codes(
-            bits=self.grid.bits if fits else 8,
+            bits=self.grid.bits if fits or not whole else 8,
             columns=columns,
             group=group,
             symmetric=False,
             scale_type=scale_type(self.scales),
             read=read,
+            zero_type=None if whole else scale_type(self.zeros),
         )
 
-    def _whole_zero_points(self) -> tuple[float, float] | None:
-        """Return the smallest and the largest zero point, or None if some are no whole numbers."""
-        low, high = math.inf, -math.inf
+    def codes_across(self) -> Codes | None:
+        """Return the codes whose groups lie along outputs, if those of a group lie the same number of outputs
+        apart.
+        """
+        (rows, columns), group = self.shape, self.grid.group
+        if rows % group:
+            return None
+        period = rows // group
+
+        def numbers(place: StoredArray, start: int, stop: int) -> Floats:
+            found: Floats = dataclasses.replace(place, shape=(period, columns)).read().astype(np.float32)
+            require_finite_scales(found, place)
+            return found[np.arange(start, stop) % period]
+
+        def read(start: int, stop: int) -> CodeRows:
+            pieces = self.grid.pieces(start * columns, stop * columns)
+            codes = np.concatenate([self._rows(piece).reshape(-1) for piece in pieces])
+            scales, zeros = (numbers(place, start, stop) for place in (self.scales, self.zeros))
+            return CodeRows(codes.reshape(stop - start, columns), scales, zeros)
+
+        return Codes(
+            bits=self.grid.bits,
+            columns=columns,
+            group=1,
+            symmetric=False,
+            scale_type=scale_type(self.scales),
+            read=read,
+            zero_type=scale_type(self.zeros),
+            across=group,
+        )
+
+    def _zero_points(self) -> tuple[float, float, bool]:
+        """Return the smallest and the largest zero point, and whether all are whole numbers."""
+        low, high, whole = math.inf, -math.inf, True
         for start in range(0, self.grid.rows, CHUNK_ELEMENTS):
             zeros = self.zeros.rows(start, min(start + CHUNK_ELEMENTS, self.grid.rows)).astype(np.float32)
-            if not np.isfinite(zeros).all() or (zeros != np.rint(zeros)).any():
-                return None
+            if not np.isfinite(zeros).all():
+                return -math.inf, math.inf, False
             low, high = min(low, float(zeros.min())), max(high, float(zeros.max()))
-        return low, high
+            whole = whole and bool((zeros == np.rint(zeros)).all())
+        return low, high, whole
 
     def _rows(self, piece: Piece) -> npt.NDArray[np.uint8]:
         """Return the codes of a piece of the grid."""
-        grid, flat = self.grid, dataclasses.replace(self.words, shape=(math.prod(self.words.shape),))
-        each, parts, row = CODES_A_WORD[grid.bits], [], piece.top
-        while row < piece.bottom:
-            place = row // grid.step
-            end = min(piece.bottom, (place + 1) * grid.step)
-            first, last = ((one - place * grid.step) * grid.columns for one in (row, end - 1))
-            words: npt.NDArray[np.int64] = flat.rows(first + piece.left, last + piece.right).astype(np.int64)
-            shift = (each - 1 - place) * grid.bits
-            codes = (words >> shift & (2**grid.bits - 1)).astype(np.uint8)
-            parts.append(codes.reshape(end - row, piece.right - piece.left))
-            row = end
-        return np.concatenate(parts)
+        shifts = range((CODES_A_WORD[self.grid.bits] - 1) * self.grid.bits, -1, -self.grid.bits)
+        rows, columns = (piece.top, piece.bottom), (piece.left, piece.right)
+        return strided_codes(self.words, self.grid.bits, shifts, rows, columns)
 
     def _numbers(self, place: StoredArray, piece: Piece) -> Floats:
         """Return the scales or zero points of a piece, [rows, 1] or [1, columns]."""

@@ -25,7 +25,7 @@ from llorch_export.checkpoint.packed.base import (
     require_finite_scales,
     scale_type,
 )
-from llorch_export.checkpoint.packed.floats import POWERS, float4, float8, powers, stored_scales
+from llorch_export.checkpoint.packed.floats import POWERS, float8, mxfp4, nvfp4, powers, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.packed.base import ONE_GROUP
@@ -160,19 +160,8 @@ def _float4(module: PackedModule, weight: StoredArray, scales: StoredArray) -> P
     grid = Grid.of_groups(module, scales)
     if _SECOND not in module.parts:
         scales.require(scales.shape, POWERS)
-        return float4(weight, grid, powers(grid, scales), "MXFP4", "bfloat16")
-    scales.require(scales.shape, ("F8_E4M3",))
-    whole = module.part(_SECOND)
-    whole.require((1,) if whole.shape else (), ("F32",))
-
-    def read(start: int, stop: int) -> Floats:
-        factor = whole.read().astype(np.float32).reshape(())
-        with np.errstate(over="ignore"):
-            found: Floats = grid.scales(scales, start, stop) * factor
-        require_finite_scales(found, whole)
-        return found
-
-    return float4(weight, grid, read, "NVFP4", "float32")
+        return mxfp4(weight, grid, scales)
+    return nvfp4(weight, grid, scales, module.part(_SECOND), divides=False)
 
 
 def _scaled_inputs(module: PackedModule, matrix: PackedMatrix, place: StoredArray) -> PackedMatrix:

@@ -17,6 +17,7 @@ from llorch_export.checkpoint.packed.gptq import GptqReader
 from llorch_export.checkpoint.packed.hqq import HqqReader
 from llorch_export.checkpoint.packed.modelopt import ModelOptReader
 from llorch_export.checkpoint.packed.mxfp4 import Mxfp4Reader
+from llorch_export.checkpoint.packed.quanto import QuantoReader
 from llorch_export.checkpoint.packed.quark import QuarkReader
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.packed.torchao import TorchAoReader
@@ -30,6 +31,7 @@ from llorch_export.config.packed.gptq import GptqPacking
 from llorch_export.config.packed.hqq import HqqPacking
 from llorch_export.config.packed.modelopt import ModelOptPacking
 from llorch_export.config.packed.mxfp4 import Mxfp4Packing
+from llorch_export.config.packed.quanto import QuantoPacking
 from llorch_export.config.packed.quark import QuarkPacking
 from llorch_export.config.packed.torchao import TorchAoPacking
 from llorch_serve.errors import ArtifactError
@@ -46,6 +48,7 @@ _READERS: Final[Mapping[type[Packing], Callable[[Any], PackedReader]]] = {
     ModelOptPacking: ModelOptReader,
     QuarkPacking: QuarkReader,
     Mxfp4Packing: Mxfp4Reader,
+    QuantoPacking: QuantoReader,
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from llorch_export.checkpoint.packed.base import PackedMatrix, PackedModule
-from llorch_export.checkpoint.packed.floats import float4, powers
+from llorch_export.checkpoint.packed.floats import mxfp4
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.config.packed.mxfp4 import Mxfp4Packing
 from llorch_serve.errors import ArtifactError
@@ -40,10 +40,8 @@ class Mxfp4Reader:
         codes.require((*blocks, _BLOCK // 2), ("U8",))
         scales.require(blocks, ("U8",))
         grid = Grid.of((rows, columns), (1, _BLOCK))
-        return float4(
+        return mxfp4(
             replace(codes, shape=(rows, columns // 2)),
             grid,
-            powers(grid, replace(scales, shape=(rows, columns // _BLOCK))),
-            "MXFP4",
-            "bfloat16",
+            replace(scales, shape=(rows, columns // _BLOCK)),
         )

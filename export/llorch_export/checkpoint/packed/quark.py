@@ -24,7 +24,7 @@ from llorch_export.checkpoint.packed.base import (
     require_finite_scales,
     scale_type,
 )
-from llorch_export.checkpoint.packed.floats import POWERS, float4, float8, powers, stored_scales
+from llorch_export.checkpoint.packed.floats import POWERS, float8, mxfp4, powers, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.packed.base import ONE_GROUP
@@ -65,7 +65,7 @@ class QuarkReader:
             rows, columns = module.shape
             weight.require((rows, -(-columns // 2)), ("U8",))
             scales.require(scales.shape, POWERS)
-            return float4(weight, grid, powers(grid, scales), "MXFP4", "bfloat16")
+            return mxfp4(weight, grid, scales)
         bits = 4 if scheme.kind.endswith("4") else 8
         if bits == 4:
             return self._nibbles(module, grid, scheme)

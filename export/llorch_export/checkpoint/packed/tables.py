@@ -45,10 +45,12 @@ _MIDDLE: Final = 128
 class NearestCodes:
     """Codes of 8 bits around 128 for each of sixteen values: ``step * (codes - 128)`` comes near them.
 
-    codes: uint8 [16]. rounding: the largest difference, where the table's largest value is 1.
+    codes: uint8 [16]. values: float32 [16], the table over ``step``. rounding: the largest difference, where
+        the largest value is 1.
     """
 
     codes: npt.NDArray[np.uint8]
+    values: npt.NDArray[np.float32]
     step: float
     rounding: float
 
@@ -57,7 +59,7 @@ class NearestCodes:
 def nearest_codes(table: str) -> NearestCodes:
     """Return the codes whose squared differences from the table have the smallest sum."""
     values = np.array(TABLES[table], np.float64)
-    best = NearestCodes(np.zeros(16, np.uint8), 1.0, np.inf)
+    best = NearestCodes(np.zeros(16, np.uint8), np.zeros(16, np.float32), 1.0, np.inf)
     least = np.inf
     for levels in np.arange(64, 127, 0.25):
         numbers = np.rint(values * levels)
@@ -65,5 +67,6 @@ def nearest_codes(table: str) -> NearestCodes:
         differences = numbers * step - values
         if (total := float(differences @ differences)) < least:
             codes = (numbers + _MIDDLE).astype(np.uint8)
-            least, best = total, NearestCodes(codes, step, float(np.abs(differences).max()))
+            exact = (values / step).astype(np.float32)
+            least, best = total, NearestCodes(codes, exact, step, float(np.abs(differences).max()))
     return best

@@ -4,6 +4,9 @@ out of numbers around zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,3 +59,29 @@ def around_zero(numbers: npt.NDArray[np.generic], bits: int, place: StoredArray)
             "model, fetch both again"
         )
     return numbers.astype(np.uint8) + np.uint8(half)
+
+
+def strided_codes(
+    words: StoredArray,
+    bits: int,
+    shifts: Sequence[int],
+    rows: tuple[int, int],
+    columns: tuple[int, int] | None = None,
+) -> Bytes:
+    """Return rows of codes; a word holds codes that lie as many rows apart as there are rows of words.
+
+    words: [step, columns]; the code of row ``r`` lies in row ``r % step``, ``shifts[r // step]`` bits up.
+    rows: from and to (excluded). columns: likewise, of one row; None: all of them.
+    """
+    step, wide = words.shape
+    left, right = columns or (0, wide)
+    flat, parts, (row, bottom) = replace(words, shape=(step * wide,)), [], rows
+    while row < bottom:
+        place = row // step
+        end = min(bottom, (place + 1) * step)
+        first, last = ((one - place * step) * wide for one in (row, end - 1))
+        stored: npt.NDArray[np.int64] = flat.rows(first + left, last + right).astype(np.int64)
+        codes = (stored >> shifts[place] & (2**bits - 1)).astype(np.uint8)
+        parts.append(codes.reshape(end - row, right - left))
+        row = end
+    return np.concatenate(parts)

@@ -14,7 +14,7 @@ from llorch_serve.errors import ArtifactError
 TYPES: Final = ("int4", "uint4", "int8", "uint8", "fp8_e4m3", "fp4")
 _GROUPINGS: Final = ("per_tensor", "per_channel", "per_group")
 _WILD: Final = frozenset("*?[")
-_MAX_WILD: Final = 512  # each name of a module is compared with each of them
+_MAX_WILD: Final = 2**14  # characters: each name of a module is compared with each pattern
 # How the weights were found, what runs them elsewhere, and what is seen from the tensors.
 _INERT: Final = (
     "quant_method",
@@ -85,9 +85,11 @@ def quark_packing(fields: Fields) -> QuarkPacking:
             names[name] = place, scheme
         else:
             patterns.append((name, place, scheme))
-    if len(patterns) > _MAX_WILD:
+    if sum(len(pattern) for pattern, _, _ in patterns) > _MAX_WILD:
+        wild = " ".join(sorted(_WILD))
         raise fields.wrong(
-            "layer_quant_config", f"at most {_MAX_WILD} patterns with {' '.join(sorted(_WILD))}"
+            "layer_quant_config",
+            f"patterns (with {wild}) of at most {_MAX_WILD} characters in all; list names of modules instead",
         )
     everywhere = fields.mapping("global_quant_config")
     otherwise = _scheme(everywhere, f"{fields.origin}: global_quant_config", notices)

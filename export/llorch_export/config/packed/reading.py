@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from llorch_export.config.fields import Fields
-from llorch_export.config.fp8 import Fp8Format, fp8_format, packed_weights
+from llorch_export.config.fp8 import QUANTO_FILE, Fp8Format, fp8_format, packed_weights
 from llorch_export.config.packed.auto_round import auto_round_packing
 from llorch_export.config.packed.awq import awq_packing
 from llorch_export.config.packed.base import Packing
@@ -17,6 +17,7 @@ from llorch_export.config.packed.gptq import gptq_packing
 from llorch_export.config.packed.hqq import hqq_packing
 from llorch_export.config.packed.modelopt import is_modelopt, modelopt_packing
 from llorch_export.config.packed.mxfp4 import mxfp4_packing
+from llorch_export.config.packed.quanto import quanto_packing, refuse_quanto_config
 from llorch_export.config.packed.quark import quark_packing
 from llorch_export.config.packed.torchao import torchao_packing
 
@@ -30,6 +31,7 @@ _METHODS: Final[Mapping[str, Callable[[Fields], Packing]]] = {
     "modelopt": modelopt_packing,
     "quark": quark_packing,
     "mxfp4": mxfp4_packing,
+    "quanto": refuse_quanto_config,
     "fbgemm_fp8": fbgemm_packing,
     "auto-round": auto_round_packing,
     "auto_round": auto_round_packing,
@@ -65,6 +67,8 @@ def read_packing_file(config: Mapping[str, object], *, name: str, origin: str) -
 
     Raises ArtifactError for any packing that is not understood.
     """
+    if name == QUANTO_FILE:
+        return quanto_packing(Fields(config, origin=origin))
     method = config.get("quant_method") or _FILES.get(name)
     reader = _METHODS.get(method) if isinstance(method, str) else None
     if reader is None:

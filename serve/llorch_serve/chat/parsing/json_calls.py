@@ -36,20 +36,22 @@ class ValueScanner:
     _depth: int = field(default=0, init=False)
     _in_string: bool = field(default=False, init=False)
 
-    def read(self, text: str, start: int) -> tuple[int, bool]:
+    def read(self, text: str, start: int, *, end: int | None = None, until: int = 0) -> tuple[int, bool]:
         """Take text from ``start`` on, first where the value begins; return how far it has been read, and
         whether the value ends there.
 
         What has not been read, a backslash at most, comes again with what follows it.
+
+        end: no further. until: how many brackets are open where what is read ends; 0: the value.
         """
-        at = start
-        while at < len(text):
-            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+        at, end = start, len(text) if end is None else end
+        while at < end:
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at, end)
             if found is None:
                 break
             mark = found[0]
             if mark == "\\":
-                if found.end() == len(text):  # what is escaped has not come yet
+                if found.end() == end:  # what is escaped has not come yet
                     return found.start(), False
                 at = found.end() + 1
                 continue
@@ -58,9 +60,23 @@ class ValueScanner:
                 self._in_string = not self._in_string
             else:
                 self._depth += 1 if mark in "{[" else -1
-                if self._depth == 0:
+                if self._depth == until and mark in "}]":
                     return at, True
-        return len(text), False
+        return end, False
+
+
+def first_bracket(text: str, start: int, end: int) -> int | None:
+    """Return where the first bracket outside strings is, or None; the text begins outside of them."""
+    in_string, at = False, start
+    while found := (_IN_STRING if in_string else _OUTSIDE).search(text, at, end):
+        at = found.end()
+        if found[0] == "\\":
+            at += 1
+        elif found[0] == '"':
+            in_string = not in_string
+        else:
+            return found.start()
+    return None
 
 
 def read_calls(text: str) -> tuple[ParsedCall, ...]:
@@ -83,7 +99,9 @@ def _read_call(data: bytes | msgspec.Raw) -> ParsedCall:
         raise msgspec.ValidationError("a call without name")
     arguments = call.get("arguments", call.get("parameters", msgspec.Raw(b"{}")))
     value = msgspec.json.decode(arguments)
-    if isinstance(value, str):  # an object written as text inside JSON
+    if value is None or (isinstance(value, str) and not value.strip()):  # as for a tool without parameters
+        text, value = "{}", {}
+    elif isinstance(value, str):  # an object written as text inside JSON
         text, value = value, msgspec.json.decode(value)
     else:
         text = bytes(arguments).decode()

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from llorch_serve.chat.parsing.markers import held_back, is_beginning, space_end
+from llorch_serve.text.stops import ThoughtMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,21 @@ class ReasoningFormat:
         return frozenset({self.begin, self.end, self.answer_begin, self.answer_end} - {""})
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedThought:
+    """What an answer may begin with. begun: the prompt ends inside the thought, as some templates have it;
+    else the model may begin one itself.
+    """
+
+    form: ReasoningFormat
+    begun: bool
+
+    @property
+    def marks(self) -> ThoughtMarks:
+        """What finds the thought in text."""
+        return ThoughtMarks(self.form.begin, self.form.end, self.begun)
+
+
 class _Place(enum.Enum):
     START = enum.auto()  # nothing but white space so far
     THOUGHTS = enum.auto()
@@ -47,12 +63,13 @@ class ReasoningParser:
 
     A character costs the same however much is held: white space that has been read is only kept.
 
-    begun: the prompt ends inside the thoughts, as some templates have it.
+    exact: white space behind the thoughts is part of what is said.
     """
 
-    def __init__(self, form: ReasoningFormat, *, begun: bool) -> None:
-        self._form = form
-        self._place = _Place.THOUGHTS if begun else _Place.START
+    def __init__(self, expected: ExpectedThought, *, exact: bool = False) -> None:
+        self._form = expected.form
+        self._place = _Place.THOUGHTS if expected.begun else _Place.START
+        self._exact = exact
         self._space: list[str] = []  # white space that may count yet
         self._unread = ""  # what may become a marker, and is looked at again with what follows it
         self._thought = False  # whether a thought has been told, after which white space counts
@@ -116,7 +133,8 @@ class ReasoningParser:
         return thoughts
 
     def _between(self) -> None:
-        self._take_space()
+        if not self._exact:
+            self._take_space()
         rest, mark = self._unread, self._form.answer_begin
         if mark and rest.startswith(mark):
             self._released()

@@ -12,6 +12,7 @@ from llorch_serve.chat.parsing.calls import CallFormat
 from llorch_serve.chat.parsing.reasoning import ReasoningFormat
 from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
 from llorch_serve.errors import UsageError
+from llorch_serve.structured.spec import CallWriting
 
 AUTO: Final = "auto"
 NONE: Final = "none"
@@ -34,10 +35,14 @@ F = TypeVar("F", CallFormat, ReasoningFormat)
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormats:
-    """How a model writes calls and thoughts; None: answers are text and nothing else."""
+    """How a model writes calls and thoughts; None: answers are text and nothing else.
+
+    writing: how a call that is required is written, where there is a format of calls.
+    """
 
     tools: CallFormat | None
     reasoning: ReasoningFormat | None
+    writing: CallWriting | None = None
 
     def markers(self, *, calls: bool) -> frozenset[str]:
         """Return the texts that must be seen, even where they are special tokens; those of calls only if
@@ -53,10 +58,9 @@ def choose_formats(template: str, *, tools: str = AUTO, reasoning: str = AUTO) -
     tools, reasoning: the name of a format; ``auto``: the first whose texts the template has; ``none``.
     Raises UsageError for other names.
     """
-    return AnswerFormats(
-        _choose(TOOL_FORMATS, tools, template, "--tool-format"),
-        _choose(REASONING_FORMATS, reasoning, template, "--reasoning-format"),
-    )
+    calls = _choose(TOOL_FORMATS, tools, template, "--tool-format")
+    thoughts = _choose(REASONING_FORMATS, reasoning, template, "--reasoning-format")
+    return AnswerFormats(calls, thoughts, None if calls is None else calls.writing(template))
 
 
 def _choose(formats: tuple[F, ...], asked: str, template: str, flag: str) -> F | None:

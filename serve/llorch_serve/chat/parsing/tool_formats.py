@@ -1,90 +1,16 @@
-"""The formats of calls: one row each, and how what follows their marker is read."""
+"""The formats of calls: one row each."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from typing import Final
 
-import msgspec
-
+from llorch_serve.chat.parsing.bodies import JsonBody, NamedBody
 from llorch_serve.chat.parsing.calls import CallFormat
-from llorch_serve.chat.parsing.json_calls import ParsedCall, ValueScanner, read_calls
-from llorch_serve.chat.parsing.markers import space_end
-from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.structured.spec import CallWriting
 
-# Beyond any name; a longer text without a brace is no call.
-_MAX_HEADER_CHARS: Final = 512
-_HEADER: Final = re.compile(r"([\w.:/-]+)(?:\[CALL_ID\]([A-Za-z0-9_-]+))?(?:\[ARGS\])?\s*")
-
-
-class JsonBody:
-    """An object or a list of objects, each a call."""
-
-    def __init__(self) -> None:
-        self._begun = False
-        self._scanner = ValueScanner()
-
-    def read(self, text: str, start: int) -> tuple[int, bool]:
-        """Take text from ``start`` on, see :class:`llorch_serve.chat.parsing.calls.BodyReader`."""
-        if not self._begun:
-            start = space_end(text, start)
-            if start == len(text):
-                return start, False
-            if text[start] not in "{[":
-                return start, True
-            self._begun = True
-        return self._scanner.read(text, start)
-
-    def calls(self, body: str) -> tuple[ParsedCall, ...]:
-        """Return the calls of the whole body; none if it is malformed."""
-        return read_calls(body.lstrip())
-
-
-class NamedBody:
-    """Mistral's: a list of calls, or a name, maybe an id, and an object of arguments."""
-
-    def __init__(self) -> None:
-        self._list: JsonBody | None = None
-        self._scanner = ValueScanner()
-        self._before = 0  # characters before the arguments, those of white space before the name among them
-        self._header: re.Match[str] | None = None
-
-    def read(self, text: str, start: int) -> tuple[int, bool]:
-        """Take text from ``start`` on, see :class:`llorch_serve.chat.parsing.calls.BodyReader`."""
-        if self._header is None and self._list is None:
-            begin = space_end(text, start)
-            self._before += begin - start
-            if begin == len(text):
-                return begin, False
-            if text[begin] not in "{[":
-                return self._read_header(text, begin)
-            self._list, start = JsonBody(), begin
-        return (self._list or self._scanner).read(text, start)
-
-    def _read_header(self, text: str, start: int) -> tuple[int, bool]:
-        latest = max(start, start + _MAX_HEADER_CHARS - self._before)
-        brace = text.find("{", start, latest)
-        if brace < 0:
-            return start, len(text) >= latest
-        self._header = _HEADER.fullmatch(text, start, brace)
-        if self._header is None:
-            return start, True
-        self._before += brace - start
-        return self._scanner.read(text, brace)
-
-    def calls(self, body: str) -> tuple[ParsedCall, ...]:
-        """Return the calls of the whole body; none if it is malformed."""
-        if self._list is not None:
-            return self._list.calls(body)
-        if self._header is None:
-            return ()
-        arguments = body[self._before :]
-        try:
-            msgspec.json.decode(arguments, type=dict[str, object])
-        except NOT_JSON:
-            return ()
-        return (ParsedCall(self._header[1], arguments, self._header[2] or ""),)
-
+_NAMED: Final = CallWriting("[TOOL_CALLS]", "[ARGS]", "", between="", quoted=False)
+_OBJECT: Final = CallWriting('{"name": ', ', "arguments": ', "}", between=", ")
 
 TOOL_FORMATS: Final = (
     CallFormat(
@@ -94,6 +20,11 @@ TOOL_FORMATS: Final = (
         end="",
         reader=NamedBody,
         inner_markers=("[CALL_ID]", "[ARGS]"),
+        writings=(
+            (("[ARGS]", "[CALL_ID]"), replace(_NAMED, id_marker="[CALL_ID]")),
+            (("[ARGS]",), _NAMED),
+            ((), replace(_OBJECT, before="[TOOL_CALLS][", behind="]")),
+        ),
     ),
     CallFormat(
         name="granite",
@@ -101,6 +32,7 @@ TOOL_FORMATS: Final = (
         begin="<|tool_call|>",
         end="",
         reader=JsonBody,
+        writings=(((), replace(_OBJECT, before="<|tool_call|>[", behind="]")),),
     ),
     CallFormat(
         name="llama3",
@@ -109,6 +41,8 @@ TOOL_FORMATS: Final = (
         end="",
         reader=JsonBody,
         bare=True,
+        # Its templates refuse a conversation with two calls at once.
+        writings=(((), replace(_OBJECT, middle=', "parameters": ', between=None)),),
     ),
     CallFormat(
         name="hermes",
@@ -117,5 +51,11 @@ TOOL_FORMATS: Final = (
         end="</tool_call>",
         reader=JsonBody,
         not_with=("<function=",),  # a dialect in XML
+        writings=(
+            (
+                (),
+                CallWriting('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>", between="\n"),
+            ),
+        ),
     ),
 )

@@ -27,7 +27,7 @@ from llorch_serve.http.openai_schema import ChatBody, JsonSchemaFormat, Response
 from llorch_serve.http.service import Plan
 from llorch_serve.http.translated.blocks import Findings, read_block
 from llorch_serve.http.translated.conversation import Conversation
-from llorch_serve.http.translated.planning import Translation, extras
+from llorch_serve.http.translated.planning import FieldNames, Translation, extras
 from llorch_serve.requests import ModelInfo
 
 _NAMES: Final = (
@@ -115,13 +115,9 @@ def _translate(body: CountBody, unknown: list[str] | None, **sampling: Any) -> T
         **sampling,
         **more_fields,
     )
-    names = (*_NAMES, ("response_format.json_schema", form_name), ("response_format", form_name))
-    return Translation(
-        chat,
-        found.origins,
-        (*names, ("tools[", "tools[")),
-        ignored=tuple(dict.fromkeys(findings.ignored)),
-    )
+    forms = (("response_format.json_schema", form_name), ("response_format", form_name))
+    names = FieldNames(found.origins, _NAMES + forms, "input_schema")
+    return Translation(chat, names, findings.told)
 
 
 def _is_prefilled(found: Conversation) -> bool:

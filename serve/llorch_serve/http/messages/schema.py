@@ -24,10 +24,13 @@ class Block(msgspec.Struct, kw_only=True):
 
 
 class TextBlock(Block, kw_only=True):
-    """Text. citations: none can be given to the model."""
+    """Text. citations: none can be given to the model. parsed_output: the text, as Anthropic's client reads
+    it.
+    """
 
     text: str
     citations: list[Any] | None = None
+    parsed_output: Any = None
 
 
 TEXT_BLOCKS: Final[dict[str, type[Block]]] = {"text": TextBlock}

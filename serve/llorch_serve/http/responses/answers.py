@@ -59,7 +59,7 @@ class ResponseAnswer:
         for change in self._segments.take(update):
             segment = change.segment
             if change.stage is Stage.CLOSED:
-                broken = cut and segment is self._segments.found[-1]
+                broken = segment.broken or (cut and segment is self._segments.found[-1])
                 item = self._item(segment, "incomplete" if broken else "completed")
                 self._done.append(item)
                 events += self._closing(segment, item)
@@ -206,7 +206,7 @@ def _message(segments: list[Segment]) -> Message:
     calls = [
         MessageCall(CalledFunction(segment.name, segment.text or "{}"), segment.call_id)
         for segment in segments
-        if segment.kind is SegmentKind.CALL
+        if segment.kind is SegmentKind.CALL and not segment.broken
     ]
     text = joined(SegmentKind.TEXT)
     return Message(

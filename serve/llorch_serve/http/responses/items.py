@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from llorch_serve.http.exchange import MAX_BODY_BYTES
 from llorch_serve.http.openai_schema import CalledFunction, ContentPart, Message, MessageCall
 from llorch_serve.http.responses.schema import (
     ITEMS,
@@ -47,6 +48,7 @@ def add_items(
 
     find: returns the JSON of an item that is kept here, by its id.
     """
+    referred = 0
     for index, raw in enumerate(items):
         if findings.is_full:
             return
@@ -58,6 +60,11 @@ def add_items(
                 found = f"found {item.id[:100]!r}, which is not kept here; send the item itself"
                 findings.refuse(f"{path}.id", found)
                 continue
+            referred += len(kept)
+            if referred > MAX_BODY_BYTES:
+                found = f"found items of more than {MAX_BODY_BYTES} bytes together, expected fewer"
+                findings.refuse(f"{path}.id", found)
+                return
             item = read_block(msgspec.Raw(kept), path, ITEMS, findings)
         if item is not None:
             _add(item, path, conversation, findings)

@@ -18,6 +18,9 @@ MAX_KEPT: Final = 1024
 MAX_KEPT_BYTES: Final = 64 * 2**20
 KEPT_S: Final = 3600.0
 
+_MESSAGE_BYTES: Final = 512  # beside its texts
+_CALL_BYTES: Final = 384
+
 
 @dataclass(slots=True)
 class Kept:
@@ -35,6 +38,15 @@ class Kept:
     items: dict[str, bytes] = field(default_factory=dict)
 
 
+def weight(message: Message) -> int:
+    """Return about how many bytes a message takes, whose content is a text or none."""
+    calls = message.tool_calls or ()
+    texts = [message.content, message.reasoning_content, *(call.function.arguments for call in calls)]
+    return (
+        _MESSAGE_BYTES + _CALL_BYTES * len(calls) + sum(len(text) for text in texts if isinstance(text, str))
+    )
+
+
 class KeptResponses:
     """All answers that are kept. now: a clock, in seconds."""
 
@@ -42,6 +54,7 @@ class KeptResponses:
         self._now = now
         self._lock = threading.Lock()
         self._kept: dict[str, Kept] = {}  # the oldest first
+        self._of_items: dict[str, str] = {}  # from an item's id to its answer's
         self._size = 0
 
     def begin(self, response_id: str, owner: str, messages: tuple[Message, ...], size: int) -> None:
@@ -57,9 +70,10 @@ class KeptResponses:
             kept = self._kept.get(response_id)
             if kept is None:
                 return
-            grown = len(document) + sum(map(len, items.values()))
+            grown = len(document) + sum(map(len, items.values())) + weight(answer)
             kept.messages = (*kept.messages, answer)
             kept.document, kept.items, kept.size = document, items, kept.size + grown
+            self._of_items |= dict.fromkeys(items, response_id)
             self._size += grown
             self._shrink()
 
@@ -81,8 +95,8 @@ class KeptResponses:
         """Return the JSON of an item of an answer that is kept for this caller."""
         with self._lock:
             self._shrink()
-            found = (kept.items.get(item_id) for kept in self._kept.values() if kept.owner == owner)
-            return next((item for item in found if item is not None), None)
+            kept = self._kept.get(self._of_items.get(item_id, ""))
+            return kept.items[item_id] if kept is not None and kept.owner == owner else None
 
     def delete(self, response_id: str, owner: str) -> bool:
         """Let go of a caller's answer; tell whether it was kept."""
@@ -103,4 +117,7 @@ class KeptResponses:
             self._drop(oldest)
 
     def _drop(self, response_id: str) -> None:
-        self._size -= self._kept.pop(response_id).size
+        dropped = self._kept.pop(response_id)
+        self._size -= dropped.size
+        for item_id in dropped.items:
+            del self._of_items[item_id]

@@ -16,7 +16,7 @@ from llorch_serve.http.fields import read_struct, refuse_fields
 from llorch_serve.http.openai_prompts import refuse
 from llorch_serve.http.openai_schema import ChatBody, ContentPart, JsonSchemaFormat, Message, ResponseFormat
 from llorch_serve.http.responses.items import add_items
-from llorch_serve.http.responses.kept import KeptResponses
+from llorch_serve.http.responses.kept import KeptResponses, weight
 from llorch_serve.http.responses.schema import (
     TOOLS,
     ChosenTools,
@@ -27,11 +27,20 @@ from llorch_serve.http.responses.schema import (
 from llorch_serve.http.service import Plan
 from llorch_serve.http.translated.blocks import Findings, read_block
 from llorch_serve.http.translated.conversation import Conversation
-from llorch_serve.http.translated.planning import Translation, extras
+from llorch_serve.http.translated.planning import FieldNames, Translation, extras
 from llorch_serve.requests import ModelInfo
 
 MAX_ECHOED_BYTES: Final = 2**16
-"""Of instructions, tools and forms that an answer repeats, as it is kept for as long as the answer takes."""
+"""Of the caller's words that an answer repeats, as they are kept for as long as the answer takes."""
+
+_UNTOLD: Final = {
+    "metadata": b"{}",
+    "reasoning": b"{}",
+    "text": b'{"format":{"type":"text"}}',
+    "tool_choice": b'"auto"',
+    "tools": b"[]",
+}
+"""What stands in the place of words that are too long, where their place may not be empty."""
 
 THOUGHTS: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -52,7 +61,6 @@ _NAMES: Final = (
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
     ("logprobs", "include"),
-    ("tools[", "tools["),
     ("messages", "input"),
 )
 
@@ -107,7 +115,8 @@ def read_response(
     translation = _translate(body, conversation, findings)
     echoed, created, wraps = _echoed(body), int(time.time()), THOUGHTS in (body.include or ())
     logprobs, model = bool(translation.chat.logprobs), body.model or info.names[0]
-    beginning = Beginning(caller.owner, tuple(conversation.messages), size + len(raw))
+    added = tuple(map(_flat, conversation.messages[len(known) :]))
+    beginning = Beginning(caller.owner, known + added, size + sum(map(weight, added)))
 
     def shape(response_id: str) -> ResponseShape:
         begins = [beginning] if body.store else []
@@ -116,6 +125,13 @@ def read_response(
         )
 
     return translation.plan("resp_", info, caller, shape)
+
+
+def _flat(message: Message) -> Message:
+    """Return a message whose content is one text, as it is read in the end, to be kept."""
+    if not isinstance(message.content, list):
+        return message
+    return msgspec.structs.replace(message, content="".join(part.text or "" for part in message.content))
 
 
 def _refuse_others(body: ResponsesBody, findings: Findings) -> None:
@@ -165,6 +181,7 @@ def _translate(body: ResponsesBody, conversation: Conversation, findings: Findin
         messages=instructed.messages,
         model=body.model,
         stream=body.stream,
+        stream_options=body.stream_options,
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -178,7 +195,7 @@ def _translate(body: ResponsesBody, conversation: Conversation, findings: Findin
         top_logprobs=body.top_logprobs,
         **more,
     )
-    return Translation(chat, instructed.origins, _NAMES, tuple(dict.fromkeys(findings.ignored)))
+    return Translation(chat, FieldNames(instructed.origins, _NAMES), findings.told)
 
 
 def _with_instructions(instructions: str | None, conversation: Conversation) -> Conversation:
@@ -187,7 +204,7 @@ def _with_instructions(instructions: str | None, conversation: Conversation) -> 
     Where the input itself begins with what a developer says, the two are one message: templates read the
     first alone as theirs, and some refuse a second.
     """
-    if instructions is None:
+    if not instructions:
         return conversation
     parts = [ContentPart("text", instructions)]
     rest = 0
@@ -245,38 +262,41 @@ def _chat_form(form: TextFormat) -> ResponseFormat:
 
 
 def _echoed(body: ResponsesBody) -> dict[str, Any]:
-    """Return the fields of a body that its answer repeats, the long ones where they are not too long."""
+    """Return the fields of a body that its answer repeats; what is in the caller's words, if that is not too
+    long.
+    """
     form = TextFormat("text") if body.text is None or body.text.format is None else body.text.format
     told = {
         name: value
         for name, value in msgspec.structs.asdict(form).items()
         if value not in (None, msgspec.Raw())
     }
-    long: dict[str, bytes] = {
-        "instructions": msgspec.json.encode(body.instructions),
-        "tools": msgspec.json.encode(body.tools or []),
-        "text": msgspec.json.encode({"format": told, "verbosity": "medium"}),
-    }
-    if sum(map(len, long.values())) > MAX_ECHOED_BYTES:
-        long = {"instructions": b"null", "tools": b"[]", "text": b'{"format":{"type":"text"}}'}
     effort = None if body.reasoning is None else body.reasoning.effort
-    return {
-        **{name: msgspec.Raw(value) for name, value in long.items()},
-        "background": False,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
+    words: dict[str, Any] = {
+        "instructions": body.instructions,
         "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": body.safety_identifier,
+        "text": {"format": told, "verbosity": "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "user": body.user,
+    }
+    encoded = {name: msgspec.json.encode(value) for name, value in words.items()}
+    if sum(map(len, encoded.values())) > MAX_ECHOED_BYTES:
+        encoded = dict.fromkeys(words, b"null") | _UNTOLD
+    return {
+        **{name: msgspec.Raw(value) for name, value in encoded.items()},
+        "background": False,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
         "service_tier": "default",
         "store": body.store,
         "temperature": body.temperature,
-        "tool_choice": body.tool_choice or "auto",
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": "disabled",
-        "user": body.user,
     }

@@ -41,8 +41,11 @@ class ResponseRoutes:
             self._read, functools.partial(ResponseAnswer, kept=self._kept), Problem.openai
         )
 
-    async def find(self, request: Request) -> Response:
-        """GET /v1/responses/ID: an answer that is kept."""
+    async def one(self, request: Request) -> Response:
+        """/v1/responses/ID: GET an answer that is kept, or DELETE it."""
+        return self._delete(request) if request.method == "DELETE" else self._find(request)
+
+    def _find(self, request: Request) -> Response:
         asked = [name for name in ("stream", "starting_after") if name in request.query_params]
         if asked:
             found = f"{asked[0]} was asked for, but an answer that is kept comes whole; leave it out"
@@ -53,8 +56,7 @@ class ResponseRoutes:
             raise _not_kept(name)
         return Response(kept.document, media_type="application/json")
 
-    async def delete(self, request: Request) -> Response:
-        """DELETE /v1/responses/ID: let go of an answer."""
+    def _delete(self, request: Request) -> Response:
         name = request.path_params["response_id"]
         if not self._kept.delete(name, _owner(request)):
             raise _not_kept(name)

@@ -17,12 +17,15 @@ from llorch_serve.http.translated.planning import Extras
 
 
 class ItemText(msgspec.Struct):
-    """Text that the model is given, or wrote. annotations, logprobs: of the latter."""
+    """Text that the model is given, or wrote. annotations, logprobs: of the latter. parsed: the same, as
+    OpenAI's client reads it.
+    """
 
     text: str
     type: str | None = None
     annotations: Any = None
     logprobs: Any = None
+    parsed: Any = None
 
 
 class ThoughtText(msgspec.Struct):
@@ -56,11 +59,14 @@ class MessageItem(Item, kw_only=True):
 
 
 class FunctionCall(Item, kw_only=True):
-    """A call that the assistant made; arguments is JSON text of an object."""
+    """A call that the assistant made; arguments is JSON text of an object. parsed_arguments: the same, as
+    OpenAI's client reads them.
+    """
 
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None
     namespace: str | None = None
     caller: Any = None
 

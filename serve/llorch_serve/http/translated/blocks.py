@@ -37,6 +37,11 @@ class Findings:
         """Whether more has been found than is listed, so that no more need be looked for."""
         return len(self.bad) > MAX_LISTED
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The first of what has no effect, each name once."""
+        return tuple(dict.fromkeys(self.ignored))[:MAX_LISTED]
+
     def refuse(self, name: str, found: str) -> None:
         """Note what a field is refused for."""
         self.bad.append(FieldViolation(name, found))

@@ -60,17 +60,37 @@ def extras(body: Extras, thinking: dict[str, Any], findings: Findings) -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
-class Translation:
-    """A body as a chat.
+class FieldNames:
+    """An API's own names for a chat's fields.
 
-    origins: for each message, the name of what it was made from.
-    names: from beginnings of a chat's field names to the API's own; the first that fits counts.
-    ignored: fields that the body has and that have no effect here, for the answer to tell.
+    messages: for each message, the name of what it was made from.
+    beginnings: from beginnings of a chat's names to the API's; the first that fits counts.
+    parameters: what a tool's schema is called.
     """
 
+    messages: tuple[str, ...]
+    beginnings: tuple[tuple[str, str], ...]
+    parameters: str = "parameters"
+
+    def own(self, field: str) -> str:
+        """Return the API's name for a chat's."""
+        found = _MESSAGE.fullmatch(field)
+        if found is not None and int(found[1]) < len(self.messages):
+            return self.messages[int(found[1])]
+        if field.startswith("tools["):
+            return field.replace(".function.parameters", f".{self.parameters}", 1).replace(".function", "", 1)
+        for beginning, own in self.beginnings:
+            if field.startswith(beginning):
+                return own + field.removeprefix(beginning)
+        return field
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A body as a chat. ignored: fields that it has and that have no effect here, for the answer to tell."""
+
     chat: ChatBody
-    origins: tuple[str, ...]
-    names: tuple[tuple[str, str], ...]
+    names: FieldNames
     ignored: tuple[str, ...] = ()
 
     def plan(self, prefix: str, info: ModelInfo, caller: Caller, detail: Callable[[str], Any]) -> Plan:
@@ -78,28 +98,15 @@ class Translation:
 
         Raises InvalidRequestError or ModelMismatchError.
         """
-        origins, names = self.origins, self.names  # and not the chat, which a plan must not keep
+        own = self.names.own  # and not the chat, which a plan must not keep
         try:
             plan = plan_chat(self.chat, info, caller, prefix)
         except InvalidRequestError as error:
-            bad = [FieldViolation(_own(v.field, origins, names), v.description) for v in error.violations]
+            bad = [FieldViolation(own(v.field), v.description) for v in error.violations]
             raise InvalidRequestError(bad) from error
         (request,) = plan.requests
         chat_names = plan.answer.names
         answer = AnswerPlan(
-            plan.answer.stream,
-            lambda field: _own(chat_names(field), origins, names),
-            detail(request.request_id),
+            plan.answer.stream, lambda field: own(chat_names(field)), detail(request.request_id)
         )
         return Plan((request,), answer)
-
-
-def _own(field: str, origins: tuple[str, ...], names: tuple[tuple[str, str], ...]) -> str:
-    """Return the API's own name for a chat's field."""
-    found = _MESSAGE.fullmatch(field)
-    if found is not None and int(found[1]) < len(origins):
-        return origins[int(found[1])]
-    for beginning, own in names:
-        if field.startswith(beginning):
-            return own + field.removeprefix(beginning).replace(".function", "", 1)
-    return field

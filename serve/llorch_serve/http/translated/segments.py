@@ -24,7 +24,7 @@ class SegmentKind(enum.Enum):
 @dataclass(slots=True)
 class Segment:
     """A part of an answer of one kind. place: from 0, in the answer. call_id, name: of a call, whose pieces
-    are its arguments as JSON text.
+    are its arguments as JSON text. broken: the call broke off, and is told as text too.
     """
 
     kind: SegmentKind
@@ -33,6 +33,7 @@ class Segment:
     name: str = ""
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    broken: bool = False
 
     @property
     def text(self) -> str:
@@ -72,6 +73,9 @@ class Segments:
         one segment.
         """
         changes: list[Change] = []
+        broken = {call.index for call in update.tool_calls if call.broken}
+        if self._open and self.found[-1].kind is SegmentKind.CALL:
+            self.found[-1].broken = self._call in broken
         if update.reasoning:
             changes += self._grow(SegmentKind.THOUGHT, update.reasoning)
         if update.text:
@@ -81,6 +85,8 @@ class Segments:
             silent = not (update.reasoning or update.tool_calls)
             self._pending = self._pending + update.logprobs if silent else ()
         for call in update.tool_calls:
+            if call.index in broken:  # one that nobody has been told of is text alone
+                continue
             if call.index != self._call:
                 changes += self._begin(Segment(SegmentKind.CALL, len(self.found), call.id, call.name))
                 self._call = call.index

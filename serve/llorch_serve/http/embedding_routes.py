@@ -1,0 +1,149 @@
+"""POST /v1/embeddings: a vector for each of some texts, as OpenAI's clients ask for them.
+
+Input: a text, token ids, or a list of either. Output: the vectors in their order, as numbers or as base64 of
+little-endian float32.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from llorch_serve.calls.callers import Caller
+from llorch_serve.calls.live_call import LiveCall, check_completed
+from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.fields import read_struct
+from llorch_serve.http.ignored_fields import noting
+from llorch_serve.http.openai_requests import check_model
+from llorch_serve.http.problems import Problem
+from llorch_serve.http.service import AnswerPlan, Plan
+from llorch_serve.http.unknown_fields import UnknownFields
+from llorch_serve.requests import EmbedRequest, ModelInfo, TextEmbedding, TextPrompt, TokenPrompt
+from llorch_serve.worker.embeddings import MAX_TEXTS
+
+_PREFIX: Final = "embd-"
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True):
+    """POST /v1/embeddings. Absent and null are the same.
+
+    truncate_prompt_tokens: beyond OpenAI's schema: cut texts that have more tokens; -1: than the context
+        holds.
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    # Without effect on the answer.
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the answer says beside the vectors, and how they are written. ignored: fields that were left
+    aside.
+    """
+
+    model: str
+    in_base64: bool
+    ignored: tuple[str, ...]
+
+
+class EmbeddingsDialect:
+    """POST /v1/embeddings. Implements :class:`llorch_serve.http.service.Dialect`.
+
+    unknown: what becomes of fields that the route does not know.
+    """
+
+    def __init__(self, unknown: UnknownFields = UnknownFields.REFUSE) -> None:
+        self._read = noting(_read, unknown)
+
+    def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
+        """Return what a body asks for. Raises InvalidRequestError or ModelMismatchError."""
+        return self._read(raw, info, caller)
+
+    async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
+        """Take the vectors and send them."""
+        (call,) = calls
+        updates = sorted(await call.take(), key=lambda update: update.index)
+        for update in updates:
+            check_completed(update)
+        found = [update.embedding for update in updates if update.embedding is not None]
+        await exchange.send_json(_answer(plan.detail, found))
+
+    def refusal(self, problem: Problem) -> object:
+        """Return the body of a refusal."""
+        return problem.openai()
+
+    async def send_failure(self, problem: Problem, exchange: Exchange) -> None:
+        """Nothing is sent in parts, so nothing fails in the middle."""
+
+
+def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None) -> Plan:
+    body = read_struct(raw, EmbeddingsBody, ignored)
+    check_model(body.model, info)
+    request = EmbedRequest(
+        f"{_PREFIX}{secrets.token_hex(12)}",
+        _texts(body.input),
+        dimensions=body.dimensions,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        client_id=caller.client,
+        correlation_id=caller.correlation_id,
+        traceparent=caller.traceparent,
+    )
+    name = body.model or info.names[0]
+    shape = _Shape(name, body.encoding_format == "base64", tuple(ignored or ()))
+    return Plan((request,), AnswerPlan(False, _own_name, shape))
+
+
+def _texts(given: str | list[str | int | list[int]]) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the texts of a body. Raises InvalidRequestError for lists of several kinds, and empty ones."""
+    if isinstance(given, str):
+        return (TextPrompt(given),)
+    kinds = {type(item) for item in given}
+    if len(kinds) != 1:
+        found = "found an empty list or one of several kinds, expected texts, token ids or lists of token ids"
+        raise InvalidRequestError([FieldViolation("input", found)])
+    if kinds == {int}:
+        return (TokenPrompt(tuple(item for item in given if isinstance(item, int))),)
+    if len(given) > MAX_TEXTS:
+        found = f"found {len(given)} texts, expected 1 to {MAX_TEXTS}"
+        raise InvalidRequestError([FieldViolation("input", found)])
+    return tuple(
+        TextPrompt(item) if isinstance(item, str) else TokenPrompt(tuple(item))
+        for item in given
+        if not isinstance(item, int)
+    )
+
+
+def _own_name(field: str) -> str:
+    """Return a field's name in the body."""
+    return f"input{field.removeprefix('inputs')}" if field.startswith("inputs") else field
+
+
+def _answer(shape: _Shape, found: list[TextEmbedding]) -> dict[str, Any]:
+    tokens = sum(each.token_count for each in found)
+    return {
+        "object": "list",
+        "model": shape.model,
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _written(each, in_base64=shape.in_base64)}
+            for index, each in enumerate(found)
+        ],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        **({"llorch": {"ignored": list(shape.ignored)}} if shape.ignored else {}),
+    }
+
+
+def _written(embedding: TextEmbedding, *, in_base64: bool) -> str | list[float]:
+    if in_base64:
+        return base64.b64encode(embedding.values.astype("<f4").tobytes()).decode()
+    numbers: list[float] = embedding.values.tolist()
+    return numbers
