@@ -38,10 +38,23 @@ such thing, or it is another row of the same library.
 
 """
 
+TAIL: Final = """
+## Refused, and why
+
+- Images, audio and files in messages: the models that are served read text. The error names the part.
+- `functions` and `function_call`, which `tools` replaced; `prediction`, `suffix`, `web_search_options`,
+  `verbosity`: nothing here can do what they ask for. [All fields](http.md#openais-fields).
+- What llorch does not know is refused by its name, unless the worker was started with
+  [`--unknown-fields ignore`](http.md#fields-that-llorch-does-not-know).
+- Open WebUI is not run here: it pins 109 packages, among them other versions of onnxruntime and transformers.
+  It asks for `/v1/models` and streams `/v1/chat/completions`, as the clients above do; its container reaches
+  a worker by [`--allowed-host host.docker.internal`](http.md#names-hosts-and-browsers).
+"""
+
 
 def written(found: Sequence[Shown]) -> str:
     """Return the page."""
-    lines = [HEAD, *_table(found), "\n## Beyond\n\n", *_beyond(found)]
+    lines = [HEAD, *_table(found), "\n## Beyond\n\n", *_beyond(found), TAIL]
     return "".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -31,7 +32,13 @@ config = Path("proxy.json")
 config.write_text(
     json.dumps({"model_list": entries, "litellm_settings": {"num_retries": 0}}), encoding="utf-8"
 )
-variables = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}
+master = secrets.token_hex(32)
+variables = {
+    **os.environ,
+    "LITELLM_MASTER_KEY": f"sk-{master}",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+}
 command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
 command += ["--host", "127.0.0.1", "--port", str(port)]
 with Path("proxy.log").open("w", encoding="utf-8") as log:
@@ -45,7 +52,7 @@ try:
         except OSError:
             assert proxy.poll() is None, Path("proxy.log").read_text(encoding="utf-8")[-2000:]
             time.sleep(0.2)
-    client = openai.OpenAI(base_url=f"{base}/v1", api_key=KEY, max_retries=0)
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key=f"sk-{master}", max_retries=0)
     create = client.chat.completions.create
     show(partial(create, model="real"), partial(create, model="scripted"))
 finally:
