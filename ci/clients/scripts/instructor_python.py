@@ -26,7 +26,7 @@ def verdict(served: Served, mode: instructor.Mode, **more: object) -> object:
         ],
         response_model=Verdict,
         max_retries=0,
-        **{"max_tokens": 80, "temperature": 0, **more},
+        **{"max_tokens": 400, "temperature": 0, **more},
     )
 
 

@@ -63,7 +63,7 @@ def structured(method: str) -> object:
 
 def json_mode() -> dict:
     model = real.with_structured_output(None, method="json_mode")
-    return model.invoke("Give a person with a name and an age as JSON.")
+    return model.invoke('Answer with this JSON: {"city": "Paris"}')
 
 
 def usage() -> dict:
