@@ -223,7 +223,11 @@ REFUSED = [
     (Regex("("), "sampling.regex", "unclosed group"),
     (Regex("(?=a)b"), "sampling.regex", "look-ahead"),
     (JsonSchema('{"type": "strin"}'), "sampling.json_schema", "strin"),
-    (JsonSchema('{"type": "array", "uniqueItems": true}'), "sampling.json_schema", "uniqueItems"),
+    (
+        JsonSchema('{"type": "array", "uniqueItems": true}'),
+        "sampling.json_schema.uniqueItems",
+        "uniqueItems",
+    ),
     (JsonSchema('{"$ref": "http://example.com/x"}'), "sampling.json_schema", "example.com"),
     (JsonSchema("{"), "sampling.json_schema", "not JSON"),
     (Grammar("start: missing"), "sampling.grammar", "missing"),
