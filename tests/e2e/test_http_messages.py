@@ -390,6 +390,8 @@ def test_a_token_is_taken_from_either_header():
             assert ask(client).content[0].text == "w0 w1 w2 "
         with anthropic.Anthropic(base_url=front.base, auth_token="open sesame", api_key=None) as client:
             assert ask(client).content[0].text == "w0 w1 w2 "
+        both = {"Authorization": "Bearer old", "x-api-key": "open sesame"}
+        assert send(front.port, "GET", "/v1/models", headers=both).status == 200
         with client_of(front, "open") as client, pytest.raises(anthropic.AuthenticationError) as caught:
             ask(client)
         assert caught.value.body["error"]["type"] == "authentication_error"

@@ -13,7 +13,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError, NonFiniteLo
 from llorch_serve.http.fields import MAX_LISTED
 from llorch_serve.http.responses import items
 from llorch_serve.http.responses.items import wrapped_thoughts
-from llorch_serve.http.responses.reading import MAX_ECHOED_BYTES
+from llorch_serve.http.responses.shape import MAX_ECHOED_BYTES
 from llorch_serve.http.settings import HttpSettings
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ChatMessage, ToolCall, ToolCallDelta, ToolChoice, ToolMode
@@ -183,7 +183,7 @@ def test_items_reach_the_template(served):
         ChatMessage("tool", "noon", tool_call_id="c2"),
         ChatMessage("assistant", "It rains."),
         ChatMessage("assistant", "At noon."),
-        ChatMessage("assistant", "", reasoning_content="Hm"),
+        ChatMessage("assistant", None, reasoning_content="Hm"),
         ChatMessage("user", "Thanks"),
     )
     assert [json.loads(tool) for tool in prompt.tools] == [

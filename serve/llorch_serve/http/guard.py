@@ -66,10 +66,13 @@ class Access:
         """Return who asks, empty where that cannot be told. Raises HttpError for what is refused."""
         if self.tokens is None:
             return exchange.holder
-        shown = bearer_token(exchange.header("authorization")) or exchange.header("x-api-key")
-        caller = _token_name(self.tokens, shown)
+        shown = (bearer_token(exchange.header("authorization")), exchange.header("x-api-key"))
+        names = (_token_name(self.tokens, token) for token in shown)
+        caller = next((name for name in names if name is not None), None)
         if caller is None and path not in self.open_paths:
-            found = "no token, or a wrong one; send the header Authorization: Bearer TOKEN"
+            found = (
+                "no token, or a wrong one; send the header Authorization: Bearer TOKEN, or x-api-key: TOKEN"
+            )
             raise HttpError(401, "invalid_api_key", found, (("WWW-Authenticate", "Bearer"),))
         return exchange.holder or caller or ""
 

@@ -20,7 +20,7 @@ from llorch_serve.http.openai_schema import CalledFunction, Message, MessageCall
 from llorch_serve.http.problems import Problem
 from llorch_serve.http.responses.items import wrapped_thoughts
 from llorch_serve.http.responses.kept import KeptResponses
-from llorch_serve.http.responses.reading import ResponseShape
+from llorch_serve.http.responses.shape import ResponseShape
 from llorch_serve.http.translated.answering import Event
 from llorch_serve.http.translated.segments import Change, Segment, SegmentKind, Segments, Stage
 from llorch_serve.requests import Completion, GenerationUpdate

@@ -6,7 +6,6 @@ Input: the raw body, and the answers that are kept. Output: a plan. Items become
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -24,23 +23,12 @@ from llorch_serve.http.responses.schema import (
     ResponsesBody,
     TextFormat,
 )
+from llorch_serve.http.responses.shape import Beginning, ResponseShape, echoed
 from llorch_serve.http.service import Plan
 from llorch_serve.http.translated.blocks import Findings, read_block
 from llorch_serve.http.translated.conversation import Conversation
 from llorch_serve.http.translated.planning import FieldNames, Translation, extras
 from llorch_serve.requests import ModelInfo
-
-MAX_ECHOED_BYTES: Final = 2**16
-"""Of the caller's words that an answer repeats, as they are kept for as long as the answer takes."""
-
-_UNTOLD: Final = {
-    "metadata": b"{}",
-    "reasoning": b"{}",
-    "text": b'{"format":{"type":"text"}}',
-    "tool_choice": b'"auto"',
-    "tools": b"[]",
-}
-"""What stands in the place of words that are too long, where their place may not be empty."""
 
 THOUGHTS: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -65,37 +53,6 @@ _NAMES: Final = (
 )
 
 
-@dataclass(slots=True)
-class Beginning:
-    """The conversation that an answer goes on from, until the answer begins; then it is kept, or not.
-
-    size: bytes.
-    """
-
-    owner: str
-    messages: tuple[Message, ...]
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseShape:
-    """What an answer says beside what was generated.
-
-    echoed: fields of the body that the answer repeats. wraps: thoughts come as ``encrypted_content`` too.
-    logprobs: texts come with those of their tokens. ignored: fields of the body without effect.
-    beginning: empty unless the answer is to be kept; taken out once.
-    """
-
-    response_id: str
-    created: int
-    model: str
-    echoed: dict[str, Any]
-    wraps: bool
-    logprobs: bool
-    ignored: tuple[str, ...]
-    beginning: list[Beginning] = field(default_factory=list)
-
-
 def read_response(
     kept: KeptResponses, raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None = None
 ) -> Plan:
@@ -113,7 +70,7 @@ def read_response(
     else:
         add_items(body.input, conversation, findings, lambda name: kept.find_item(name, caller.owner))
     translation = _translate(body, conversation, findings)
-    echoed, created, wraps = _echoed(body), int(time.time()), THOUGHTS in (body.include or ())
+    repeated, created, wraps = echoed(body), int(time.time()), THOUGHTS in (body.include or ())
     logprobs, model = bool(translation.chat.logprobs), body.model or info.names[0]
     added = tuple(map(_flat, conversation.messages[len(known) :]))
     beginning = Beginning(caller.owner, known + added, size + sum(map(weight, added)))
@@ -121,7 +78,7 @@ def read_response(
     def shape(response_id: str) -> ResponseShape:
         begins = [beginning] if body.store else []
         return ResponseShape(
-            response_id, created, model, echoed, wraps, logprobs, translation.ignored, begins
+            response_id, created, model, repeated, wraps, logprobs, translation.ignored, begins
         )
 
     return translation.plan("resp_", info, caller, shape)
@@ -259,44 +216,3 @@ def _chat_form(form: TextFormat) -> ResponseFormat:
     if form.type != "json_schema":
         return ResponseFormat(form.type)
     return ResponseFormat(form.type, JsonSchemaFormat(form.schema))
-
-
-def _echoed(body: ResponsesBody) -> dict[str, Any]:
-    """Return the fields of a body that its answer repeats; what is in the caller's words, if that is not too
-    long.
-    """
-    form = TextFormat("text") if body.text is None or body.text.format is None else body.text.format
-    told = {
-        name: value
-        for name, value in msgspec.structs.asdict(form).items()
-        if value not in (None, msgspec.Raw())
-    }
-    effort = None if body.reasoning is None else body.reasoning.effort
-    words: dict[str, Any] = {
-        "instructions": body.instructions,
-        "metadata": body.metadata or {},
-        "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": effort, "summary": None},
-        "safety_identifier": body.safety_identifier,
-        "text": {"format": told, "verbosity": "medium"},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
-        "user": body.user,
-    }
-    encoded = {name: msgspec.json.encode(value) for name, value in words.items()}
-    if sum(map(len, encoded.values())) > MAX_ECHOED_BYTES:
-        encoded = dict.fromkeys(words, b"null") | _UNTOLD
-    return {
-        **{name: msgspec.Raw(value) for name, value in encoded.items()},
-        "background": False,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "service_tier": "default",
-        "store": body.store,
-        "temperature": body.temperature,
-        "top_logprobs": body.top_logprobs or 0,
-        "top_p": body.top_p,
-        "truncation": "disabled",
-    }
