@@ -288,7 +288,7 @@ def test_the_choice_of_tools_reaches_the_generator(served, choice, read):
     ask(served[2], tools=[WEATHER], tool_choice=choice)
     ask(served[2], tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     prompt, alone = (request.prompt for request in served[1].submitted)
-    assert (prompt.tool_choice, prompt.parallel_tool_calls) == (read, True)
+    assert (prompt.tool_choice, prompt.parallel_tool_calls) == (read, choice["type"] != "tool")
     assert (alone.tool_choice, alone.parallel_tool_calls) == (ToolChoice(), False)
 
 

@@ -89,6 +89,18 @@ def test_a_text_that_is_empty_is_none(name: str) -> None:
     assert chat(messages=[HELLO | {name: ""}]) == chat()
 
 
+@pytest.mark.parametrize("empty", [{"refusal": None}, {"a": {"b": [], "c": ""}}, [None], [[{}]]])
+def test_what_holds_nothing_asks_for_nothing(empty: object) -> None:
+    assert chat(messages=[HELLO | {"provider_specific_fields": empty}]) == chat()
+
+
+@pytest.mark.parametrize("held", [{"refusal": "no"}, {"a": {"b": [0]}}, [False], "[" * 200 + "]" * 200])
+def test_what_holds_something_is_named(held: object) -> None:
+    value = json.loads(held) if isinstance(held, str) else held
+    field = "messages[0].provider_specific_fields"
+    assert list(refused(messages=[HELLO | {"provider_specific_fields": value}])) == [field]
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [

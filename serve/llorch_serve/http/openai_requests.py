@@ -27,7 +27,7 @@ from llorch_serve.http.openai_prompts import (
     template_arguments,
 )
 from llorch_serve.http.openai_schema import ChatBody, CompletionBody, Shared
-from llorch_serve.http.openai_tools import read_tool_choice
+from llorch_serve.http.openai_tools import names_function, read_tool_choice
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import (
     AnswerOptions,
@@ -127,7 +127,8 @@ def plan_chat(
         template_arguments=template_arguments(body, bad),
         continue_final_message=continues_last(body, bad),
         tool_choice=tool_choice,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        # A function that is named is called exactly once, as OpenAI has it.
+        parallel_tool_calls=body.parallel_tool_calls is not False and not names_function(body.tool_choice),
     )
     limit, limit_name = body.max_tokens, "max_tokens"
     if body.max_completion_tokens is not None:

@@ -37,6 +37,11 @@ class _AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
     allowed_tools: _Allowed
 
 
+def names_function(value: Any) -> bool:
+    """Tell whether a ``tool_choice`` names the one function to call."""
+    return isinstance(value, dict) and value.get("type") == "function"
+
+
 def read_tool_choice(value: Any, bad: list[FieldViolation]) -> ToolChoice:
     """Return what ``tool_choice`` asks for, and add to ``bad`` what it must not be."""
     if value is None:

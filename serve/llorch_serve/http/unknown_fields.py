@@ -20,8 +20,7 @@ import msgspec
 
 MAX_NAME_CHARS: Final = 64
 _PLACE: Final = re.compile(r"\[\d+\]")
-_EMPTY: Final = (b"null", b'""', b"[]", b"{}")
-_MOST_EMPTY_BYTES: Final = 16  # of what is looked at for being empty: brackets with white space between
+_MOST_EMPTY_BYTES: Final = 256  # of what is looked at for being empty, so that it is not nested deeply
 
 JSON_SCHEMA_SHAPE: Final = '{"type": "json_schema", "json_schema": {"name": "NAME", "schema": {...}}}'
 
@@ -136,5 +135,16 @@ def _structure_in(type_: Any) -> type[msgspec.Struct] | None:
 
 
 def _is_empty(raw: msgspec.Raw) -> bool:
+    """Tell whether there is nothing in a value: null, an empty text, or a list or an object that holds such
+    values alone, as ``{"refusal": null}``.
+    """
     view = memoryview(raw)
-    return len(view) < _MOST_EMPTY_BYTES and b"".join(view.tobytes().split()) in _EMPTY
+    return len(view) <= _MOST_EMPTY_BYTES and _holds_nothing(msgspec.json.decode(view))
+
+
+def _holds_nothing(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_holds_nothing, value.values()))
+    if isinstance(value, list):
+        return all(map(_holds_nothing, value))
+    return value is None or value == ""
