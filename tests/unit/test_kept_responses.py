@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llorch_serve.http.openai_schema import Message
+from llorch_serve.http.openai_schema import CalledFunction, Message, MessageCall
 from llorch_serve.http.responses import kept as module
-from llorch_serve.http.responses.kept import KEPT_S, MAX_KEPT_BYTES, KeptResponses
+from llorch_serve.http.responses.kept import KEPT_S, MAX_KEPT_BYTES, KeptResponses, weight
 
 SAID = Message("assistant", "a")
 
@@ -88,3 +88,41 @@ def test_what_has_been_pushed_out_meanwhile_is_not_kept_when_it_ends():
     keep(kept, "b", size=MAX_KEPT_BYTES)
     kept.complete("a", SAID, b"{}", {})
     assert kept.find("a", "") is None
+
+
+LONG = "a" * 10**6
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("tool", "a", tool_call_id=LONG),
+        Message("user", "a", name=LONG),
+        Message("assistant", None, tool_calls=[MessageCall(CalledFunction(LONG, "{}"), "a")]),
+        Message("assistant", None, tool_calls=[MessageCall(CalledFunction("f", LONG), "a")]),
+        Message("assistant", None, tool_calls=[MessageCall(CalledFunction("f", "{}"), LONG)]),
+        Message("assistant", "a", reasoning_content=LONG),
+        Message("user", "\N{GRINNING FACE}" * (10**6 // 4)),
+    ],
+)
+def test_every_text_of_a_message_counts_with_its_bytes(message: Message):
+    assert weight(message) >= 10**6
+
+
+def test_a_caller_that_keeps_many_answers_pushes_out_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
+    kept = KeptResponses()
+    keep(kept, "theirs", owner="them")
+    for name in "abcd":
+        keep(kept, name, owner="me")
+    assert kept.find("theirs", "them") is not None
+    assert [kept.find(name, "me") is not None for name in "abcd"] == [False, False, True, True]
+
+
+def test_a_caller_that_keeps_large_answers_pushes_out_its_own():
+    kept = KeptResponses()
+    keep(kept, "theirs", owner="them", size=1000)
+    for name in "ab":
+        keep(kept, name, owner="me", size=MAX_KEPT_BYTES - 10_000)
+    assert kept.find("theirs", "them") is not None
+    assert [kept.find(name, "me") is not None for name in "ab"] == [False, True]

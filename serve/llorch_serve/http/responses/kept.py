@@ -1,7 +1,8 @@
 """Answers that are kept for ``previous_response_id``: in memory, within bounds of count, bytes and age.
 
 Input: an answer's messages when it begins, and its document when it ends. Output: both, to the caller that
-they belong to. What does not fit pushes the oldest out. Used by reading threads and the event loop.
+they belong to. What does not fit pushes an answer out: the oldest one of the caller that has the most. Used
+by reading threads and the event loop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ KEPT_S: Final = 3600.0
 
 _MESSAGE_BYTES: Final = 512  # beside its texts
 _CALL_BYTES: Final = 384
+_WIDEST_CHAR_BYTES: Final = 4
 
 
 @dataclass(slots=True)
@@ -39,12 +41,21 @@ class Kept:
 
 
 def weight(message: Message) -> int:
-    """Return about how many bytes a message takes, whose content is a text or none."""
+    """Return about how many bytes a message takes, whose content is a text or none: never fewer than its
+    texts do.
+    """
     calls = message.tool_calls or ()
-    texts = [message.content, message.reasoning_content, *(call.function.arguments for call in calls)]
-    return (
-        _MESSAGE_BYTES + _CALL_BYTES * len(calls) + sum(len(text) for text in texts if isinstance(text, str))
-    )
+    texts = [message.role, message.content, message.name, message.tool_call_id]
+    texts += [message.reasoning_content, message.reasoning]
+    for call in calls:
+        texts += [call.function.name, call.function.arguments, call.id]
+    written = sum(_bytes_of(text) for text in texts if isinstance(text, str))
+    return _MESSAGE_BYTES + _CALL_BYTES * len(calls) + written
+
+
+def _bytes_of(text: str) -> int:
+    """Return at least what a text takes: one character beyond Latin-1 widens all of them."""
+    return len(text) if text.isascii() else _WIDEST_CHAR_BYTES * len(text)
 
 
 class KeptResponses:
@@ -55,13 +66,16 @@ class KeptResponses:
         self._lock = threading.Lock()
         self._kept: dict[str, Kept] = {}  # the oldest first
         self._of_items: dict[str, str] = {}  # from an item's id to its answer's
+        self._of_owners: dict[str, dict[str, None]] = {}  # each one's answers, the oldest first
+        self._sizes: dict[str, int] = {}  # bytes, by owner
         self._size = 0
 
     def begin(self, response_id: str, owner: str, messages: tuple[Message, ...], size: int) -> None:
         """Keep room for an answer that begins."""
         with self._lock:
             self._kept[response_id] = Kept(owner, messages, size, self._now() + KEPT_S)
-            self._size += size
+            self._of_owners.setdefault(owner, {})[response_id] = None
+            self._count(owner, size)
             self._shrink()
 
     def complete(self, response_id: str, answer: Message, document: bytes, items: dict[str, bytes]) -> None:
@@ -74,7 +88,7 @@ class KeptResponses:
             kept.messages = (*kept.messages, answer)
             kept.document, kept.items, kept.size = document, items, kept.size + grown
             self._of_items |= dict.fromkeys(items, response_id)
-            self._size += grown
+            self._count(kept.owner, grown)
             self._shrink()
 
     def abandon(self, response_id: str) -> None:
@@ -107,17 +121,29 @@ class KeptResponses:
             self._drop(response_id)
             return True
 
+    def _count(self, owner: str, size: int) -> None:
+        self._size += size
+        self._sizes[owner] = self._sizes.get(owner, 0) + size
+
     def _shrink(self) -> None:
+        """Let go of what is too old and of what is too much, so that no caller pushes out what others keep
+        unless it has less than they.
+        """
         now = self._now()
-        while self._kept:
-            oldest = next(iter(self._kept))
-            too_many = len(self._kept) > MAX_KEPT or self._size > MAX_KEPT_BYTES
-            if not too_many and self._kept[oldest].expires > now:
-                return
+        while self._kept and self._kept[oldest := next(iter(self._kept))].expires <= now:
             self._drop(oldest)
+        while len(self._kept) > MAX_KEPT:
+            self._drop(next(iter(max(self._of_owners.values(), key=len))))
+        while self._size > MAX_KEPT_BYTES:
+            greedy = max(self._of_owners, key=self._sizes.__getitem__)
+            self._drop(next(iter(self._of_owners[greedy])))
 
     def _drop(self, response_id: str) -> None:
         dropped = self._kept.pop(response_id)
-        self._size -= dropped.size
         for item_id in dropped.items:
             del self._of_items[item_id]
+        self._count(dropped.owner, -dropped.size)
+        own = self._of_owners[dropped.owner]
+        del own[response_id]
+        if not own:
+            del self._of_owners[dropped.owner], self._sizes[dropped.owner]
