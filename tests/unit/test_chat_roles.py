@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llorch_serve.chat.roles import with_known_roles
+from llorch_serve.chat.roles import check_all_told, with_known_roles
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.chat.template_input import read_input
 from llorch_serve.errors import InvalidRequestError
@@ -194,3 +194,45 @@ def test_published_templates_take_answers_without_content(tokenizer: Tokenizer, 
         return  # nor does it take an empty text
     shortened = rendered(None)  # one tells none from empty, and leaves the answer out
     assert shortened == expected or (shortened.endswith(expected[-20:]) and len(shortened) < len(expected))
+
+
+def test_many_messages_of_unusual_roles_are_looked_for_in_one_pass():
+    # A search from the beginning for each of them keeps a reading thread busy for seconds.
+    class Searched(str):
+        read = 0
+
+        def find(self, part, start=0):
+            found = str.find(self, part, start)
+            Searched.read += (len(self) if found < 0 else found + len(part)) - start
+            return found
+
+        def __contains__(self, part):
+            Searched.read += str.find(self, part) + len(part)
+            return str.__contains__(self, part)
+
+    messages = tuple(ChatMessage("critic", f"critique {index:06d}") for index in range(2000))
+    seen = read_input(ChatPrompt(messages))
+    text = Searched(ChatTemplate(SMOLLM2, None, None).render(seen))
+    check_all_told(lambda _: pytest.fail("rendered again"), seen, text, ["critic"] * len(messages))
+    assert Searched.read <= len(text)
+
+
+def test_few_messages_are_rendered_again_one_by_one():
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}: {{ m.content | upper }};{% endfor %}", None, None
+    )
+    rendered = 0
+
+    def render(seen):
+        nonlocal rendered
+        rendered += 1
+        return template.render(seen)
+
+    refusal = pytest.raises(InvalidRequestError, match="more than 32 messages of unusual roles say")
+    for count, outcome in ((32, contextlib.nullcontext()), (200, refusal)):
+        rendered = 0
+        seen = read_input(ChatPrompt((ChatMessage("critic", "no"),) * count))
+        text = template.render(seen)
+        with outcome:
+            check_all_told(render, seen, text, ["critic"] * count)
+        assert rendered == 32

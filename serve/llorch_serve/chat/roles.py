@@ -19,6 +19,8 @@ DEVELOPER: Final = "developer"
 _SYSTEM: Final = "system"
 # Every model's template was written with these in mind: what it leaves out of them, it means to.
 _WELL_KNOWN: Final = ("system", "user", "assistant", "tool")
+_MOST_TRIED: Final = 32
+"""Messages of unusual roles that are looked for one by one, since each takes a rendering of its own."""
 
 Render = Callable[[TemplateInput], str]
 """Returns the text of a conversation, or raises InvalidRequestError."""
@@ -48,9 +50,24 @@ def check_all_told(render: Render, seen: TemplateInput, text: str, roles: list[s
 
     text: the conversation, rendered. roles: of its messages, as they were sent.
     """
+    end, tried = 0, 0
     for index, message in enumerate(seen.messages):
-        said = [part for part in _texts(message.get("content")) if part.strip()]
-        if roles[index] in _WELL_KNOWN or all(part.strip() in text for part in said):
+        if roles[index] in _WELL_KNOWN:
+            continue
+        said = [part.strip() for part in _texts(message.get("content")) if part.strip()]
+        behind = _end_of(said, text, end)
+        if behind is not None:
+            end = behind
+            continue
+        tried += 1
+        if tried > _MOST_TRIED:
+            found = (
+                f"the model's chat template changes what more than {_MOST_TRIED} messages of unusual roles "
+                f"say, this one of the role {roles[index][:32]!r}; send them as messages of a role that the "
+                "template knows, such as user"
+            )
+            raise InvalidRequestError([FieldViolation(f"{FIELD}.messages[{index}]", found)])
+        if all(part in text for part in said):
             continue
         others = list(seen.messages)
         others[index] = message | {"content": f"CHANGED{secrets.token_hex(8)}"}
@@ -60,6 +77,18 @@ def check_all_told(render: Render, seen: TemplateInput, text: str, roles: list[s
                 "it says as a message of a role that the template knows, such as user"
             )
             raise InvalidRequestError([FieldViolation(f"{FIELD}.messages[{index}]", found)])
+
+
+def _end_of(parts: list[str], text: str, start: int) -> int | None:
+    """Return where the last of some parts ends in a text, each of them behind the one before it; None: they
+    are not there. Messages that are written in their order are so found in one pass.
+    """
+    for part in parts:
+        at = text.find(part, start)
+        if at < 0:
+            return None
+        start = at + len(part)
+    return start
 
 
 def _texts(content: Any) -> Iterator[str]:
