@@ -14,7 +14,7 @@ from typing import Final
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UsageError
 from llorch_serve.requests import ChatMessage, ChatPrompt, ContinuationScore, RankRequest
 from llorch_serve.worker.prompts import PromptEncoder
-from llorch_serve.worker.scoring import ScoredPair
+from llorch_serve.worker.scoring import MAX_SCORED_CHARS, ScoredPair
 
 MAX_DOCUMENTS: Final = 256
 
@@ -56,10 +56,11 @@ class Ranking:
         if not 1 <= count <= MAX_DOCUMENTS:
             found = f"found {count} documents, expected 1 to {MAX_DOCUMENTS}"
             raise InvalidRequestError([FieldViolation("documents", found)])
+        instruction = DEFAULT_INSTRUCTION if request.instruction is None else request.instruction
+        _check_chars(instruction, request)
         found_pairs: list[ScoredPair] = []
         bad: list[FieldViolation] = []
         for index, document in enumerate(request.documents):
-            instruction = DEFAULT_INSTRUCTION if request.instruction is None else request.instruction
             prompt = _question(instruction, request.query, document)
             try:
                 ids, _ = self.prompts.encode(prompt, context=context)
@@ -102,6 +103,20 @@ def choose_ranking(name: str, prompts: PromptEncoder, model_id: str) -> Ranking 
     if name == AUTO:
         return None
     raise UsageError(f"--rank-format {name} with {model_id}: {problem}; leave it out")
+
+
+def _check_chars(instruction: str, request: RankRequest) -> None:
+    """Raise InvalidRequestError where the texts are too long to be read as often as it takes: instruction and
+    query with each document.
+    """
+    documents = request.documents
+    found = (len(instruction) + len(request.query)) * len(documents) + sum(map(len, documents))
+    if found > MAX_SCORED_CHARS:
+        problem = (
+            f"found {found} characters, the query's and the instruction's with each of {len(documents)} "
+            f"documents; expected at most {MAX_SCORED_CHARS}; send fewer documents, or shorter texts"
+        )
+        raise InvalidRequestError([FieldViolation("documents", problem)])
 
 
 def _question(instruction: str, query: str, document: str) -> ChatPrompt:
