@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -86,7 +88,8 @@ class _LoopSink:
         self.updates: asyncio.Queue[GenerationUpdate] = asyncio.Queue()
 
     def deliver(self, updates: list[GenerationUpdate]) -> None:
-        if not self._loop.is_closed():
+        # The loop may close at any moment. Raised here, its error would end the engine for everybody.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._put, updates)
 
     def _put(self, updates: list[GenerationUpdate]) -> None:
@@ -94,12 +97,42 @@ class _LoopSink:
             self.updates.put_nowait(update)
 
 
+class _Submission:
+    """Hands a request over on a thread. Its caller may leave at any moment, and its loop end, before it has
+    been taken; then it is aborted as soon as it is.
+    """
+
+    def __init__(self, submit: Callable[[UpdateSink], Abort], sink: UpdateSink) -> None:
+        self._submit = submit
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._abort: Abort | None = None
+        self._left = False
+
+    def run(self) -> None:
+        """Submit the request."""
+        if self._left:
+            return
+        abort = self._submit(self._sink)
+        with self._lock:
+            self._abort, left = abort, self._left
+        if left:
+            abort()
+
+    def leave(self) -> None:
+        """End the request, whether or not it has been taken yet."""
+        with self._lock:
+            self._left, abort = True, self._abort
+        if abort is not None:
+            abort()
+
+
 async def _updates(submit: Callable[[UpdateSink], Abort]) -> AsyncGenerator[GenerationUpdate, None]:
     sink = _LoopSink()
-    submitted = asyncio.ensure_future(asyncio.to_thread(submit, sink))
+    submission = _Submission(submit, sink)
     done = False
     try:
-        await asyncio.shield(submitted)
+        await asyncio.to_thread(submission.run)
         while not done:
             update = await sink.updates.get()
             done = update.is_last
@@ -110,10 +143,4 @@ async def _updates(submit: Callable[[UpdateSink], Abort]) -> AsyncGenerator[Gene
             yield update
     finally:
         if not done:
-            submitted.add_done_callback(_abort)
-
-
-def _abort(submitted: asyncio.Future[Abort]) -> None:
-    """End a request whose caller has left, which may have been before it was taken."""
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result()()
+            submission.leave()
