@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+import msgspec
+
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.http.openai_logprobs import Columns, chat_logprobs
 from llorch_serve.http.openai_requests import AnswerShape
@@ -154,9 +156,9 @@ Choice = CompletionChoice | ChatChoice
 
 
 def whole_answer(
-    shape: AnswerShape, kind: type[Choice], choices: list[dict[str, Any]], completions: Iterable[Completion]
+    shape: AnswerShape, kind: type[Choice], choices: list[msgspec.Raw], completions: Iterable[Completion]
 ) -> dict[str, Any]:
-    """Return a whole answer of several choices."""
+    """Return a whole answer of several choices, which are JSON already."""
     body = _head(shape, kind.whole_object) | {"choices": choices, "usage": usage(completions)}
     return body | _left_aside(shape)
 

@@ -7,18 +7,23 @@ events and ``[DONE]``. Several prompts of one body run at once, and their chunks
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Sequence
 from itertools import chain
+
+import msgspec
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.ignored_fields import Read, noting
+from llorch_serve.http.long_answers import as_json, places_of, written
 from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion
 from llorch_serve.http.problems import Problem
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.http.unknown_fields import UnknownFields
-from llorch_serve.requests import Completion, ModelInfo
+from llorch_serve.requests import Completion, GenerationUpdate, ModelInfo
 
 
 class OpenAIDialect:
@@ -44,7 +49,8 @@ class OpenAIDialect:
                 check_completed(update)
                 assert update.completion is not None
                 choice = self._kind(shape, base * shape.answers + update.index)
-                choices.append(choice.whole(update))
+                whole = functools.partial(_whole, choice, update)
+                choices.append(await written(places_of([update]), whole))
                 completions.append(update.completion)
         await exchange.send_json(whole_answer(shape, self._kind, choices, completions))
 
@@ -83,15 +89,7 @@ class OpenAIDialect:
                 if update.completion is not None:
                     completions.append(update.completion)
                 ended = ended or update.is_last
-            chunks = [
-                (None, choices[update.index].chunk(update))
-                for update in updates
-                if update.text
-                or update.reasoning
-                or update.tool_calls
-                or update.logprobs
-                or update.completion is not None
-            ]
+            chunks = await written(places_of(updates), functools.partial(_chunks, choices, updates))
             if chunks:
                 async with pump:
                     await exchange.send_events(*chunks)
@@ -105,6 +103,23 @@ class OpenAIDialect:
         """Tell of a failure inside a stream, and end it."""
         await exchange.send_events((None, problem.openai()))
         await exchange.end_events()
+
+
+def _whole(choice: Choice, update: GenerationUpdate) -> msgspec.Raw:
+    return as_json(choice.whole(update))
+
+
+def _chunks(choices: Sequence[Choice], updates: Sequence[GenerationUpdate]) -> list[tuple[None, msgspec.Raw]]:
+    """Return the chunks of updates that say anything."""
+    return [
+        (None, as_json(choices[update.index].chunk(update)))
+        for update in updates
+        if update.text
+        or update.reasoning
+        or update.tool_calls
+        or update.logprobs
+        or update.completion is not None
+    ]
 
 
 def completions_dialect(unknown: UnknownFields = UnknownFields.REFUSE) -> OpenAIDialect:

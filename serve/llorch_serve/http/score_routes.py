@@ -15,6 +15,7 @@ from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
+from llorch_serve.http.long_answers import as_json, written
 from llorch_serve.http.openai_logprobs import chat_logprobs
 from llorch_serve.http.openai_requests import check_model
 from llorch_serve.http.problems import Problem
@@ -91,7 +92,8 @@ class ScoreDialect:
         updates = sorted(await call.take(), key=lambda update: update.index)
         for update in updates:
             check_completed(update)
-        await exchange.send_json(_answer(plan.detail, updates))
+        places = sum(len(update.score.logprobs) for update in updates if update.score is not None)
+        await exchange.send_json(await written(places, lambda: as_json(_answer(plan.detail, updates))))
 
     def refusal(self, problem: Problem) -> object:
         """Return the body of a refusal."""

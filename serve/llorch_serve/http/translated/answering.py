@@ -6,12 +6,16 @@ and streamed answers go the same way, so that they say the same.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
+
+import msgspec
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.long_answers import as_json, written
 from llorch_serve.http.problems import Problem
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import GenerationUpdate, ModelInfo
@@ -67,20 +71,26 @@ class TranslatedDialect:
             if plan.stream:
                 await exchange.start_events()
                 await exchange.send_events(*answer.opening())
-            ended = False
+            ended, places = False, 0
             while not ended:
                 for update in await call.take():
                     check_completed(update)
-                    events = answer.take(update)
+                    places += len(update.logprobs)
+                    # What ends tells everything once more.
+                    told = (
+                        places if update.completion is not None or update.tool_calls else len(update.logprobs)
+                    )
+                    take = functools.partial(_take, answer, update, stream=plan.stream)
+                    events = await written(told, take)
                     ended = update.is_last
-                    if plan.stream and events:
+                    if events:
                         await exchange.send_events(*events)
         finally:
             answer.close()
         if plan.stream:
             await exchange.close_events()
         else:
-            await exchange.send_json(answer.whole())
+            await exchange.send_json(await written(places, lambda: as_json(answer.whole())))
 
     def refusal(self, problem: Problem) -> object:
         """Return the body of a refusal."""
@@ -91,3 +101,9 @@ class TranslatedDialect:
         answer: Answer = exchange.progress
         await exchange.send_events(*answer.failed(problem))
         await exchange.close_events()
+
+
+def _take(answer: Answer, update: GenerationUpdate, *, stream: bool) -> list[tuple[str, msgspec.Raw]]:
+    """Have an answer take an update; return its events as JSON, if there is a stream of them."""
+    events = answer.take(update)
+    return [(name, as_json(data)) for name, data in events] if stream else []
