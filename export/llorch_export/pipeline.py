@@ -95,7 +95,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     checkpoint = open_checkpoint(options.source, options.embed)
     check_source(base, checkpoint)
     checkpoint = with_adapters(checkpoint, options.lora)
-    resolved = resolve(with_cache_of(checkpoint.tensors, options), checkpoint.config, checkpoint.embedding)
+    settled = with_cache_of(checkpoint.tensors, options, checkpoint.embedding)
+    resolved = resolve(settled, checkpoint.config, checkpoint.embedding)
     text = None
     if resolved.calibration is not None:
         text = read_calibration(resolved.calibration, checkpoint)

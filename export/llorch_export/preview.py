@@ -42,7 +42,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         adapters = adapted_text(text, adapters, config.vocab_size)[1]
         notices = (*notices, *text.notices)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    resolved = resolve(with_cache_of(tensors, options), config, read.embedding)
+    resolved = resolve(with_cache_of(tensors, options, read.embedding), config, read.embedding)
     embeds = resolved.embedding is not None
     graph, prompt_bytes = planned(
         resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds)

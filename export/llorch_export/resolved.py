@@ -216,13 +216,19 @@ def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
         )
 
 
-def with_cache_of(tensors: Mapping[str, LazyTensor], options: ExportOptions) -> ExportOptions:
+def with_cache_of(
+    tensors: Mapping[str, LazyTensor], options: ExportOptions, embedding: Embedding | None
+) -> ExportOptions:
     """Return ``options`` with a cache that is not quantised, where packed weights are kept as they are and
     nobody has asked for another: rounding keys and values would cost as much again as all else.
+
+    embedding: how texts become vectors, for which there is no cache.
     """
+    if embedding is not None:
+        return options
     recipe = base_recipe(options)
     packed = recipe.precision == "source" and any(tensor.packed is not None for tensor in tensors.values())
-    if packed and options.kv_dtype is None and recipe.int8_cache:
+    if packed and options.kv_dtype is None:
         return replace(options, kv_dtype=recipe.compute_type)
     return options
 

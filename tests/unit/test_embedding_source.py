@@ -15,6 +15,7 @@ from llorch_export.source.open import open_checkpoint, open_settings
 from llorch_serve.artifact.manifest import EmbeddingForm
 from llorch_serve.errors import ArtifactError, UsageError
 from support.builders.checkpoints import of_family, write_gguf, write_hf_folder
+from support.builders.packed_checkpoints import write_gptq
 from support.builders.tiny_exports import export_tiny
 
 LAST = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
@@ -228,3 +229,10 @@ def test_equal_exports_have_equal_fingerprints_and_others_have_not(tmp_path: Pat
     assert prints[2] == prints[3]
     assert prints[0] == prints[4]
     assert len(set(prints)) == 3
+
+
+def test_packed_weights_are_kept_in_a_graph_that_embeds(tmp_path: Path) -> None:
+    folder = write_modules(write_gptq(tmp_path / "m", {}).folder)
+    manifest = export_tiny(folder, tmp_path / "artifact", precision="source").manifest
+    assert manifest.embeds == EmbeddingForm(pooling="last")
+    assert manifest.source_forms

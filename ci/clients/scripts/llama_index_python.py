@@ -46,7 +46,7 @@ class Verdict(BaseModel):
     fair: bool
 
 
-real, scripted = model(REAL, max_tokens=60, temperature=0), model(SCRIPTED, max_tokens=60)
+real, scripted = model(REAL, max_tokens=60, temperature=0), model(SCRIPTED, max_tokens=400)
 tool = FunctionTool.from_defaults(get_weather)
 
 

@@ -98,6 +98,9 @@ def folder_tensors(
     experts = names_in_use(config, (name for tensors in held for name in tensors))
     wanted = names.stored_tensors(config, experts)
     stored, left_out = _gathered(held, wanted, reader, config)
+    if headless and names.EMBEDDING in stored:
+        head = names.HEAD.removesuffix("weight")  # its parts too, where it is packed
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith(head)}
     if isinstance(packing, Packing):
         drop_unused(stored, packing)
     packed = {} if reader is None else take_packed(stored, wanted, reader)
@@ -105,9 +108,6 @@ def folder_tensors(
     _single_numbers(stored, wanted)
     if packing is not None and reader is None:
         take_scales(stored)
-    if headless and names.EMBEDDING in stored:
-        for name in (names.HEAD, names.HEAD_BIAS):
-            stored.pop(name, None)
     renamed = bool(left_out.wrappers)
     if config.tie_word_embeddings:
         renamed |= names.EMBEDDING not in stored  # which transformers knows since 5

@@ -12,8 +12,7 @@ import sys
 
 def give_back_freed() -> None:
     """Give memory that this process has freed back to the system, where its C library can."""
-    if sys.platform != "linux":
-        return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none, and holds on to less
-    if trim is not None:
-        trim(0)
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none, and holds on to less
+        if trim is not None:
+            trim(0)
