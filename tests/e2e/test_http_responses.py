@@ -183,7 +183,7 @@ def test_items_reach_the_template(served):
         ChatMessage("tool", "noon", tool_call_id="c2"),
         ChatMessage("assistant", "It rains."),
         ChatMessage("assistant", "At noon."),
-        ChatMessage("assistant", None, reasoning_content="Hm"),
+        ChatMessage("assistant", "", reasoning_content="Hm"),
         ChatMessage("user", "Thanks"),
     )
     assert [json.loads(tool) for tool in prompt.tools] == [
