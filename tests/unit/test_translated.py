@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from llorch_serve.http.fields import MAX_LISTED
+from llorch_serve.http.responses.schema import TEXT_PARTS
 from llorch_serve.http.translated.blocks import Findings, read_block
 from llorch_serve.http.translated.planning import FieldNames
 from llorch_serve.http.translated.segments import SegmentKind, Segments, Stage
@@ -117,3 +118,11 @@ def test_logprobs_of_tokens_whose_text_comes_later_come_with_it():
     for text, logprobs, thought in (("", "a", ""), ("", "b", "hm"), ("", "c", ""), ("cd", "d", "")):
         segments.take(GenerationUpdate("r", text, (1,), reasoning=thought, logprobs=(place(logprobs),)))
     assert [one.chosen.text for one in segments.found[-1].logprobs] == ["c", "d"]
+
+
+def test_what_is_not_read_of_a_text_is_not_built():
+    """Of an item that is kept and referred to it may be megabytes, which stops every thread meanwhile."""
+    raw = b'{"type": "output_text", "text": "a", "annotations": [{}], "logprobs": [{}], "parsed": {}}'
+    found = read_block(msgspec.Raw(raw), "p", TEXT_PARTS, Findings())
+    for unread in (found.annotations, found.logprobs, found.parsed):
+        assert isinstance(unread, msgspec.Raw)

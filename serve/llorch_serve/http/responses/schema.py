@@ -18,14 +18,14 @@ from llorch_serve.http.translated.planning import Extras
 
 class ItemText(msgspec.Struct):
     """Text that the model is given, or wrote. annotations, logprobs: of the latter. parsed: the same, as
-    OpenAI's client reads it.
+    OpenAI's client reads it. None of the three is looked at, however much it is.
     """
 
     text: str
     type: str | None = None
-    annotations: Any = None
-    logprobs: Any = None
-    parsed: Any = None
+    annotations: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    logprobs: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    parsed: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class ThoughtText(msgspec.Struct):
