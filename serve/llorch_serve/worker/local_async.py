@@ -111,8 +111,6 @@ class _Submission:
 
     def run(self) -> None:
         """Submit the request."""
-        if self._left:
-            return
         abort = self._submit(self._sink)
         with self._lock:
             self._abort, left = abort, self._left

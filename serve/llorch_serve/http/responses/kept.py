@@ -133,10 +133,13 @@ class KeptResponses:
         while self._kept and self._kept[oldest := next(iter(self._kept))].expires <= now:
             self._drop(oldest)
         while len(self._kept) > MAX_KEPT:
-            self._drop(next(iter(max(self._of_owners.values(), key=len))))
+            self._drop_of(max(self._of_owners, key=lambda owner: len(self._of_owners[owner])))
         while self._size > MAX_KEPT_BYTES:
-            greedy = max(self._of_owners, key=self._sizes.__getitem__)
-            self._drop(next(iter(self._of_owners[greedy])))
+            self._drop_of(max(self._of_owners, key=self._sizes.__getitem__))
+
+    def _drop_of(self, owner: str) -> None:
+        """Let go of a caller's oldest answer."""
+        self._drop(next(iter(self._of_owners[owner])))
 
     def _drop(self, response_id: str) -> None:
         dropped = self._kept.pop(response_id)
