@@ -328,6 +328,19 @@ def test_a_full_queue_and_a_failure_are_told(tmp_path: Path, session: FakeEmbedd
     worker.close()
 
 
+def test_the_largest_request_leaves_room_for_others(worker: EmbeddingWorker, session: FakeEmbedder) -> None:
+    session.gate = threading.Event()
+    running, large, other = _Sink(), _Sink(), _Sink()
+    worker.submit_embedding(request([1], name="running"), running)
+    assert session.entered.wait(20)
+    worker.submit_embedding(request(*[[2]] * MAX_TEXTS, name="large"), large)
+    worker.submit_embedding(request([3], name="other"), other)
+    session.gate.set()
+    assert all(sink.ended.wait(20) for sink in (running, large))
+    assert other.error is None
+    assert other.ended.wait(20)
+
+
 def test_a_dead_engine_and_a_closed_worker_end_what_runs(tmp_path: Path, session: FakeEmbedder) -> None:
     worker = make(tmp_path, session)
     session.fail = ZeroDivisionError("a fault of ours")

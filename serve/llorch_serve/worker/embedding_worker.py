@@ -55,8 +55,9 @@ class EmbeddingWorker(LoadedModel):
         assert form is not None, "loading asks for it"
         self._form = form
         self._size = artifact.manifest.model.hidden_size
-        self._most_waiting = max(config.max_waiting, MAX_TEXTS)
-        waiting = WaitingQueue(self._most_waiting, config.max_waiting_tokens or DEFAULT_MOST_TOKENS)
+        # A single request may have so many texts; the others' places are none of its.
+        most = config.max_waiting + MAX_TEXTS
+        waiting = WaitingQueue(most, config.max_waiting_tokens or DEFAULT_MOST_TOKENS)
         self._engine = EmbeddingEngine(session, waiting)
         self._requests = LiveRequests(self._engine, None)
 
