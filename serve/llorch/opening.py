@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -49,12 +50,13 @@ async def load_async(
     """Load a folder as :func:`load` does, for an event loop, which goes on meanwhile."""
     from llorch_serve.worker.local_async import AsyncLocalClient
 
-    loading = asyncio.ensure_future(asyncio.to_thread(_opened, Path(folder), tokenizer, public_key, settings))
+    loading = _Loading()
     try:
-        return AsyncModel(AsyncLocalClient(await asyncio.shield(loading)))
+        worker = await asyncio.to_thread(loading.run, Path(folder), tokenizer, public_key, settings)
     except asyncio.CancelledError:
-        loading.add_done_callback(_free)  # nobody else will: a load cannot be stopped midway
+        loading.leave()
         raise
+    return AsyncModel(AsyncLocalClient(worker))
 
 
 def connect(
@@ -137,9 +139,37 @@ def _log(report: LoadReport) -> None:
         logger.info("%s", report.notice)
 
 
-def _free(loading: asyncio.Future[AnyWorker]) -> None:
-    if not loading.cancelled() and loading.exception() is None:
-        loading.get_loop().run_in_executor(None, loading.result().close)
+class _Loading:
+    """A load on a thread, which cannot be stopped midway. Where nobody waits for it any more, the model is
+    freed as soon as it is there, whether or not the event loop still runs then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: AnyWorker | None = None
+        self._left = False
+
+    def run(
+        self,
+        folder: Path,
+        tokenizer: str | PathLike[str] | None,
+        public_key: str | PathLike[str] | None,
+        settings: LoadSettings,
+    ) -> AnyWorker:
+        """Load."""
+        worker = _opened(folder, tokenizer, public_key, settings)
+        with self._lock:
+            self._worker, left = worker, self._left
+        if left:
+            worker.close()
+        return worker
+
+    def leave(self) -> None:
+        """Free the model, now or as soon as it is loaded."""
+        with self._lock:
+            self._left, worker = True, self._worker
+        if worker is not None:
+            asyncio.get_running_loop().run_in_executor(None, worker.close)
 
 
 def _access(

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+import llorch
+from llorch import opening
 from llorch_serve.requests import Abort, GenerationRequest, GenerationUpdate, TextPrompt, UpdateSink
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local_async import AsyncLocalClient
@@ -98,3 +100,24 @@ def test_an_engine_outlives_a_loop_that_closes_while_it_delivers() -> None:
         sinks[0].deliver([GenerationUpdate("r", "b", (1,))])
     finally:
         loop.unseen = False
+
+
+def test_a_model_that_is_loaded_while_the_loop_ends_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, left, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Worker:
+        close = staticmethod(closed.set)
+
+    def opened(*_: object) -> Worker:
+        begun.set()
+        assert left.wait(PATIENCE_S)
+        return Worker()
+
+    async def main() -> None:
+        task = asyncio.ensure_future(llorch.load_async("folder"))
+        task.add_done_callback(lambda _: left.set())
+        await asyncio.to_thread(begun.wait, PATIENCE_S)  # asyncio.run cancels what still runs now
+
+    monkeypatch.setattr(opening, "_opened", opened)
+    asyncio.run(main())
+    assert closed.is_set()
