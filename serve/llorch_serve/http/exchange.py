@@ -235,6 +235,11 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": content, "more_body": more})
 
 
+def as_json(value: object) -> msgspec.Raw:
+    """Return the JSON of a value, to be sent or to be a part of another."""
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
 def _too_large(limit: int) -> HttpError:
     # What follows of the body is not read, so the connection cannot be used again.
     return HttpError(

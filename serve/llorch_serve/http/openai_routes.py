@@ -15,9 +15,9 @@ import msgspec
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
-from llorch_serve.http.exchange import Exchange
+from llorch_serve.calls.long_answers import places_of, written
+from llorch_serve.http.exchange import Exchange, as_json
 from llorch_serve.http.ignored_fields import Read, noting
-from llorch_serve.http.long_answers import as_json, places_of, written
 from llorch_serve.http.openai_answers import ChatChoice, Choice, CompletionChoice, usage_chunk, whole_answer
 from llorch_serve.http.openai_requests import AnswerShape, read_chat, read_completion
 from llorch_serve.http.problems import Problem

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
+from llorch_serve.calls.long_answers import places_of, written
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.exchange import Exchange, as_json
 from llorch_serve.http.fields import read_struct
-from llorch_serve.http.long_answers import as_json, written
 from llorch_serve.http.openai_logprobs import chat_logprobs
 from llorch_serve.http.openai_requests import check_model
 from llorch_serve.http.problems import Problem
@@ -92,7 +92,7 @@ class ScoreDialect:
         updates = sorted(await call.take(), key=lambda update: update.index)
         for update in updates:
             check_completed(update)
-        places = sum(len(update.score.logprobs) for update in updates if update.score is not None)
+        places = places_of(updates)
         await exchange.send_json(await written(places, lambda: as_json(_answer(plan.detail, updates))))
 
     def refusal(self, problem: Problem) -> object:

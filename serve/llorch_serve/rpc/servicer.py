@@ -24,6 +24,7 @@ from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.correlation import echo, read_ids
 from llorch_serve.calls.front_desk import FrontDesk, MessageCalls
 from llorch_serve.calls.live_call import LiveCall, check_completed
+from llorch_serve.calls.long_answers import places_of, written
 from llorch_serve.engine.load import Load
 from llorch_serve.rpc import convert, convert_answers, convert_fields, convert_info, convert_prompt
 from llorch_serve.rpc import worker_pb2 as pb
@@ -126,7 +127,8 @@ class GenerationServicer:
             answers = await call.take()
             for answer in answers:
                 check_completed(answer)
-            return convert_answers.write_answers(call.request_id, answers)
+            write = functools.partial(convert_answers.write_answers, call.request_id, answers)
+            return await written(places_of(answers), write)
 
     async def _generate_stream(self, context: Context) -> None:
         def read(raw: bytes, caller: Caller, calls: MessageCalls) -> LiveCall:
@@ -140,7 +142,8 @@ class GenerationServicer:
                     if update.completion is not None:
                         check_completed(update)
                         ended = update.is_last
-                    await context.write(convert_answers.write_update(update, first=first))
+                    write = functools.partial(convert_answers.write_update, update, first=first)
+                    await context.write(await written(places_of([update]), write))
                     first = False
 
     async def _score(self, context: Context) -> pb.ScoreResponse:
@@ -150,7 +153,8 @@ class GenerationServicer:
             scores = await call.take()
             for score in scores:
                 check_completed(score)
-            return write_scores(call.request_id, scores)
+            write = functools.partial(write_scores, call.request_id, scores)
+            return await written(places_of(scores), write)
 
     async def _embed(self, context: Context) -> pb.EmbedResponse:
         read = functools.partial(submit_embedding, self._desk)

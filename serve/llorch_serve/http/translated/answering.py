@@ -14,8 +14,8 @@ import msgspec
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
-from llorch_serve.http.exchange import Exchange
-from llorch_serve.http.long_answers import as_json, written
+from llorch_serve.calls.long_answers import written
+from llorch_serve.http.exchange import Exchange, as_json
 from llorch_serve.http.problems import Problem
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import GenerationUpdate, ModelInfo

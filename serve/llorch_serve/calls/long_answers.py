@@ -1,8 +1,8 @@
-"""Writes answers as JSON, long ones on a thread.
+"""Writes long answers on a thread, whatever front they leave by.
 
 Every token of an answer may have twenty alternatives with their log-probabilities. Thousands of tokens take
 half a second to write, and meanwhile the event loop would answer nobody. Input: how many tokens have
-log-probabilities, and what makes the answer. Output: its JSON.
+log-probabilities, and what writes the answer in a front's dialect. Output: what that returns.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
-
-import msgspec
 
 from llorch_serve.requests import GenerationUpdate
 
@@ -23,12 +21,9 @@ T = TypeVar("T")
 
 def places_of(updates: Sequence[GenerationUpdate]) -> int:
     """Return how many tokens of some updates have log-probabilities."""
-    return sum(len(update.logprobs) + len(update.prompt_logprobs) for update in updates)
-
-
-def as_json(value: object) -> msgspec.Raw:
-    """Return the JSON of a value, to be a part of another."""
-    return msgspec.Raw(msgspec.json.encode(value))
+    scores = (update.score.logprobs for update in updates if update.score is not None)
+    answers = (len(update.logprobs) + len(update.prompt_logprobs) for update in updates)
+    return sum(answers) + sum(map(len, scores))
 
 
 async def written(places: int, write: Callable[[], T]) -> T:
