@@ -5,13 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from llorch_serve.calls.callers import Caller
+from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.fields import MAX_LISTED
+from llorch_serve.http.messages.routes import counting
+from llorch_serve.http.responses.kept import KeptResponses
+from llorch_serve.http.responses.routes import ResponseRoutes
 from llorch_serve.http.responses.schema import TEXT_PARTS
 from llorch_serve.http.translated.blocks import Findings, read_block
 from llorch_serve.http.translated.planning import FieldNames
 from llorch_serve.http.translated.segments import SegmentKind, Segments, Stage
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import GenerationUpdate, ToolCallDelta
 from llorch_serve.sampling.logprobs import TokenLogprob, TokenLogprobs
+from support.fakes.generator import INFO
 
 NAMES = FieldNames(
     ("system", "input[0].content[1]"),
@@ -126,3 +133,27 @@ def test_what_is_not_read_of_a_text_is_not_built():
     found = read_block(msgspec.Raw(raw), "p", TEXT_PARTS, Findings())
     for unread in (found.annotations, found.logprobs, found.parsed):
         assert isinstance(unread, msgspec.Raw)
+
+
+class Refusing:
+    """Implements what counting needs of a generator."""
+
+    def tokenize(self, prompt):
+        raise InvalidRequestError([FieldViolation("input.chat.messages[1].content", "is bad")])
+
+
+RESPONSES = ResponseRoutes(KeptResponses(), UnknownFields.REFUSE)
+TURNS = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("count", "body", "field"),
+    [
+        (counting(UnknownFields.REFUSE), {"messages": TURNS}, "messages[1]"),
+        (RESPONSES.count, {"input": TURNS}, "input[1]"),
+    ],
+)
+def test_what_keeps_tokens_from_being_counted_has_the_names_of_the_api(count, body, field):
+    with pytest.raises(InvalidRequestError) as refused:
+        count(msgspec.json.encode(body), Refusing(), INFO, Caller("", "", ""))
+    assert [violation.field for violation in refused.value.violations] == [field]

@@ -1,6 +1,6 @@
 """Prompts of bodies that generate nothing: conversations as /v1/chat/completions has them.
 
-Used by ``token_routes.py`` and ``score_routes.py``.
+Used by ``token_routes.py`` and ``score_routes.py``, and where tokens are counted for other APIs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.openai_requests import plan_chat
 from llorch_serve.http.openai_schema import ChatBody, Message
 from llorch_serve.http.service import Plan
-from llorch_serve.requests import GenerationRequest, ModelInfo, Prompt
+from llorch_serve.requests import GenerationRequest, ModelInfo, Prompt, TextGenerator
 
 
 class ConversationBody(msgspec.Struct, kw_only=True):
@@ -40,6 +40,17 @@ def prompt_of(plan: Plan) -> Prompt:
     (request,) = plan.requests
     assert isinstance(request, GenerationRequest)
     return request.prompt
+
+
+def count_tokens(plan: Plan, generator: TextGenerator) -> int:
+    """Return how many tokens the prompt of such a plan has. Raises InvalidRequestError, which names fields as
+    the body does.
+    """
+    try:
+        return len(generator.tokenize(prompt_of(plan))[0])
+    except InvalidRequestError as error:
+        bad = [FieldViolation(plan.answer.names(v.field), v.description) for v in error.violations]
+        raise InvalidRequestError(bad) from error
 
 
 def choose_one(body: ConversationBody, name: str, value: object) -> None:

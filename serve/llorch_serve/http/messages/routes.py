@@ -18,7 +18,7 @@ from llorch_serve.http.messages.answers import MessageAnswer
 from llorch_serve.http.messages.errors import error_body
 from llorch_serve.http.messages.reading import read_count, read_message
 from llorch_serve.http.problems import HttpError
-from llorch_serve.http.prompt_bodies import prompt_of
+from llorch_serve.http.prompt_bodies import count_tokens
 from llorch_serve.http.service import Computation
 from llorch_serve.http.translated.answering import TranslatedDialect
 from llorch_serve.http.unknown_fields import UnknownFields
@@ -58,7 +58,6 @@ def counting(unknown: UnknownFields) -> Computation:
     read = noting(read_count, unknown)
 
     def count(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
-        prompt = prompt_of(read(raw, info, caller))
-        return {"input_tokens": len(generator.tokenize(prompt)[0])}
+        return {"input_tokens": count_tokens(read(raw, info, caller), generator)}
 
     return count

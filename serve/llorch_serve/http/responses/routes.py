@@ -16,7 +16,7 @@ from llorch_serve.calls.callers import Caller
 from llorch_serve.http.exchange import CALLER
 from llorch_serve.http.ignored_fields import noting
 from llorch_serve.http.problems import HttpError, Problem
-from llorch_serve.http.prompt_bodies import prompt_of
+from llorch_serve.http.prompt_bodies import count_tokens
 from llorch_serve.http.responses.answers import ResponseAnswer
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.reading import read_response
@@ -64,8 +64,7 @@ class ResponseRoutes:
 
     def count(self, raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
         """POST /v1/responses/input_tokens: how many tokens the model would be given."""
-        prompt = prompt_of(self._read(raw, info, caller))
-        count = len(generator.tokenize(prompt)[0])
+        count = count_tokens(self._read(raw, info, caller), generator)
         return {"object": "response.input_tokens", "input_tokens": count}
 
 
