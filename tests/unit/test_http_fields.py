@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_serve.errors import InvalidRequestError
+from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.fields import BODY, MAX_LISTED, read_struct
+from llorch_serve.http.problems import describe
 
 
 class Point(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,3 +85,17 @@ def test_any_json_is_read_or_refused(value):
 
 def test_what_is_kept_as_it_came_is_text_all_the_same():
     assert list(violations(b'{"prompt": "a", "kept": [{"a": "\xff"}]}')) == ["kept"]
+
+
+@pytest.mark.parametrize("count", [1, MAX_LISTED, MAX_LISTED + 1, 100_000])
+def test_a_refusal_lists_so_many_fields_whoever_has_found_them(count):
+    error = InvalidRequestError([FieldViolation(f"tools[{i}]", "is no object") for i in range(count)])
+    told = describe(error, route="/v1/chat/completions").openai()["error"]
+    assert told["param"] == "tools[0]"
+    assert len(told["errors"]) == min(count, MAX_LISTED + 1)
+    last = told["errors"][-1]
+    if count > MAX_LISTED + 1:
+        left = count - MAX_LISTED
+        assert last == {"field": "body", "message": f"at least {left} more fields are bad"}
+    else:
+        assert last["field"] == f"tools[{count - 1}]"

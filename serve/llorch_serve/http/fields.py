@@ -85,9 +85,14 @@ def refuse_fields(bad: Sequence[FieldViolation], *, unlisted: int = 0) -> NoRetu
     """Raise InvalidRequestError with the first bad fields, and a count of the others, ``unlisted`` ones among
     them.
     """
+    raise InvalidRequestError(first_fields(bad, unlisted=unlisted))
+
+
+def first_fields(bad: Sequence[FieldViolation], *, unlisted: int = 0) -> tuple[FieldViolation, ...]:
+    """Return the first bad fields, and a count of the others, ``unlisted`` ones among them."""
     left = len(bad) + unlisted - MAX_LISTED
     more = [FieldViolation(BODY, f"at least {left} more fields are bad")] if left > 0 else []
-    raise InvalidRequestError([*bad[:MAX_LISTED], *more])
+    return (*bad[:MAX_LISTED], *more)
 
 
 def _split(raw: bytes) -> dict[str, msgspec.Raw]:

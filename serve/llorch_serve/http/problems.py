@@ -27,6 +27,7 @@ from llorch_serve.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from llorch_serve.http.fields import MAX_LISTED, first_fields
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def describe(error: Exception, *, route: str) -> Problem:
             kind = "authentication_error" if error.status == 401 else "invalid_request_error"
             return Problem(error.status, kind, error.code, text, headers=error.headers)
         case InvalidRequestError():
-            return Problem(400, "invalid_request_error", "invalid_value", text, error.violations)
+            return Problem(400, "invalid_request_error", "invalid_value", text, _listed(error.violations))
         case ModelMismatchError():
             model = (FieldViolation("model", text),)
             return Problem(404, "invalid_request_error", "model_not_found", text, model)
@@ -120,3 +121,10 @@ def describe(error: Exception, *, route: str) -> Problem:
         return Problem(429, "rate_limit_error", "out_of_memory", message, headers=(("Retry-After", "1"),))
     message = f"internal error; the worker's log says more under error id {error_id}"
     return Problem(500, "server_error", "internal_error", message)
+
+
+def _listed(bad: tuple[FieldViolation, ...]) -> tuple[FieldViolation, ...]:
+    """Return the bad fields that an answer lists: a generator may have found hundreds of thousands. Where a
+    body is read, they have been counted already, in one more.
+    """
+    return bad if len(bad) <= MAX_LISTED + 1 else first_fields(bad)
