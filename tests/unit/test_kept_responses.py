@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from starlette.requests import Request
 
 from llorch_serve.http.openai_schema import CalledFunction, Message, MessageCall
 from llorch_serve.http.responses import kept as module
 from llorch_serve.http.responses.kept import KEPT_S, MAX_KEPT_BYTES, KeptResponses, weight
+from llorch_serve.http.responses.routes import ResponseRoutes
+from llorch_serve.http.unknown_fields import UnknownFields
 
 SAID = Message("assistant", "a")
 
@@ -126,3 +131,30 @@ def test_a_caller_that_keeps_large_answers_pushes_out_its_own():
         keep(kept, name, owner="me", size=MAX_KEPT_BYTES - 10_000)
     assert kept.find("theirs", "them") is not None
     assert [kept.find(name, "me") is not None for name in "ab"] == [False, True]
+
+
+def test_a_long_answer_is_sent_in_pieces_as_the_client_reads():
+    """Whatever is sent at once is copied for each connection that does not read, however many there are."""
+    document = b"[" + b"1," * 2**19 + b"1]"
+    kept = KeptResponses()
+    keep(kept, "resp_1", document=document)
+    sent: list[dict[str, object]] = []
+
+    async def scenario() -> None:
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "path": "/"}
+        scope["path_params"] = {"response_id": "resp_1"}
+        response = await ResponseRoutes(kept, UnknownFields.REFUSE).one(Request(scope))
+        await response(scope, receive, send)
+
+    asyncio.run(scenario())
+    head, *pieces = sent
+    assert dict(head["headers"])[b"content-length"] == str(len(document)).encode()
+    assert dict(head["headers"])[b"content-type"] == b"application/json"
+    assert b"".join(piece["body"] for piece in pieces) == document
+    assert max(len(piece["body"]) for piece in pieces) <= 2**16

@@ -7,10 +7,11 @@ the model, and answers that were kept.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.http.exchange import CALLER
@@ -24,6 +25,9 @@ from llorch_serve.http.status_routes import json_response
 from llorch_serve.http.translated.answering import TranslatedDialect
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ModelInfo, TextGenerator
+
+_PIECE_BYTES: Final = 64 * 2**10
+"""Of a kept answer, sent at once: what a client does not read is copied for its connection."""
 
 
 class ResponseRoutes:
@@ -54,7 +58,8 @@ class ResponseRoutes:
         kept = self._kept.find(name, _owner(request))
         if kept is None:
             raise _not_kept(name)
-        return Response(kept.document, media_type="application/json")
+        length = {"Content-Length": str(len(kept.document))}
+        return StreamingResponse(_pieces(kept.document), media_type="application/json", headers=length)
 
     def _delete(self, request: Request) -> Response:
         name = request.path_params["response_id"]
@@ -66,6 +71,11 @@ class ResponseRoutes:
         """POST /v1/responses/input_tokens: how many tokens the model would be given."""
         count = count_tokens(self._read(raw, info, caller), generator)
         return {"object": "response.input_tokens", "input_tokens": count}
+
+
+async def _pieces(document: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(document), _PIECE_BYTES):
+        yield document[at : at + _PIECE_BYTES]
 
 
 def _owner(request: Request) -> str:
