@@ -22,7 +22,7 @@ from llorch_serve.http.responses import answers
 from llorch_serve.http.responses.answers import ResponseAnswer
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.shape import ResponseShape
-from llorch_serve.http.score_routes import ScoreDialect
+from llorch_serve.http.score_routes import score_dialect
 from llorch_serve.http.service import AnswerPlan, Dialect
 from llorch_serve.http.translated.answering import TranslatedDialect
 from llorch_serve.requests import Completion, ContinuationScore, GenerationUpdate, Timings
@@ -99,7 +99,7 @@ def test_chats(stream: bool) -> None:
 def test_scores() -> None:
     shape = score_routes._Shape("score-1", "m", True)
     score = ContinuationScore(-1.0, False, 300, 1, 0, MANY)
-    (sent,) = answered(ScoreDialect(), shape, GenerationUpdate("r", "", (), END, score=score), stream=False)
+    (sent,) = answered(score_dialect(), shape, GenerationUpdate("r", "", (), END, score=score), stream=False)
     assert len(sent["data"][0]["logprobs"]) == len(MANY)
 
 

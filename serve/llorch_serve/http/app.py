@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from llorch_serve.errors import LlorchError
-from llorch_serve.http.embedding_routes import EmbeddingsDialect
+from llorch_serve.http.embedding_routes import embeddings_dialect
 from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.messages.routes import counting, messages_dialect, versioned
@@ -25,10 +25,10 @@ from llorch_serve.http.openapi import openapi
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.paths import nearest_path
 from llorch_serve.http.problems import HttpError, describe
-from llorch_serve.http.rank_routes import RerankDialect
+from llorch_serve.http.rank_routes import rerank_dialect
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.routes import ResponseRoutes
-from llorch_serve.http.score_routes import ScoreDialect
+from llorch_serve.http.score_routes import score_dialect
 from llorch_serve.http.service import Computation, ComputedRoute, Dialect, GenerationRoute, HttpService
 from llorch_serve.http.shapes import refusal_body
 from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
@@ -65,9 +65,9 @@ def make_app(
         Route("/v1/responses/{response_id}", responses.one, methods=["GET", "DELETE"]),
         versioned(generates("/v1/messages", messages_dialect(unknown))),
         versioned(computes("/v1/messages/count_tokens", counting(unknown))),
-        generates("/v1/score", ScoreDialect()),
-        generates("/v1/embeddings", EmbeddingsDialect(unknown)),
-        generates("/v1/rerank", RerankDialect(unknown)),
+        generates("/v1/score", score_dialect()),
+        generates("/v1/embeddings", embeddings_dialect(unknown)),
+        generates("/v1/rerank", rerank_dialect(unknown)),
         computes("/tokenize", tokenize),
         computes("/detokenize", detokenize),
         generates("/v1/inference", jobs),

@@ -6,25 +6,30 @@ little-endian float32.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
 
 from llorch_serve.calls.callers import Caller
-from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.ignored_fields import noting
 from llorch_serve.http.openai_requests import check_model
-from llorch_serve.http.problems import Problem
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.http.unknown_fields import UnknownFields
-from llorch_serve.requests import EmbedRequest, ModelInfo, TextEmbedding, TextPrompt, TokenPrompt
+from llorch_serve.http.whole_answers import WholeAnswers
+from llorch_serve.requests import (
+    EmbedRequest,
+    GenerationUpdate,
+    ModelInfo,
+    TextEmbedding,
+    TextPrompt,
+    TokenPrompt,
+)
 from llorch_serve.worker.embeddings import MAX_TEXTS
 
 _PREFIX: Final = "embd-"
@@ -57,35 +62,9 @@ class _Shape:
     ignored: tuple[str, ...]
 
 
-class EmbeddingsDialect:
-    """POST /v1/embeddings. Implements :class:`llorch_serve.http.service.Dialect`.
-
-    unknown: what becomes of fields that the route does not know.
-    """
-
-    def __init__(self, unknown: UnknownFields = UnknownFields.REFUSE) -> None:
-        self._read = noting(_read, unknown)
-
-    def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
-        """Return what a body asks for. Raises InvalidRequestError or ModelMismatchError."""
-        return self._read(raw, info, caller)
-
-    async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
-        """Take the vectors and send them."""
-        (call,) = calls
-        updates = sorted(await call.take(), key=lambda update: update.index)
-        for update in updates:
-            check_completed(update)
-        found = [update.embedding for update in updates if update.embedding is not None]
-        # Millions of numbers take as long to write as other calls would notice.
-        await exchange.send_json(await asyncio.to_thread(_answer, plan.detail, found))
-
-    def refusal(self, problem: Problem) -> object:
-        """Return the body of a refusal."""
-        return problem.openai()
-
-    async def send_failure(self, problem: Problem, exchange: Exchange) -> None:
-        """Nothing is sent in parts, so nothing fails in the middle."""
+def embeddings_dialect(unknown: UnknownFields = UnknownFields.REFUSE) -> WholeAnswers:
+    """Return POST /v1/embeddings. unknown: what becomes of fields that the route does not know."""
+    return WholeAnswers(noting(_read, unknown), _answer)
 
 
 def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None) -> Plan:
@@ -130,7 +109,8 @@ def _own_name(field: str) -> str:
     return f"input{field.removeprefix('inputs')}" if field.startswith("inputs") else field
 
 
-def _answer(shape: _Shape, found: list[TextEmbedding]) -> dict[str, Any]:
+def _answer(shape: _Shape, updates: Sequence[GenerationUpdate]) -> dict[str, Any]:
+    found = [update.embedding for update in updates if update.embedding is not None]
     tokens = sum(each.token_count for each in found)
     return {
         "object": "list",

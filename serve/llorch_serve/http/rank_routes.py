@@ -7,22 +7,21 @@ Input: a query and documents. Output: the documents' places with their relevance
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from llorch_serve.calls.callers import Caller
-from llorch_serve.calls.live_call import LiveCall, check_completed
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.ignored_fields import noting
 from llorch_serve.http.openai_requests import check_model
-from llorch_serve.http.problems import Problem
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.http.unknown_fields import UnknownFields
-from llorch_serve.requests import ContinuationScore, ModelInfo, RankRequest
+from llorch_serve.http.whole_answers import WholeAnswers
+from llorch_serve.requests import GenerationUpdate, ModelInfo, RankRequest
 from llorch_serve.worker.ranking import relevance
 
 _PREFIX: Final = "rerank-"
@@ -62,34 +61,9 @@ class _Shape:
     ignored: tuple[str, ...]
 
 
-class RerankDialect:
-    """POST /v1/rerank. Implements :class:`llorch_serve.http.service.Dialect`.
-
-    unknown: what becomes of fields that the route does not know.
-    """
-
-    def __init__(self, unknown: UnknownFields = UnknownFields.REFUSE) -> None:
-        self._read = noting(_read, unknown)
-
-    def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
-        """Return what a body asks for. Raises InvalidRequestError or ModelMismatchError."""
-        return self._read(raw, info, caller)
-
-    async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
-        """Take the scores and send them."""
-        (call,) = calls
-        updates = sorted(await call.take(), key=lambda update: update.index)
-        for update in updates:
-            check_completed(update)
-        scores = [update.score for update in updates if update.score is not None]
-        await exchange.send_json(_answer(plan.detail, scores))
-
-    def refusal(self, problem: Problem) -> object:
-        """Return the body of a refusal."""
-        return problem.openai()
-
-    async def send_failure(self, problem: Problem, exchange: Exchange) -> None:
-        """Nothing is sent in parts, so nothing fails in the middle."""
+def rerank_dialect(unknown: UnknownFields = UnknownFields.REFUSE) -> WholeAnswers:
+    """Return POST /v1/rerank. unknown: what becomes of fields that the route does not know."""
+    return WholeAnswers(noting(_read, unknown), _answer)
 
 
 def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None) -> Plan:
@@ -118,7 +92,8 @@ def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None
     return Plan((request,), AnswerPlan(False, lambda name: name, shape))
 
 
-def _answer(shape: _Shape, scores: list[ContinuationScore]) -> dict[str, Any]:
+def _answer(shape: _Shape, updates: Sequence[GenerationUpdate]) -> dict[str, Any]:
+    scores = [update.score for update in updates if update.score is not None]
     found = [relevance(yes, no) for yes, no in zip(scores[::2], scores[1::2], strict=True)]
     order = sorted(range(len(found)), key=lambda index: (-found[index], index))
     tokens = sum(score.context_tokens for score in scores[::2])

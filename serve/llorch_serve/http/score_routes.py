@@ -7,20 +7,18 @@ each, in their order.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from llorch_serve.calls.callers import Caller
-from llorch_serve.calls.live_call import LiveCall, check_completed
-from llorch_serve.calls.long_answers import places_of, written
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.exchange import Exchange, as_json
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.openai_logprobs import chat_logprobs
 from llorch_serve.http.openai_requests import check_model
-from llorch_serve.http.problems import Problem
 from llorch_serve.http.prompt_bodies import ConversationBody, choose_one, own_name, read_conversation
 from llorch_serve.http.service import AnswerPlan, Plan
+from llorch_serve.http.whole_answers import WholeAnswers
 from llorch_serve.requests import (
     ContinuationScore,
     GenerationUpdate,
@@ -53,54 +51,40 @@ class _Shape:
     listed: bool
 
 
-class ScoreDialect:
-    """POST /v1/score. Implements :class:`llorch_serve.http.service.Dialect`."""
+def score_dialect() -> WholeAnswers:
+    """Return POST /v1/score."""
+    return WholeAnswers(_read, _answer)
 
-    def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
-        """Return what a body asks for. Raises InvalidRequestError or ModelMismatchError."""
-        body = read_struct(raw, ScoreBody)
-        choose_one(body, "context", body.context)
-        if len(body.continuations) > MAX_CONTINUATIONS:
-            found = f"found {len(body.continuations)}, expected 1 to {MAX_CONTINUATIONS}"
-            raise InvalidRequestError([FieldViolation("continuations", found)])
-        bad: list[FieldViolation] = []
-        continuations = tuple(
-            _prompt(each, f"continuations[{index}]", bad) for index, each in enumerate(body.continuations)
-        )
-        check_model(body.model, info)
-        if body.context is None:
-            context = read_conversation(body, info, caller)
-        else:
-            context = _prompt(body.context, "context", bad)
-        if bad:
-            raise InvalidRequestError(bad)
-        request = ScoreRequest(
-            f"{_PREFIX}{secrets.token_hex(12)}",
-            context,
-            continuations,
-            logprobs=body.logprobs,
-            client_id=caller.client,
-            correlation_id=caller.correlation_id,
-            traceparent=caller.traceparent,
-        )
-        shape = _Shape(request.request_id, body.model or info.names[0], body.logprobs is not None)
-        return Plan((request,), AnswerPlan(False, lambda name: own_name(name, "context"), shape))
 
-    async def answer(self, plan: AnswerPlan, calls: list[LiveCall], exchange: Exchange) -> None:
-        """Take the scores and send them."""
-        (call,) = calls
-        updates = sorted(await call.take(), key=lambda update: update.index)
-        for update in updates:
-            check_completed(update)
-        places = places_of(updates)
-        await exchange.send_json(await written(places, lambda: as_json(_answer(plan.detail, updates))))
-
-    def refusal(self, problem: Problem) -> object:
-        """Return the body of a refusal."""
-        return problem.openai()
-
-    async def send_failure(self, problem: Problem, exchange: Exchange) -> None:
-        """Nothing is sent in parts, so nothing fails in the middle."""
+def _read(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
+    """Return what a body asks for. Raises InvalidRequestError or ModelMismatchError."""
+    body = read_struct(raw, ScoreBody)
+    choose_one(body, "context", body.context)
+    if len(body.continuations) > MAX_CONTINUATIONS:
+        found = f"found {len(body.continuations)}, expected 1 to {MAX_CONTINUATIONS}"
+        raise InvalidRequestError([FieldViolation("continuations", found)])
+    bad: list[FieldViolation] = []
+    continuations = tuple(
+        _prompt(each, f"continuations[{index}]", bad) for index, each in enumerate(body.continuations)
+    )
+    check_model(body.model, info)
+    if body.context is None:
+        context = read_conversation(body, info, caller)
+    else:
+        context = _prompt(body.context, "context", bad)
+    if bad:
+        raise InvalidRequestError(bad)
+    request = ScoreRequest(
+        f"{_PREFIX}{secrets.token_hex(12)}",
+        context,
+        continuations,
+        logprobs=body.logprobs,
+        client_id=caller.client,
+        correlation_id=caller.correlation_id,
+        traceparent=caller.traceparent,
+    )
+    shape = _Shape(request.request_id, body.model or info.names[0], body.logprobs is not None)
+    return Plan((request,), AnswerPlan(False, lambda name: own_name(name, "context"), shape))
 
 
 def _prompt(given: str | list[int], path: str, bad: list[FieldViolation]) -> TextPrompt | TokenPrompt:
@@ -111,7 +95,7 @@ def _prompt(given: str | list[int], path: str, bad: list[FieldViolation]) -> Tex
     return TokenPrompt(tuple(given))
 
 
-def _answer(shape: _Shape, updates: list[GenerationUpdate]) -> dict[str, Any]:
+def _answer(shape: _Shape, updates: Sequence[GenerationUpdate]) -> dict[str, Any]:
     scores = [update.score for update in updates if update.score is not None]
     tokens = sum(score.token_count for score in scores) + (scores[0].context_tokens if scores else 0)
     return {
