@@ -228,7 +228,9 @@ def test_few_messages_are_rendered_again_one_by_one():
         rendered += 1
         return template.render(seen)
 
-    refusal = pytest.raises(InvalidRequestError, match="more than 32 messages of unusual roles say")
+    refusal = pytest.raises(
+        InvalidRequestError, match=r"too many messages of unusual roles.*at most 32 whose"
+    )
     for count, outcome in ((32, contextlib.nullcontext()), (200, refusal)):
         rendered = 0
         seen = read_input(ChatPrompt((ChatMessage("critic", "no"),) * count))
@@ -236,3 +238,15 @@ def test_few_messages_are_rendered_again_one_by_one():
         with outcome:
             check_all_told(render, seen, text, ["critic"] * count)
         assert rendered == 32
+
+
+def test_messages_that_a_template_writes_in_another_order_are_found():
+    template = ChatTemplate(
+        "{% for m in messages | reverse %}{{ m.role }}: {{ m.content }};{% endfor %}", None, None
+    )
+    for count, outcome in ((1025, contextlib.nullcontext()), (1100, pytest.raises(InvalidRequestError))):
+        messages = tuple(ChatMessage("critic", f"critique {index:06d}") for index in range(count))
+        seen = read_input(ChatPrompt(messages))
+        text = template.render(seen)
+        with outcome:
+            check_all_told(lambda _: pytest.fail("rendered again"), seen, text, ["critic"] * count)

@@ -19,8 +19,12 @@ DEVELOPER: Final = "developer"
 _SYSTEM: Final = "system"
 # Every model's template was written with these in mind: what it leaves out of them, it means to.
 _WELL_KNOWN: Final = ("system", "user", "assistant", "tool")
+_MOST_SEARCHED: Final = 1024
+"""Messages of unusual roles that are looked for in all of the text, since they do not stand where they
+should.
+"""
 _MOST_TRIED: Final = 32
-"""Messages of unusual roles that are looked for one by one, since each takes a rendering of its own."""
+"""Those that are found nowhere, each of which takes a rendering of its own."""
 
 Render = Callable[[TemplateInput], str]
 """Returns the text of a conversation, or raises InvalidRequestError."""
@@ -50,7 +54,7 @@ def check_all_told(render: Render, seen: TemplateInput, text: str, roles: list[s
 
     text: the conversation, rendered. roles: of its messages, as they were sent.
     """
-    end, tried = 0, 0
+    end, searched, tried = 0, 0, 0
     for index, message in enumerate(seen.messages):
         if roles[index] in _WELL_KNOWN:
             continue
@@ -59,15 +63,17 @@ def check_all_told(render: Render, seen: TemplateInput, text: str, roles: list[s
         if behind is not None:
             end = behind
             continue
-        tried += 1
-        if tried > _MOST_TRIED:
+        searched += 1
+        told = searched <= _MOST_SEARCHED and all(part in text for part in said)
+        tried += not told
+        if searched > _MOST_SEARCHED or tried > _MOST_TRIED:
             found = (
-                f"the model's chat template changes what more than {_MOST_TRIED} messages of unusual roles "
-                f"say, this one of the role {roles[index][:32]!r}; send them as messages of a role that the "
-                "template knows, such as user"
+                f"the model's chat template changes too many messages of unusual roles, this one of the role "
+                f"{roles[index][:32]!r}; expected at most {_MOST_TRIED} whose words it changes and "
+                f"{_MOST_SEARCHED} out of order; send them as messages of a role that it knows, such as user"
             )
             raise InvalidRequestError([FieldViolation(f"{FIELD}.messages[{index}]", found)])
-        if all(part in text for part in said):
+        if told:
             continue
         others = list(seen.messages)
         others[index] = message | {"content": f"CHANGED{secrets.token_hex(8)}"}
