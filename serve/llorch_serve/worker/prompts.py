@@ -111,7 +111,7 @@ class PromptEncoder:
         whole = self.tokenizer.started(self.tokenizer.encode(text, add_special_tokens=True))
         if len(whole) <= most:
             return whole
-        places = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        places = (i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain)
         start = next(places, 0)
         before, after = whole[:start], whole[start + len(plain) :]
         room = most - len(before) - len(after)
