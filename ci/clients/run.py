@@ -22,6 +22,7 @@ from clients.page import written
 from clients.table import CACHE, HERE, ROOT, Client, Shown, clients
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.files.durable import write_whole
+from llorch_serve.python_child import module_command
 from support.builders.scripted_model import write_scripted_model
 from support.harness.processes import llorch_here, running
 
@@ -128,10 +129,11 @@ def _interpreter(client: Client) -> list[str]:
                 check=True,
             )
         else:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            subprocess.run(module_command(sys.executable, "venv", "--clear", str(folder)), check=True)
             if client.packages:
-                pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
-                subprocess.run([*pip, "--disable-pip-version-check", *client.packages], check=True)
+                install = ("install", "--quiet", "--disable-pip-version-check", *client.packages)
+                python = str(folder / "bin" / "python")
+                subprocess.run(module_command(python, "pip", *install), check=True)
         stamp.write_text(wanted, encoding="utf-8")
     return ["node"] if client.is_npm else [str(folder / "bin" / "python"), "-P"]
 

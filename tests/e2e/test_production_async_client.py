@@ -48,6 +48,7 @@ def test_both_clients_have_the_same_methods_one_for_each_rpc():
         "Generate": "complete",
         "GenerateStream": "generate",
         "Score": "score",
+        "Embed": "embed",
         "Tokenize": "tokenize",
         "Detokenize": "detokenize",
         "GetModelInfo": "model_info",

@@ -135,6 +135,7 @@ def test_reflection_lists_the_service_and_its_methods():
         "Generate",
         "GenerateStream",
         "Score",
+        "Embed",
         "Tokenize",
         "Detokenize",
         "GetModelInfo",
