@@ -55,6 +55,7 @@ def test_every_module_of_the_worker_imports(bare):
         ("http", "h11"),  # uvicorn's own
         ("observe", "prometheus_client"),
         ("observe", "opentelemetry"),
+        ("observe", "requests"),  # its exporter's own
     }
     code = (
         f"EXTRAS = {extras!r}"

@@ -156,6 +156,7 @@ VARIED: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "target": [({}, {"target": "portable"})],
     "kv_dtype": [({}, {"kv_dtype": "float32"})],
     "kl_limit": [({}, {"kl_limit": 0.5})],
+    "embed": [({}, {"embed": "mean"}), ({"embed": "mean"}, {"embed": "last"})],
     "activations": [({}, {"activations": "row"}), ({"activations": "row"}, {"activations": "quarters"})],
     "transforms": [({}, {"transforms": (name,)}) for name in ("rotate", "hadamard")],
 }
