@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Sequence
 
 from bench_peers.asked import Verdict, verdicts
@@ -25,7 +26,23 @@ def replace_section(page: str, section: str, *, by: str = "ci/bench") -> str:
             f"the page must have the lines {begin} and {end} once, in this order; put them where figures go"
         )
     before, rest = page.split(begin)
-    return f"{before}{begin}\n\n{section.strip()}\n\n{end}{rest.split(end)[1]}"
+    return f"{before}{begin}\n\n{_wrapped(section.strip())}\n\n{end}{rest.split(end)[1]}"
+
+
+def _wrapped(text: str) -> str:
+    """Return Markdown whose sentences and lists are as wide as documents are; tables and links stay."""
+    lines = []
+    for line in text.split("\n"):
+        whole = not line or line.startswith(("|", "#", "!")) or "](" in line
+        indent = "  " if line.startswith("- ") else ""
+        lines += (
+            [line]
+            if whole
+            else textwrap.wrap(
+                line, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        )
+    return "\n".join(lines)
 
 
 def section(run: Run, picture: str) -> str:
