@@ -206,6 +206,18 @@ def test_values_that_8_bits_do_not_hold_are_values_where_inputs_are_not_rounded(
     assert f"values in float32, exactly, of {bits} bits in the file" in describe(contents(artifact))
 
 
+@pytest.mark.parametrize("bits", [3, 4])
+def test_projections_whose_groups_differ_keep_their_own_scales(tmp_path: Path, bits: int) -> None:
+    def make(shape: tuple[int, int], rng: np.random.Generator) -> Made:
+        group = 64 if shape[0] == shape[1] else 32
+        return packed_hqq.matrix(bits, group, whole=False)(shape, rng)
+
+    packed = write_packed(tmp_path / "m", SHAPE, make, packed_hqq.SETTINGS, skip=("lm_head",))
+    found = all_logits(source(packed, tmp_path / "a", accuracy_level=0), IDS)
+    expected = numpy_llama.forward(packed.config, packed.values, IDS)
+    np.testing.assert_allclose(found, expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
 def test_values_of_large_models_stay_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = VALUES["nf4"](tmp_path / "m", SHAPE)
     matrices = [v for n, v in packed.values.items() if v.ndim == 2 and "layers" in n]
