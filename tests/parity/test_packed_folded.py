@@ -23,7 +23,9 @@ from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_export.terminal.inspect import describe
 from llorch_serve.artifact.folder import Artifact
+from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity.divergence import DivergenceSum
+from llorch_serve.runtime import embedding_session, memory_plan, opening
 from llorch_serve.runtime.memory_plan import loaded_bytes
 from support.builders import packed_bitsandbytes, packed_hqq, packed_modelopt
 from support.builders.packed_checkpoints import Group, Packed, write_compressed, write_gptq
@@ -293,6 +295,26 @@ def test_a_file_is_about_as_large_as_its_source_and_says_what_memory_it_takes(
     assert loaded_bytes(manifest, "CPUExecutionProvider") == wider + sum(
         file.bytes for file in manifest.files
     )
+
+
+@pytest.mark.parametrize("embed", [None, "mean"])
+def test_opening_gives_back_what_it_freed_and_says_where_it_needs_more_than_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: Any
+) -> None:
+    freed: list[str] = []
+    for module in (opening, embedding_session):
+        monkeypatch.setattr(module, "give_back_freed", lambda: freed.append("all"), raising=False)
+    packed = EXACT["mxfp4"][0](tmp_path / "m", SHAPE)
+    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", embed=embed)
+    said: list[str | None] = []
+    opens = opening.open_session if embed is None else embedding_session.open_embedder
+    for times in (memory_plan.PASSING, 2**60):
+        monkeypatch.setattr(memory_plan, "PASSING", times)
+        opens(artifact, SessionConfig(threads=1), lambda report: said.append(report.notice))
+    assert freed == ["all", "all"]
+    assert said[0] is None
+    assert said[1] is not None
+    assert "since its weights are widened" in said[1]
 
 
 def test_inspect_tells_the_bits_of_the_file(tmp_path: Path) -> None:
