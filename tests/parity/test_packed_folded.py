@@ -24,6 +24,7 @@ from llorch_export.preview import preview
 from llorch_export.terminal.inspect import describe
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
+from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.runtime import embedding_session, memory_plan, opening
 from llorch_serve.runtime.memory_plan import loaded_bytes
@@ -61,17 +62,23 @@ def by_compressed(*group: Any, **more: Any) -> Write:
     return lambda path, shape: write_compressed(path, shape, Group(*group, **more))
 
 
+FP8_SETTINGS: dict[str, object] = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [64, 64],
+}
+
+
+def _fp8(sizes: tuple[int, int], rng: np.random.Generator) -> Made:
+    codes = rng.normal(0, 60, sizes).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.5, 1, tuple(-(-size // 64) for size in sizes)).astype(np.float32) / 600
+    wide = np.repeat(np.repeat(scales, 64, axis=0), 64, axis=1)[: sizes[0], : sizes[1]]
+    return {"weight": codes, "weight_scale_inv": scales}, codes.astype(np.float32) * wide
+
+
 def by_its_own_method(path: Path, shape: dict[str, Any]) -> Packed:
     """Write 8-bit floating point as DeepSeek and Qwen publish it."""
-
-    def make(sizes: tuple[int, int], rng: np.random.Generator) -> Made:
-        codes = rng.normal(0, 60, sizes).astype(ml_dtypes.float8_e4m3fn)
-        scales = rng.uniform(0.5, 1, tuple(-(-size // 64) for size in sizes)).astype(np.float32) / 600
-        wide = np.repeat(np.repeat(scales, 64, axis=0), 64, axis=1)[: sizes[0], : sizes[1]]
-        return {"weight": codes, "weight_scale_inv": scales}, codes.astype(np.float32) * wide
-
-    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
-    return write_packed(path, shape, make, settings, skip=("lm_head",))
+    return write_packed(path, shape, _fp8, FP8_SETTINGS, skip=("lm_head",))
 
 
 EXACT: dict[str, tuple[Write, str]] = {
@@ -233,6 +240,26 @@ def test_values_of_large_models_stay_in_8_bits(tmp_path: Path, monkeypatch: pyte
             str(packed.folder), tmp_path / str(most), precision="source", accuracy_level=0
         )
         assert any(form in notice for notice in export(options, silent).notices)
+
+
+@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "fp8 by its own method"])
+def test_scales_that_make_no_numbers_of_codes_are_refused_whatever_becomes_of_them(
+    tmp_path: Path, kind: str, level: int
+) -> None:
+    name = {"fp8": "FP8", "mxfp4": "MXFP4"}.get(kind, "")
+    maker = {"FP8": packed_modelopt.fp8("tensor"), "MXFP4": packed_modelopt.mxfp4}.get(name, _fp8)
+
+    def make(shape: tuple[int, int], rng: np.random.Generator) -> Made:
+        parts, values = maker(shape, rng)
+        scales = "weight_scale" if name else "weight_scale_inv"
+        largest = np.full_like(parts[scales], 254 if name == "MXFP4" else 3e38)
+        return {**parts, scales: largest}, values
+
+    settings = packed_modelopt.settings(name) if name else FP8_SETTINGS
+    packed = write_packed(tmp_path / "m", SHAPE, make, settings, skip=("lm_head",))
+    with pytest.raises(ArtifactError, match=r"model\.layers\.0\..*(give|holds) NaN or infinity"):
+        source(packed, tmp_path / "a", accuracy_level=level)
 
 
 def test_groups_along_outputs_are_values_by_default_and_quantised_anew_in_large_models(
