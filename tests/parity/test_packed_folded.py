@@ -23,7 +23,10 @@ from llorch_export.pipeline import export
 from llorch_export.preview import preview
 from llorch_export.terminal.inspect import describe
 from llorch_serve.artifact.folder import Artifact
+from llorch_serve.config import SessionConfig
+from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity.divergence import DivergenceSum
+from llorch_serve.runtime import embedding_session, memory_plan, opening
 from llorch_serve.runtime.memory_plan import loaded_bytes
 from support.builders import packed_bitsandbytes, packed_hqq, packed_modelopt
 from support.builders.packed_checkpoints import Group, Packed, write_compressed, write_gptq
@@ -59,17 +62,23 @@ def by_compressed(*group: Any, **more: Any) -> Write:
     return lambda path, shape: write_compressed(path, shape, Group(*group, **more))
 
 
+FP8_SETTINGS: dict[str, object] = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [64, 64],
+}
+
+
+def _fp8(sizes: tuple[int, int], rng: np.random.Generator) -> Made:
+    codes = rng.normal(0, 60, sizes).astype(ml_dtypes.float8_e4m3fn)
+    scales = rng.uniform(0.5, 1, tuple(-(-size // 64) for size in sizes)).astype(np.float32) / 600
+    wide = np.repeat(np.repeat(scales, 64, axis=0), 64, axis=1)[: sizes[0], : sizes[1]]
+    return {"weight": codes, "weight_scale_inv": scales}, codes.astype(np.float32) * wide
+
+
 def by_its_own_method(path: Path, shape: dict[str, Any]) -> Packed:
     """Write 8-bit floating point as DeepSeek and Qwen publish it."""
-
-    def make(sizes: tuple[int, int], rng: np.random.Generator) -> Made:
-        codes = rng.normal(0, 60, sizes).astype(ml_dtypes.float8_e4m3fn)
-        scales = rng.uniform(0.5, 1, tuple(-(-size // 64) for size in sizes)).astype(np.float32) / 600
-        wide = np.repeat(np.repeat(scales, 64, axis=0), 64, axis=1)[: sizes[0], : sizes[1]]
-        return {"weight": codes, "weight_scale_inv": scales}, codes.astype(np.float32) * wide
-
-    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
-    return write_packed(path, shape, make, settings, skip=("lm_head",))
+    return write_packed(path, shape, _fp8, FP8_SETTINGS, skip=("lm_head",))
 
 
 EXACT: dict[str, tuple[Write, str]] = {
@@ -206,6 +215,18 @@ def test_values_that_8_bits_do_not_hold_are_values_where_inputs_are_not_rounded(
     assert f"values in float32, exactly, of {bits} bits in the file" in describe(contents(artifact))
 
 
+@pytest.mark.parametrize("bits", [3, 4])
+def test_projections_whose_groups_differ_keep_their_own_scales(tmp_path: Path, bits: int) -> None:
+    def make(shape: tuple[int, int], rng: np.random.Generator) -> Made:
+        group = 64 if shape[0] == shape[1] else 32
+        return packed_hqq.matrix(bits, group, whole=False)(shape, rng)
+
+    packed = write_packed(tmp_path / "m", SHAPE, make, packed_hqq.SETTINGS, skip=("lm_head",))
+    found = all_logits(source(packed, tmp_path / "a", accuracy_level=0), IDS)
+    expected = numpy_llama.forward(packed.config, packed.values, IDS)
+    np.testing.assert_allclose(found, expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
 def test_values_of_large_models_stay_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = VALUES["nf4"](tmp_path / "m", SHAPE)
     matrices = [v for n, v in packed.values.items() if v.ndim == 2 and "layers" in n]
@@ -219,6 +240,26 @@ def test_values_of_large_models_stay_in_8_bits(tmp_path: Path, monkeypatch: pyte
             str(packed.folder), tmp_path / str(most), precision="source", accuracy_level=0
         )
         assert any(form in notice for notice in export(options, silent).notices)
+
+
+@pytest.mark.parametrize("level", [0, 4])
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "fp8 by its own method"])
+def test_scales_that_make_no_numbers_of_codes_are_refused_whatever_becomes_of_them(
+    tmp_path: Path, kind: str, level: int
+) -> None:
+    name = {"fp8": "FP8", "mxfp4": "MXFP4"}.get(kind, "")
+    maker = {"FP8": packed_modelopt.fp8("tensor"), "MXFP4": packed_modelopt.mxfp4}.get(name, _fp8)
+
+    def make(shape: tuple[int, int], rng: np.random.Generator) -> Made:
+        parts, values = maker(shape, rng)
+        scales = "weight_scale" if name else "weight_scale_inv"
+        largest = np.full_like(parts[scales], 254 if name == "MXFP4" else 3e38)
+        return {**parts, scales: largest}, values
+
+    settings = packed_modelopt.settings(name) if name else FP8_SETTINGS
+    packed = write_packed(tmp_path / "m", SHAPE, make, settings, skip=("lm_head",))
+    with pytest.raises(ArtifactError, match=r"model\.layers\.0\..*(give|holds) NaN or infinity"):
+        source(packed, tmp_path / "a", accuracy_level=level)
 
 
 def test_groups_along_outputs_are_values_by_default_and_quantised_anew_in_large_models(
@@ -281,6 +322,26 @@ def test_a_file_is_about_as_large_as_its_source_and_says_what_memory_it_takes(
     assert loaded_bytes(manifest, "CPUExecutionProvider") == wider + sum(
         file.bytes for file in manifest.files
     )
+
+
+@pytest.mark.parametrize("embed", [None, "mean"])
+def test_opening_gives_back_what_it_freed_and_says_where_it_needs_more_than_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: Any
+) -> None:
+    freed: list[str] = []
+    for module in (opening, embedding_session):
+        monkeypatch.setattr(module, "give_back_freed", lambda: freed.append("all"), raising=False)
+    packed = EXACT["mxfp4"][0](tmp_path / "m", SHAPE)
+    artifact = export_tiny(packed.folder, tmp_path / "a", precision="source", embed=embed)
+    said: list[str | None] = []
+    opens = opening.open_session if embed is None else embedding_session.open_embedder
+    for times in (memory_plan.PASSING, 2**60):
+        monkeypatch.setattr(memory_plan, "PASSING", times)
+        opens(artifact, SessionConfig(threads=1), lambda report: said.append(report.notice))
+    assert freed == ["all", "all"]
+    assert said[0] is None
+    assert said[1] is not None
+    assert "since its weights are widened" in said[1]
 
 
 def test_inspect_tells_the_bits_of_the_file(tmp_path: Path) -> None:

@@ -159,6 +159,13 @@ def test_a_pooling_behind_a_link_that_leads_out_is_refused(tmp_path: Path) -> No
         open_checkpoint(str(folder))
 
 
+def test_half_a_pair_of_surrogates_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    folder = write_modules(write_hf_folder(tmp_path / "m"))
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"\\ud800": "search: "}}')
+    with pytest.raises(ArtifactError, match=r"config_sentence_transformers\.json is not valid JSON"):
+        open_checkpoint(str(folder))
+
+
 def test_lengths_and_prompts_beside_the_modules(tmp_path: Path) -> None:
     folder = write_modules(write_hf_folder(tmp_path / "m"))
     length = folder / "sentence_bert_config.json"

@@ -175,6 +175,37 @@ def test_a_connection_that_holds_most_watches_is_refused_more_and_drives_out_nob
     run(test)
 
 
+def test_a_connection_that_is_many_peoples_gives_its_oldest_watch_up_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "MAX_WATCHERS", 4)
+    proxy, other = "ipv4:1.1.1.1:2", "ipv4:1.1.1.1:1"
+
+    async def test() -> None:
+        served, now, loop = Served(), 0.0, asyncio.get_running_loop()
+        loop.time, real = (lambda: real() + now), loop.time  # type: ignore[method-assign]
+        others, idle = ([Call(peer=peer) for _ in range(2)] for peer in (other, proxy))
+        early, late, last = (Call(peer=proxy) for _ in range(3))
+        for context in (*others, *idle, early):
+            served.call("Watch", context)
+            await turns()
+        now += health.KEPT_S
+        for context in (late, last):
+            served.call("Watch", context)
+            await turns()
+        served.call("Watch", next_ := Call(peer=proxy))
+        await turns()
+        assert [context.status is not None for context in (*others, *idle)] == [False, False, True, True]
+        assert [context.told for context in (early, late, last, next_)] == [
+            [],
+            [NOT_SERVING],
+            [NOT_SERVING],
+            [],
+        ]
+
+    run(test)
+
+
 def test_a_newcomer_gets_in_where_one_connection_holds_all_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "MAX_WATCHERS", 3)
 

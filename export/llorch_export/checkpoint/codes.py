@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.artifact.manifest import ScaleType
+from llorch_serve.errors import ArtifactError
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,15 @@ class Codes:
         """Return rows ``start`` to ``stop`` (excluded) of the matrix: float32 [stop - start, columns], each
         product rounded once.
         """
-        rows = self.read(start, stop)
+        values = self._products(self.read(start, stop))
+        if self.input_order is None:
+            return values
+        found = np.empty_like(values)
+        found[:, self.input_order] = values
+        return found
+
+    def _products(self, rows: CodeRows) -> npt.NDArray[np.float32]:
+        """Return codes times scales [rows, columns], in the order of the codes."""
         middle = 2 ** (self.bits - 1)
         if self.levels is not None:
             values = self.levels.values[rows.codes]
@@ -108,11 +117,29 @@ class Codes:
             values = rows.codes.astype(np.float32) - self._spread(rows.zero_points.astype(np.float32))
         with np.errstate(over="ignore"):  # found and reported where the weights are written
             values *= self._spread(rows.scales)
-        if self.input_order is None:
-            return values
-        found = np.empty_like(values)
-        found[:, self.input_order] = values
-        return found
+        return values
+
+    def finite(self, name: str) -> Codes:
+        """Return the same matrix, of which rows are not read if some of their values are not finite, since
+        the runtime would make these of them. name: the tensor's, for the error.
+        """
+        read = self.read
+
+        def checked(start: int, stop: int) -> CodeRows:
+            rows = read(start, stop)
+            largest = np.float32(2**self.bits if self.levels is None else np.abs(self.levels.values).max())
+            if rows.zero_points is not None and rows.zero_points.dtype == np.float32:
+                largest = largest + np.abs(rows.zero_points).max()
+            with np.errstate(over="ignore"):
+                large = not np.isfinite(rows.scales * largest).all()
+            if large and not np.isfinite(self._products(rows)).all():
+                raise ArtifactError(
+                    f"{name}: codes times scales give NaN or infinity; the weights are damaged, fetch them "
+                    "again"
+                )
+            return rows
+
+        return replace(self, read=checked)
 
     def _spread(self, of_groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return [rows, columns] of [rows, groups]."""

@@ -122,17 +122,26 @@ class ModelFolder:
         """Return a JSON object, or None if there is no such file. Raises ArtifactError if it is anything
         else.
         """
+        value = self.read_value(name)
+        if value is None and self.find(name) is None:
+            return None
+        if not isinstance(value, dict):
+            raise ArtifactError(f"{self.path / name} holds {type(value).__name__}, expected a JSON object")
+        return value
+
+    def read_value(self, name: str) -> object:
+        """Return what a file of JSON holds, or None if there is no such file. Raises ArtifactError if it is
+        no JSON.
+        """
         data = self.read_bytes(name, limit=MAX_JSON_BYTES)
         if data is None:
             return None
         try:
-            value = json.loads(data.decode("utf-8-sig"))
+            value: object = json.loads(data.decode("utf-8-sig"))
             # Half a surrogate pair, written as an escape, is JSON and yet no text: no tokenizer and no file
             # takes it.
             if _ESCAPED_SURROGATE.search(data):
                 json.dumps(value, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise ArtifactError(f"{self.path / name} is not valid JSON: {error}; fetch it again") from error
-        if not isinstance(value, dict):
-            raise ArtifactError(f"{self.path / name} holds {type(value).__name__}, expected a JSON object")
         return value

@@ -49,7 +49,7 @@ def packed_tensor(
         dtype=matrix.form,
         load_rows=load_rows,
         packed=matrix.form,
-        codes=None if matrix.codes is None else matrix.codes.part(place.start, place.step),
+        codes=None if matrix.codes is None else matrix.codes.part(place.start, place.step).finite(name),
     )
 
 
@@ -71,7 +71,7 @@ def plain_tensor(
         load_rows=_reader(tensor, place, scaled) if whole is None else lambda a, b: whole()[a:b],
         load_whole=whole,
         packed=None if tensor.scale is None else "floating point of 8 bits, with scales",
-        codes=_scaled_codes(tensor, place, scaled),
+        codes=_scaled_codes(name, tensor, place, scaled),
         narrow_type=SCALE_TYPES.get(tensor.dtype) if narrow and tensor.dtype != "F32" else None,
     )
 
@@ -97,10 +97,13 @@ def _reader(tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | 
     return lambda start, stop: whole(place.start + start, place.start + stop)
 
 
-def _scaled_codes(tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None) -> Codes | None:
+def _scaled_codes(
+    name: str, tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | None
+) -> Codes | None:
     if tensor.scale is None or packing is None:
         return None
-    return scaled_codes(tensor.source, tensor.dtype, tensor.scale, packing).part(place.start, place.step)
+    whole = scaled_codes(tensor.source, tensor.dtype, tensor.scale, packing)
+    return whole.part(place.start, place.step).finite(name)
 
 
 def every(load: LoadRows, place: names.StoredRows) -> LoadRows:

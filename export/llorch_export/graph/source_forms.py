@@ -93,9 +93,10 @@ class SourceForms:
             order = b"" if codes.input_order is None else codes.input_order.tobytes()
             levels = b"" if codes.levels is None else codes.levels.values.tobytes()
             apart = tensor.name if codes.across else ""
-            keys.add(
-                (codes.scale_type, codes.zero_type, codes.scale_table is None, form, order, levels, apart)
-            )
+            # Blocks have a scale each; what the runtime widens has the scales of the file, one a group.
+            group = None if isinstance(form, BlockForm) else codes.group
+            scales = (codes.scale_type, codes.zero_type, codes.scale_table is None, group)
+            keys.add((scales, form, order, levels, apart))
         return len(keys) == 1
 
     def becomes(self, tensor: LazyTensor) -> str:

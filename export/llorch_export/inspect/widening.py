@@ -34,10 +34,16 @@ class Widening:
         """Return what a value's own part of the data file is: initialisers, those inside the graph and shared
         tables apart; nothing for a value that depends on inputs.
         """
-        tensor = self.weights.get(name)
-        if tensor is not None:
-            mine = tensor.external_data and not name.startswith(_SHARED_TABLES)
-            return [tensor] if mine else []
-        node = self._nodes.get(name)
-        found = {} if node is None else {t.name: t for each in node.input for t in self.behind(each)}
+        found: dict[str, onnx.TensorProto] = {}
+        waiting, seen = [name], {name}
+        while waiting:
+            value = waiting.pop()
+            tensor, node = self.weights.get(value), self._nodes.get(value)
+            if tensor is not None:
+                if tensor.external_data and not value.startswith(_SHARED_TABLES):
+                    found[value] = tensor
+            elif node is not None:
+                further = [each for each in dict.fromkeys(node.input) if each not in seen]
+                seen.update(further)
+                waiting += reversed(further)
         return list(found.values())

@@ -7,11 +7,10 @@ Input is a folder that a stranger may have filled, or the metadata of a GGUF fil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Final
 
-from llorch_export.checkpoint.folder import MAX_JSON_BYTES, ModelFolder
+from llorch_export.checkpoint.folder import ModelFolder
 from llorch_export.config.embedding import EmbedChoice, Embedding
 from llorch_export.config.fields import quoted
 from llorch_serve.artifact.manifest import EmbeddingForm, Pooling
@@ -49,7 +48,7 @@ def embedding_of_folder(folder: ModelFolder, choice: EmbedChoice | None) -> Embe
     """
     if choice == "none":
         return None
-    data = _read(folder, MODULES)
+    data = folder.read_value(MODULES)
     modules = None if data is None else _modules(data, folder)
     if choice is not None:
         own = () if modules is None else tuple(kind for kind, _ in modules)
@@ -113,7 +112,7 @@ def _pooling(folder: ModelFolder, path: str) -> Pooling:
             f"fetch it again"
         )
     inside = ModelFolder(folder.path / path, whole=folder.whole or folder.path)
-    settings = _read(inside, "config.json")
+    settings = inside.read_value("config.json")
     where = folder.path / path / "config.json"
     if not isinstance(settings, dict):
         raise ArtifactError(f"{where} is missing or no JSON object, and says how states are pooled; fetch it")
@@ -135,7 +134,7 @@ def _pooling(folder: ModelFolder, path: str) -> Pooling:
 
 def _length(folder: ModelFolder) -> int | None:
     """Return the most tokens of a text."""
-    settings = _read(folder, LENGTH)
+    settings = folder.read_value(LENGTH)
     if not isinstance(settings, dict):
         return None
     if settings.get("do_lower_case"):
@@ -154,7 +153,7 @@ def _length(folder: ModelFolder) -> int | None:
 
 
 def _said_of_prompts(folder: ModelFolder) -> tuple[str, ...]:
-    settings = _read(folder, PROMPTS)
+    settings = folder.read_value(PROMPTS)
     prompts = settings.get("prompts") if isinstance(settings, dict) else None
     if not isinstance(prompts, dict):
         return ()
@@ -166,14 +165,3 @@ def _said_of_prompts(folder: ModelFolder) -> tuple[str, ...]:
         f"this model was trained with prompts before its texts, which whoever asks must send with them "
         f"({shown})",
     )
-
-
-def _read(folder: ModelFolder, name: str) -> object:
-    """Return a file's content; None if there is no such file. Raises ArtifactError if it is no JSON."""
-    data = folder.read_bytes(name, limit=MAX_JSON_BYTES)
-    if data is None:
-        return None
-    try:
-        return json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{folder.path / name} is not valid JSON: {error}; fetch it again") from error

@@ -2,7 +2,8 @@
 
 Where the limit is reached, a new call evicts another: of the calls of the connection that holds most of them,
 the one that has run longest. So a client that comes again is served again, and whoever fills the limit evicts
-its own calls first. Or, where calls are cheaper to refuse, it is refused more.
+its own calls first. Or, where calls are cheaper to refuse, it is refused more, until its oldest has run for a
+while: a connection may be a proxy's, and its calls many people's.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ class HeldCall:
     another call has taken its place.
     """
 
-    __slots__ = ("connection", "evicted")
+    __slots__ = ("connection", "evicted", "since")
 
     def __init__(self, connection: str) -> None:
+        loop = asyncio.get_running_loop()
         self.connection = connection
-        self.evicted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.since = loop.time()
+        self.evicted: asyncio.Future[None] = loop.create_future()
 
 
 class CallLimit:
     """At most ``count`` calls at once, on one event loop.
 
-    refusing: whether a connection that holds most of them is refused another, which costs the loop half of
-        what an eviction and the new call would.
+    kept_s: a connection that holds most of them is refused another until its oldest has run for so long,
+        which costs the loop half of what an eviction and the new call would.
     """
 
-    def __init__(self, count: int, *, refusing: bool = False) -> None:
+    def __init__(self, count: int, *, kept_s: float = 0.0) -> None:
         self._free = count
-        self._refusing = refusing
+        self._kept_s = kept_s
         # By connection, and of each in the order in which they began.
         self._held: dict[str, dict[HeldCall, None]] = {}
 
@@ -67,15 +70,17 @@ class CallLimit:
                 self._leave(call)
 
     def _make_room(self, connection: str) -> None:
-        greedy = max(self._held.values(), key=len)  # the connection that came first, of equals
+        most = max(self._held.values(), key=len)  # the connection that came first, of equals
         own = self._held.get(connection, {})
-        if self._refusing and len(own) == len(greedy):
-            raise QueueFullError(
-                "this connection has its share of the calls of a kind that this worker takes at once; end "
-                "one of them, or ask again later",
-                retry_after_s=1.0,
-            )
-        victim = next(iter(greedy))
+        if len(own) == len(most):
+            most = own
+            if asyncio.get_running_loop().time() - next(iter(own)).since < self._kept_s:
+                raise QueueFullError(
+                    "this connection has its share of the calls of a kind that this worker takes at once; "
+                    "end one of them, or ask again later",
+                    retry_after_s=1.0,
+                )
+        victim = next(iter(most))
         self._leave(victim)
         victim.evicted.set_result(None)
 

@@ -27,6 +27,7 @@ from llorch_serve.rpc.status import write_status
 NAME: Final = "grpc.health.v1.Health"
 
 MAX_WATCHERS: Final = 128
+KEPT_S: Final = 10.0  # for a watch of a connection that has most, before another of it may take its place
 MAX_CHECKS: Final = 64  # at once; one takes milliseconds
 MESSAGE_S: Final = 0.005  # for a message that was sent with its call to arrive, while others wait
 DISTRUST_S: Final = 10.0  # after a large message, in which none is received
@@ -40,7 +41,7 @@ class Health:
         self._services = frozenset(services)
         self._status = HealthCheckResponse.NOT_SERVING
         self._ended = False
-        self._watches, self._checks = CallLimit(MAX_WATCHERS, refusing=True), CallLimit(MAX_CHECKS)
+        self._watches, self._checks = CallLimit(MAX_WATCHERS, kept_s=KEPT_S), CallLimit(MAX_CHECKS)
         self._messages = SmallReceiving(MESSAGE_S, DISTRUST_S)
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

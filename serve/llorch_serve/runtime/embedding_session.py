@@ -31,7 +31,8 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
-from llorch_serve.runtime.memory_plan import loaded_bytes
+from llorch_serve.runtime.heap import give_back_freed
+from llorch_serve.runtime.memory_plan import loaded_bytes, widening_notice
 from llorch_serve.runtime.opening import LoadReport
 
 _INPUTS: Final = frozenset({"input_ids", "seqlens_k", "total_sequence_length"})
@@ -90,10 +91,13 @@ def open_embedder(
     require_arithmetic(provider.runtime_name, (manifest.recipe.compute_type,))
     threads = config.threads or usable_cpus()
     context, limited = _context(manifest, config, provider.runtime_name)
-    notice = f"context limited to {context} of {manifest.context_length} tokens: memory is short"
+    short = f"context limited to {context} of {manifest.context_length} tokens: memory is short"
+    notices = filter(None, (short if limited else None, widening_notice(manifest)))
     capacity = KvCapacity(slots=1, context=context, bytes_per_token=0, budget=context)
-    report(LoadReport(threads, capacity, notice if limited else None))
+    report(LoadReport(threads, capacity, "; ".join(notices) or None))
     session = load_graph(artifact.graph_path, manifest.recipe, runtime, threads, provider, plain=False)
+    if manifest.widened_bytes:
+        give_back_freed()
     check_signature(artifact, artifact.graph_path, session, manifest.kv.dtype)
     where = placement(
         session,

@@ -7,6 +7,7 @@ allocated here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import psutil
 
@@ -17,6 +18,9 @@ from llorch_serve.providers import ARITHMETIC, ActiveProvider, Arithmetic
 from llorch_serve.providers.device_memory import DeviceMemory
 from llorch_serve.runtime.graph_choice import GraphChoice
 from llorch_serve.runtime.row_pairs import even
+
+PASSING: Final = 12
+"""Times what weights take more once they are widened: what the runtime has on the way (measured: 6 to 12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,20 @@ def plan_memory(
     buffers = replace(capacity, slots=even(capacity.slots)) if config.batch_invariant else capacity
     of_prompt = replace(capacity, slots=even(1) if config.batch_invariant else 1)
     return MemoryPlan(capacity, buffers, of_prompt if graphs.converts_prompts else None)
+
+
+def widening_notice(manifest: Manifest) -> str | None:
+    """Say that opening may take more memory than is free; None where it does not."""
+    free = psutil.virtual_memory().available
+    widened = manifest.widened_bytes or 0
+    most = sum(entry.bytes for entry in manifest.files) + PASSING * widened
+    if not widened or most <= free:
+        return None
+    return (
+        f"opening this model takes up to {most / 2**30:.1f} GiB of memory for a moment, since its weights "
+        f"are widened, and {free / 2**30:.1f} GiB are free; if the system ends the process, export the model "
+        "again with --precision int8"
+    )
 
 
 def loaded_bytes(manifest: Manifest, provider: str, *, weights: int = 1, own_data: str | None = None) -> int:

@@ -25,7 +25,7 @@ from llorch_serve.runtime.binding import Binder, bind_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
-from llorch_serve.runtime.memory_plan import plan_memory
+from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
 from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession
@@ -67,7 +67,8 @@ def open_session(
     threads = config.threads or usable_cpus()
     max_rows = None if on_cpu else attention_rows(runtime, provider, threads)
     few_rows = None if max_rows is None else f"{provider.runtime_name}: {too_many_rows(max_rows)}"
-    notices = filter(None, (plan.capacity.notice(manifest.context_length), few_rows))
+    own = plan.capacity.notice(manifest.context_length)
+    notices = filter(None, (own, few_rows, widening_notice(manifest)))
     report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
 
     logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
