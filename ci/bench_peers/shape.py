@@ -89,10 +89,8 @@ def command(
         work = work_of(tokenizer, scratch, _PROMPT_TOKENS, _NEW_TOKENS, (1,))
         found = by_turns(everyone, work, rounds, say)
     matches = [
-        Match(name, ours[kind].label, theirs[kind].label, _DECODE_ASKED)
-        for name_of, ours in ((_in_as_many_bits, own), (_on_the_same, same))
-        for kind in KINDS
-        for name in [name_of(kind)]
+        *(_match(f"{RECIPES[kind][0]} to {kind}", own[kind], theirs[kind]) for kind in KINDS),
+        *(_match(f"{kind}, the same blocks", same[kind], theirs[kind]) for kind in KINDS),
     ]
     text = section(machine, work, matches, close, found)
     PAGE.write_text(
@@ -101,12 +99,8 @@ def command(
     say(f"{PAGE} is written")
 
 
-def _in_as_many_bits(kind: str) -> str:
-    return f"{RECIPES[kind][0]} to {kind}"
-
-
-def _on_the_same(kind: str) -> str:
-    return f"{kind}, the same blocks"
+def _match(name: str, ours: Recipe, theirs: Peer) -> Match:
+    return Match(name, ours.label, theirs.label, _DECODE_ASKED)
 
 
 def _own(kind: str) -> Recipe:

@@ -17,10 +17,10 @@ from llorch_export.source.open import open_checkpoint
 from llorch_export.verify.layers.verify import verify_layers
 from llorch_serve.artifact.manifest import Precision
 from llorch_serve.errors import ArtifactError
-from llorch_serve.fidelity.divergence import log_softmax
+from llorch_serve.fidelity.divergence import DivergenceSum
 from support.builders.arch_rows import HF
 from support.builders.packed_mxfp4 import SETTINGS, write_mxfp4
-from support.builders.tiny_exports import Logits, all_logits, export_tiny, open_tiny, random_ids, silent
+from support.builders.tiny_exports import all_logits, export_tiny, open_tiny, random_ids, silent
 from support.oracles.expert_stacks import stacks
 from support.oracles.stepwise import reference
 from tolerances import FP32_LOGITS, KL_LEVEL_4_INT8
@@ -46,11 +46,6 @@ def test_values_and_logits_are_those_of_transformers(tmp_path: Path) -> None:
     )
 
 
-def divergence(expected: Logits, found: Logits) -> float:
-    wanted, ours = log_softmax(expected), log_softmax(found)
-    return float((np.exp(wanted) * (wanted - ours)).sum(axis=-1).mean())
-
-
 def _dequantised() -> Any:
     import transformers
 
@@ -65,7 +60,9 @@ def test_codes_are_kept_in_eight_bits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values, packed.values[name].swapaxes(1, 2))
     assert len(stacks(artifact)) == 4
     whole = all_logits(export_tiny(packed.folder, tmp_path / "whole"), IDS)
-    assert divergence(whole, all_logits(artifact, IDS)) < KL_LEVEL_4_INT8
+    divergence = DivergenceSum()
+    divergence.add(whole, all_logits(artifact, IDS))
+    assert divergence.result().kl < KL_LEVEL_4_INT8
     graph = contents(artifact).graph
     assert graph is not None
     experts = [module for module in graph.modules if "experts" in module.name]

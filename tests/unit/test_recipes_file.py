@@ -11,7 +11,7 @@ from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.config.hf import config_from_hf
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.base import base_recipe
-from llorch_export.recipes.default import default_recipe, quantizer_open, with_quantizer
+from llorch_export.recipes.default import default_recipe, quantizer_open, unasked_recipe, with_quantizer
 from llorch_export.recipes.file import (
     load_recipe,
     parse_recipe,
@@ -19,6 +19,7 @@ from llorch_export.recipes.file import (
     with_prefill,
 )
 from llorch_export.recipes.rules import with_rules
+from llorch_export.terminal.export_flags import WeightFlags
 from llorch_serve.artifact.manifest import LlamaConfig, Quantizer
 from llorch_serve.errors import UsageError
 from support.builders.checkpoints import tiny_config
@@ -184,6 +185,14 @@ def of_layers(count: int) -> LlamaConfig:
 @pytest.mark.parametrize(("layers", "name"), [(2, "cpu-calibrated"), (40, "cpu")])
 def test_the_default_depends_on_the_size(layers: int, name: str) -> None:
     assert default_recipe(of_layers(layers)) == name
+
+
+@pytest.mark.parametrize("number", [0, 64])
+@pytest.mark.parametrize("flag", WeightFlags.__struct_fields__)
+def test_whoever_says_how_weights_are_stored_gets_no_default_recipe(flag: str, number: int) -> None:
+    """The source is never opened, and a number that is refused later has been said too."""
+    values = dict.fromkeys(("precision", "head_precision", "scale_type"), "fp16") | {"quantizer": "gptq"}
+    assert unasked_recipe(replace(BASE, **{flag: values.get(flag, number)})) is None
 
 
 INT4 = ExportOptions(source="m", output=Path(), precision="int4")

@@ -42,6 +42,12 @@ class Levels:
     codes: npt.NDArray[np.uint8] | None
 
 
+def finite_values(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
+    """Return the value of each of the 256 bytes of a type, and 0 for what is no number."""
+    values = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    return np.where(np.isfinite(values), values, np.float32(0))
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleTable:
     """Scales that are stored as bytes: a scale is ``values()[byte]``, or with ``factors`` that times the
@@ -146,7 +152,7 @@ class Codes:
         return np.repeat(of_groups, self.group, axis=1)[:, : self.columns]
 
     def part(self, start: int, step: int = 1) -> Codes:
-        """Return the matrix of every so-manyth row from row ``start`` on."""
+        """Return the matrix of every ``step``-th row from row ``start`` on."""
         if start == 0 and step == 1:
             return self
         read = self.read

@@ -29,7 +29,7 @@ class StoredRows:
     it.
 
     stack: the tensor is so many matrices, whose rows are counted through; None: it is one.
-    step: every so-manyth of these rows. turned: its matrices are stored as [columns, rows].
+    step: every ``step``-th of these rows. turned: its matrices are stored as [columns, rows].
     """
 
     name: str

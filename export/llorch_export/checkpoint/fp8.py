@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.checkpoint.codes import CodeRows, Codes, Levels
+from llorch_export.checkpoint.codes import CodeRows, Codes, Levels, finite_values
 from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.checkpoint.stream import (
     BlockCodec,
@@ -45,7 +45,7 @@ def _codec(kind: type) -> BlockCodec:
 
 
 @functools.cache
-def _values(kind: npt.DTypeLike) -> npt.NDArray[np.float32]:
+def _values(kind: type) -> npt.NDArray[np.float32]:
     """Return the value of each of the 256 bytes; every one of them is a float32, or NaN or infinite."""
     values: npt.NDArray[np.float32] = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
     return values
@@ -84,7 +84,6 @@ def scaled_codes(weight: TensorRange, kind: str, scale: TensorRange, packing: Fp
     Raises ArtifactError as :func:`scaled_rows` does.
     """
     factors, place = _factors(weight, scale, packing), StoredArray.at(weight, kind)
-    values = _values(place.dtype)
 
     def read(start: int, stop: int) -> CodeRows:
         found = place.rows(start, stop)
@@ -100,7 +99,7 @@ def scaled_codes(weight: TensorRange, kind: str, scale: TensorRange, packing: Fp
         symmetric=True,
         scale_type="float32",
         read=read,
-        levels=Levels(np.where(np.isfinite(values), values, np.float32(0)), None),
+        levels=Levels(finite_values(place.dtype), None),
     )
 
 

@@ -32,7 +32,7 @@ def packed_tensor(
     name: str, shape: tuple[int, ...], matrix: PackedMatrix, place: names.StoredRows
 ) -> LazyTensor:
     """Return a tensor out of a matrix that a tool has packed."""
-    load = every(matrix.load_rows, place)
+    load = _reader_at(place, matrix.load_rows)
 
     def load_rows(first: int, last: int) -> npt.NDArray[np.float32]:
         with np.errstate(over="ignore", invalid="ignore"):  # reported below, as an error instead of a warning
@@ -63,7 +63,7 @@ def plain_tensor(
     """Return a tensor whose values, or fp8 values with scales, are stored one by one."""
     scaled = packing if isinstance(packing, Fp8Format) else None
     narrow = packing is not None and len(shape) == 2
-    whole = None if not place.turned else functools.partial(_turned, tensor, place)
+    whole = functools.partial(_turned, tensor, place) if place.turned else None
     return LazyTensor(
         name=name,
         shape=shape,
@@ -91,7 +91,7 @@ def _reader(tensor: StoredTensor, place: names.StoredRows, packing: Fp8Format | 
     if tensor.scale is None or packing is None:
         if place.stack is None:
             return functools.partial(read_rows, tensor.source.rows(place.start, place.stop))
-        return every(functools.partial(read_rows, tensor.source.as_matrix()), place)
+        return _reader_at(place, functools.partial(read_rows, tensor.source.as_matrix()))
     # Scales stand for blocks of the whole tensor, so its own row numbers are kept.
     whole = scaled_rows(tensor.source, tensor.scale, packing)
     return lambda start, stop: whole(place.start + start, place.start + stop)
@@ -106,7 +106,7 @@ def _scaled_codes(
     return whole.part(place.start, place.step).finite(name)
 
 
-def every(load: LoadRows, place: names.StoredRows) -> LoadRows:
+def _reader_at(place: names.StoredRows, load: LoadRows) -> LoadRows:
     """Return a reader of the rows that ``place`` names, out of one of all rows."""
     start, step = place.start, place.step
     if step == 1:

@@ -116,7 +116,6 @@ INERT_GGUF_KEYS: Final = frozenset(
         "vocab_size",
         "tensor_data_layout",
         "pooling_type",  # which source/pooling.py reads
-        "expert_used_count",  # counts only with expert_count, which is refused
         "rope.scaling.finetuned",
         # The converter writes both for some; an architecture reads one of them, and requires it.
         "attention.layer_norm_epsilon",

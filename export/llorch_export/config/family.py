@@ -34,7 +34,7 @@ class Family:
         ``reference_keys.json`` says it.
     windows: whether ``sliding_window`` is refused, holds in every layer, in every layer if
         ``use_sliding_window`` says so, or in those that ``layer_types`` names; where it names none, in all
-        from ``max_window_layers`` on, by turns up to there, or in all but every so-manyth (``pattern``).
+        from ``max_window_layers`` on, by turns up to there, or in all but every n-th (``pattern``).
     qkv_bias: biases on q, k and v only: always, or if the key of that name says so.
     qk_norm: RMS norm of query and key heads.
     multipliers: the config scales embedding, attention, residual and logits.

@@ -32,7 +32,7 @@ def gguf_windows(
         return None, ()
     by_pattern = family.windows == "pattern"
     if by_pattern and family.gguf_window_if_stated and not fields.integer(key, 0, low=0, high=_MAX_WINDOW):
-        fields.get(f"{key}_pattern")
+        fields.get(f"{key}_pattern")  # says nothing without a window
         return None, ()
     usual = family.defaults.get("sliding_window", 0) if by_pattern else 0
     window = fields.integer(key, int(usual), low=int(by_pattern), high=_MAX_WINDOW)

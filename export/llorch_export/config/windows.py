@@ -79,7 +79,7 @@ def windows(
 def _by_pattern(
     fields: Fields, family: Family, layers: int, window: int | None, *, hides: bool
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Return window and types where all layers but every so-manyth have a window, unless the file says
+    """Return window and types where all layers but every n-th have a window, unless the file says
     which.
     """
     types = _pattern_types(fields, family, layers)
@@ -119,7 +119,7 @@ def rotating_in_windows(fields: Fields, family: Family, layers: int) -> tuple[in
 
 
 def spaced_types(interval: int, layers: int) -> tuple[str, ...]:
-    """Return the types of layers of which every so-manyth sees all tokens, the others a window; with 0 all
+    """Return the types of layers of which every n-th sees all tokens, the others a window; with 0 all
     have one.
     """
     return tuple(_FULL if interval and (layer + 1) % interval == 0 else _SLIDING for layer in range(layers))

@@ -20,9 +20,10 @@ from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.folded import widened_blocks
+from llorch_export.graph.folded_scales import strips
 from llorch_export.graph.folded_values import widened_values
 from llorch_export.graph.source_forms import requantised, widths_for
-from llorch_export.graph.weights import Arrays
+from llorch_export.graph.weights import Arrays, ArraySpec
 from llorch_export.quantize.carried import carried
 from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.folded import FoldedForm, FoldedValues
@@ -38,8 +39,6 @@ SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
 }
-
-_CODES_AT_A_TIME: Final = 2**22  # packed files are read in strips, which want to be wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +211,7 @@ def _plan(
     blocks = block_count(columns, form.block_size)
     ready = SCALE_TYPES[scale_type] == b.compute
     scales_name = f"{name}.scales" if ready else f"{name}.scales.stored"
-    specs: list[tuple[str, ir.DataType, tuple[int, ...]]] = [
+    specs: list[ArraySpec] = [
         (f"{name}.weight", ir.DataType.UINT8, (rows, blocks, form.block_size * form.bits // 8)),
         (scales_name, SCALE_TYPES[scale_type], (rows, blocks)),
     ]
@@ -234,13 +233,8 @@ def coded_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> It
     """Give packed codes, scales and, if the form has them, zero points of some rows of the stacked
     ``weights`` at a time.
     """
-    for weight in weights:
-        codes = b.tensors[weight].codes
-        assert codes is not None, weight
-        rows = b.tensors[weight].shape[0]
-        step = max(1, _CODES_AT_A_TIME // codes.columns)
-        for start in range(0, rows, step):
-            yield carried(codes, form, start, min(start + step, rows))
+    for codes, start, stop in strips(b, weights):
+        yield carried(codes, form, start, stop)
 
 
 def carried_chunks(b: GraphBuilder, weights: Sequence[str], form: BlockForm) -> Iterator[Arrays]:

@@ -25,7 +25,7 @@ from llorch_export.graph.folded_scales import (
     widened_scales,
 )
 from llorch_export.graph.half_precision import COMPUTE_TYPES
-from llorch_export.graph.weights import Arrays
+from llorch_export.graph.weights import Arrays, ArraySpec
 from llorch_export.quantize.folded import (
     FoldedForm,
     folded,
@@ -35,10 +35,7 @@ from llorch_export.quantize.folded import (
 )
 from llorch_export.quantize.layout import block_count, zero_point_bytes
 
-_CODES_AT_A_TIME: Final = 2**22
 _BYTES: Final = ir.DataType.UINT8
-
-Spec = tuple[str, ir.DataType, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ def offset_sums(
     return b.op("MatMul", [sums, offsets], name=f"{name}/offsets", shape=shape)
 
 
-def _code_specs(name: str, rows: int, blocks: int, how: FoldedForm) -> Iterator[Spec]:
+def _code_specs(name: str, rows: int, blocks: int, how: FoldedForm) -> Iterator[ArraySpec]:
     size, word = how.form.block_size, ir.DataType.UINT16
     if how.levels:
         yield f"{name}.levels", word, (rows, blocks, size // 4)

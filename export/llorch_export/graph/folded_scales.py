@@ -15,10 +15,8 @@ import onnx_ir as ir
 
 from llorch_export.checkpoint.codes import Codes, ScaleTable
 from llorch_export.graph.builder import FLOAT, GraphBuilder
-from llorch_export.quantize.folded import scale_bytes
+from llorch_export.quantize.folded import CODES_AT_A_TIME, scale_bytes
 
-CODES_AT_A_TIME: Final = 2**22
-"""Packed files are read in strips, which want to be wide."""
 _INDEX: Final = ir.DataType.INT32
 _BYTES: Final = ir.DataType.UINT8
 

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from llorch_export.checkpoint.codes import Codes
 from llorch_export.graph.builder import FLOAT, GraphBuilder
 from llorch_export.graph.folded_scales import (
-    CODES_AT_A_TIME,
     codes_of,
     looked_up,
     repeated,
@@ -25,8 +24,9 @@ from llorch_export.graph.folded_scales import (
     widened_scales,
 )
 from llorch_export.graph.half_precision import COMPUTE_TYPES
-from llorch_export.graph.weights import Arrays
+from llorch_export.graph.weights import Arrays, ArraySpec
 from llorch_export.quantize.folded import (
+    CODES_AT_A_TIME,
     FoldedValues,
     codes_in_bytes,
     level_values,
@@ -35,8 +35,6 @@ from llorch_export.quantize.folded import (
 )
 
 _BYTES: Final = ir.DataType.UINT8
-
-Spec = tuple[str, ir.DataType, tuple[int, ...]]
 
 
 def widened_values(b: GraphBuilder, name: str, weights: Sequence[str], how: FoldedValues) -> ir.Value:
@@ -49,7 +47,7 @@ def widened_values(b: GraphBuilder, name: str, weights: Sequence[str], how: Fold
     columns, groups = first.columns, first.columns // how.group
     assert first.levels is not None
     each = 8 // how.bits
-    specs: list[Spec] = [(f"{name}.levels.{how.bits}", _BYTES, (rows, groups, how.group // each))]
+    specs: list[ArraySpec] = [(f"{name}.levels.{how.bits}", _BYTES, (rows, groups, how.group // each))]
     if first.scale_table is None:
         specs.append((f"{name}.scales.stored", COMPUTE_TYPES[first.scale_type], (rows, first.groups)))
 

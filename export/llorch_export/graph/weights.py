@@ -21,6 +21,8 @@ DATA_FILE: Final = "model.onnx.data"
 _ALIGNMENT: Final = 64  # a cache line; the runtime maps pages itself and needs no more
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
+ArraySpec = tuple[str, ir.DataType, tuple[int, ...]]
+"""Name, type and shape of an array of the data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,7 @@ class WeightPlan:
         self.values: list[ir.Value] = []
         self.total_bytes = 0
 
-    def add(
-        self, specs: Sequence[tuple[str, ir.DataType, tuple[int, ...]]], produce: Callable[[], Arrays]
-    ) -> list[ir.Value]:
+    def add(self, specs: Sequence[ArraySpec], produce: Callable[[], Arrays]) -> list[ir.Value]:
         """Plan a job that gives one whole array for each of ``specs`` (name, type, shape)."""
 
         def once() -> Iterator[Arrays]:
@@ -93,7 +93,7 @@ class WeightPlan:
 
     def stream(
         self,
-        specs: Sequence[tuple[str, ir.DataType, tuple[int, ...]]],
+        specs: Sequence[ArraySpec],
         produce: Callable[[], Iterator[Arrays]],
     ) -> list[ir.Value]:
         """Plan a job that gives chunks of rows of ``specs`` (name, type, shape), one array for each."""
@@ -181,5 +181,5 @@ class WeightPlan:
         return value
 
 
-def _specs(tensors: Sequence[PlannedTensor]) -> tuple[tuple[str, ir.DataType, tuple[int, ...]], ...]:
+def _specs(tensors: Sequence[PlannedTensor]) -> tuple[ArraySpec, ...]:
     return tuple((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)

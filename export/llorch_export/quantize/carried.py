@@ -17,6 +17,7 @@ import numpy.typing as npt
 from llorch_export.checkpoint.codes import Codes
 from llorch_export.quantize.layout import SCALE_DTYPES, Bytes, block_count, pack
 from llorch_export.quantize.repack import BLOCK_OF_2_BITS, BlockForm
+from llorch_serve.artifact.manifest import ScaleType
 
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
 """For which the runtime's kernels are right."""
@@ -51,15 +52,24 @@ def carried_bits(codes: Codes, form: BlockForm) -> int:
 def stored_bits(codes: Codes) -> int:
     """Return the bits that a row takes in a file."""
     width = codes.bits if codes.levels is None else int(math.log2(len(codes.levels.values)))
-    scale = 8 if codes.scale_table else 8 * np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize
     zeros = 0 if codes.symmetric else codes.bits
     if codes.zero_type is not None:
-        zeros = 8 * np.dtype(SCALE_DTYPES[codes.zero_type]).itemsize
-    return codes.columns * width + codes.groups * (scale + zeros) // (codes.across or 1)
+        zeros = bits_of(codes.zero_type)
+    return codes.columns * width + codes.groups * (scale_bits(codes) + zeros) // (codes.across or 1)
+
+
+def scale_bits(codes: Codes) -> int:
+    """Return the bits that a scale takes in a file."""
+    return 8 if codes.scale_table else bits_of(codes.scale_type)
+
+
+def bits_of(kind: ScaleType) -> int:
+    """Return the bits of a number of a type."""
+    return 8 * np.dtype(SCALE_DTYPES[kind]).itemsize
 
 
 def _scale_bits(codes: Codes, bits: int) -> int:
-    return 8 * np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize + (0 if codes.symmetric else bits)
+    return bits_of(codes.scale_type) + (0 if codes.symmetric else bits)
 
 
 def carried(codes: Codes, form: BlockForm, start: int, stop: int) -> Arrays:

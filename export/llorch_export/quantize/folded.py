@@ -18,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import Codes, Levels
-from llorch_export.quantize.carried import Arrays, carried_form, packed_codes
+from llorch_export.quantize.carried import Arrays, bits_of, carried_form, packed_codes, scale_bits
 from llorch_export.quantize.layout import SCALE_DTYPES, Bytes, Matrix, block_count, pack
 from llorch_export.quantize.repack import BlockForm
 
 WORD_VALUES: Final = 2**16
 """Of the words of 16 bits that codes are stored in."""
 LEVEL_BITS: Final = 4
-_CODES_AT_A_TIME: Final = 2**22
+CODES_AT_A_TIME: Final = 2**22
+"""Packed files are read in strips, which want to be wide."""
 _PLANES: Final = 3  # bits of codes that are stored as two planes
 
 Words = npt.NDArray[np.uint16]
@@ -97,12 +98,12 @@ def folded_bits(codes: Codes, folded: FoldedForm | FoldedValues) -> int:
     """Return the bits that a row takes in the file, scales and zero points included."""
     scales = codes.groups * scale_bits(codes)
     if isinstance(folded, FoldedValues):
-        zeros = codes.groups * 8 * np.dtype(SCALE_DTYPES[codes.zero_type]).itemsize if codes.zero_type else 0
+        zeros = codes.groups * bits_of(codes.zero_type) if codes.zero_type else 0
         return codes.columns * folded.bits + (scales + zeros) // (folded.across or 1)
     blocks = block_count(codes.columns, folded.form.block_size)
     zeros = blocks * folded.form.bits if folded.form.zero_points else 0
     if codes.zero_type is not None:
-        zeros = codes.groups * 8 * np.dtype(SCALE_DTYPES[codes.zero_type]).itemsize
+        zeros = codes.groups * bits_of(codes.zero_type)
     return blocks * folded.form.block_size * folded.bits + scales + zeros
 
 
@@ -115,11 +116,6 @@ def loaded_bits(codes: Codes, folded: FoldedForm | FoldedValues) -> int:
     zeros = form.bits if form.zero_points else 0
     offsets = 32 * codes.groups if folded.offsets else 0
     return blocks * (form.block_size * form.bits + 32 + zeros) + offsets
-
-
-def scale_bits(codes: Codes) -> int:
-    """Return the bits that a scale takes in the file."""
-    return 8 if codes.scale_table else 8 * np.dtype(SCALE_DTYPES[codes.scale_type]).itemsize
 
 
 def folded(codes: Codes, how: FoldedForm, start: int, stop: int) -> Arrays:
@@ -192,7 +188,7 @@ def scale_bytes(codes: Codes, rows: int) -> Bytes:
     """
     table = codes.scale_table
     assert table is not None
-    values, step = table.values(), max(1, _CODES_AT_A_TIME // codes.columns)
+    values, step = table.values(), max(1, CODES_AT_A_TIME // codes.columns)
     parts = []
     for start in range(0, rows, step):
         wanted = codes.read(start, min(start + step, rows)).scales.reshape(-1)

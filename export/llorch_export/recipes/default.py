@@ -6,7 +6,7 @@ Takes a model's config, and the options of an export; both defaults are the best
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final
 
 from llorch_export.calibration.measurements import BUNDLED_TEXT
@@ -29,8 +29,10 @@ _STORAGE: Final = (
     "fine_block_size",
     "quantizer",
     "scale_type",
+    "accuracy_level",
     "compute_type",
     "activations",
+    "target",
     "interop",
     "transforms",
 )
@@ -57,9 +59,8 @@ def unasked_recipe(options: ExportOptions) -> str | None:
 
     Raises ArtifactError or HubError if the source's settings cannot be read.
     """
-    if options.target != "cpu" or any(getattr(options, name) for name in _STORAGE):
-        return None
-    if options.accuracy_level is not None:  # which may be 0
+    said = {field.name for field in fields(options) if getattr(options, field.name) != field.default}
+    if not said.isdisjoint(_STORAGE):
         return None
     settings = open_settings(options.source, options.embed)
     return default_recipe(settings.config, embeds=settings.embedding is not None)

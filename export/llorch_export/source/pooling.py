@@ -44,7 +44,7 @@ _INSTEAD: Final = "use --embed last or --embed mean for pooled hidden states alo
 def embedding_of_folder(folder: ModelFolder, choice: EmbedChoice | None) -> Embedding | None:
     """Return how a folder's model embeds texts; None if it is a language model.
 
-    choice: None: as the folder's modules say. Raises ArtifactError for modules that cannot be had.
+    choice: None: as the folder's modules say. Raises ArtifactError for modules that are not supported.
     """
     if choice == "none":
         return None
@@ -109,7 +109,7 @@ def _pooling(folder: ModelFolder, path: str) -> Pooling:
     if not path or path in (".", "..") or "/" in path or "\\" in path or "\0" in path:
         raise ArtifactError(
             f"{folder.path / MODULES} has its pooling in {quoted(path)}, expected a folder's plain name; "
-            f"fetch it again"
+            "fetch it again"
         )
     inside = ModelFolder(folder.path / path, whole=folder.whole or folder.path)
     settings = inside.read_value("config.json")
@@ -139,7 +139,8 @@ def _length(folder: ModelFolder) -> int | None:
         return None
     if settings.get("do_lower_case"):
         raise ArtifactError(
-            f"{folder.path / LENGTH} has texts in lower case (do_lower_case), which cannot be had; {_INSTEAD}"
+            f"{folder.path / LENGTH} has texts in lower case (do_lower_case), which is not supported; "
+            f"{_INSTEAD}"
         )
     length = settings.get("max_seq_length")
     if length is None:
@@ -147,7 +148,7 @@ def _length(folder: ModelFolder) -> int | None:
     if isinstance(length, bool) or not isinstance(length, int) or not 2 <= length < 2**31:
         raise ArtifactError(
             f"{folder.path / LENGTH}: max_seq_length is {quoted(length)}, expected a number of tokens; "
-            f"correct it"
+            "correct it"
         )
     return length
 
@@ -162,6 +163,6 @@ def _said_of_prompts(folder: ModelFolder) -> tuple[str, ...]:
         return ()
     shown = ", ".join(f"{name[:50]}: {text[:100]!r}" for name, text in list(texts.items())[:_MAX_SHOWN])
     return (
-        f"this model was trained with prompts before its texts, which whoever asks must send with them "
+        "this model was trained with prompts before its texts, which whoever asks must send with them "
         f"({shown})",
     )

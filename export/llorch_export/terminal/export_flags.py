@@ -283,7 +283,7 @@ class ExporterFlags(FlagGroup, frozen=True):
         if self.via is not None and embed not in (None, "none"):
             raise UsageError(
                 f"--embed {embed} with --via {self.via}: only llorch's own graph embeds texts; leave one of "
-                f"them out"
+                "them out"
             )
         if self.optimum_python is not None and self.via is None:
             raise UsageError("--optimum-python has no effect without --via optimum; give both")

@@ -110,7 +110,7 @@ def require_embedding(artifact: Artifact) -> EmbeddingForm:
     if form is None:
         raise UsageError(
             f"{artifact.folder} gives logits and embeds no texts; export the checkpoint with --embed last or "
-            f"--embed mean"
+            "--embed mean"
         )
     return form
 

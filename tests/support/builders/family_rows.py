@@ -149,12 +149,7 @@ def _accepted(row: Settings) -> bool:
 
 
 def _cannot_be_built(found: LlamaConfig) -> bool:
-    """Tell whether transformers takes a config whose model it cannot make: of heads that do not share the
-    hidden size where its code divides by their number, or of a rotation of two elements that is stretched.
+    """Tell whether transformers takes a config whose model it cannot make: of a rotation of two elements that
+    is stretched.
     """
-    divided = FAMILIES[found.architecture].equal_heads or found.architecture in _DIVIDED
-    unequal = divided and found.num_attention_heads * found.head_dim != found.hidden_size
-    return unequal or (found.rotary_dim == 2 and found.rope.kind == "dynamic")
-
-
-_DIVIDED: Final = ("stablelm", "phi", "phi3", "olmo2", "olmo3", "starcoder2", "cohere")
+    return found.rotary_dim == 2 and found.rope.kind == "dynamic"

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from llorch_export.checkpoint.codes import CodeRows, Codes, Levels, ScaleTable
+from llorch_export.checkpoint.codes import CodeRows, Codes, Levels, ScaleTable, finite_values
 from llorch_export.checkpoint.packed.base import (
     FLOATS,
     PackedMatrix,
@@ -49,22 +49,26 @@ def float8_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
 
 
 def float8(weights: StoredArray, grid: Grid, scales: Callable[[int, int], Floats]) -> PackedMatrix:
-    """Return E4M3 [out, in] times ``scales``, which reads those of some outputs: [rows, blocks]."""
-    damaged = ArtifactError(
-        f"{weights.path}: tensor {weights.name} holds NaN; the weights are damaged, fetch them again"
-    )
+    """Return floating point of 8 bits [out, in] times ``scales``, which reads those of some outputs: [rows,
+    blocks].
+    """
+
+    def require_numbers(values: Floats) -> None:
+        if not np.isfinite(values).all():
+            raise ArtifactError(
+                f"{weights.path}: tensor {weights.name} holds NaN or infinity; the weights are damaged, "
+                "fetch them again"
+            )
 
     def load_rows(start: int, stop: int) -> Floats:
         values: Floats = weights.rows(start, stop).astype(np.float32)
-        if not np.isfinite(values).all():
-            raise damaged
+        require_numbers(values)
         values *= grid.spread(scales(start, stop))
         return values
 
     def read(start: int, stop: int) -> CodeRows:
         found = weights.rows(start, stop)
-        if not np.isfinite(found.astype(np.float32)).all():
-            raise damaged
+        require_numbers(found.astype(np.float32))
         return CodeRows(found.view(np.uint8), scales(start, stop), None)
 
     codes = Codes(
@@ -77,12 +81,6 @@ def float8(weights: StoredArray, grid: Grid, scales: Callable[[int, int], Floats
         levels=Levels(finite_values(weights.dtype), None),
     )
     return PackedMatrix(f"floating point of 8 bits, {_said(grid)}", load_rows, codes)
-
-
-def finite_values(dtype: np.dtype[np.generic]) -> Floats:
-    """Return the value of each of the 256 bytes of a type, and 0 for what is no number."""
-    values = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
-    return np.where(np.isfinite(values), values, np.float32(0))
 
 
 def float4_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatrix:

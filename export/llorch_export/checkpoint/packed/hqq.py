@@ -120,12 +120,14 @@ class _Matrix:
         low, high, whole = self._zero_points()
         if not math.isfinite(low) or not math.isfinite(high):
             return None
-        fits = self.grid.bits > 1 and (not whole or (low >= 0 and high < 2**self.grid.bits))
-        moved = 0 if fits else int(max(0, -low))
-        if whole and max(high, 2**self.grid.bits - 1) + moved > 255:
-            whole, moved = False, 0
-        if not whole and self.grid.bits == 1:
-            return None
+        bits, moved = self.grid.bits, 0
+        if whole and not (bits > 1 and low >= 0 and high < 2**bits):  # zero points that are no codes
+            moved = int(max(0, -low))
+            bits, whole = 8, max(high, 2**bits - 1) + moved <= 255
+        if not whole:  # zero points stay numbers beside the codes
+            bits, moved = self.grid.bits, 0
+            if bits == 1:
+                return None
 
         def read(start: int, stop: int) -> CodeRows:
             top, bottom = (row * (columns // group) for row in (start, stop))
@@ -139,7 +141,7 @@ class _Matrix:
             return CodeRows(found, scales.reshape(shape), zero_points)
 
         return Codes(
-            bits=self.grid.bits if fits or not whole else 8,
+            bits=bits,
             columns=columns,
             group=group,
             symmetric=False,

@@ -34,7 +34,8 @@ class Mxfp4Reader:
         if columns % _BLOCK or module.stack is None:
             raise ArtifactError(
                 f"{codes.path}: module {module.name} of {columns} inputs is packed as MXFP4, expected "
-                f"experts whose inputs are a multiple of {_BLOCK}; its config belongs to another model"
+                f"experts whose inputs are a multiple of {_BLOCK}; its config belongs to "
+                "another model, fetch both again"
             )
         blocks = (module.stack, rows // module.stack, columns // _BLOCK)
         codes.require((*blocks, _BLOCK // 2), ("U8",))

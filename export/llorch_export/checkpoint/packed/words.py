@@ -1,5 +1,5 @@
-"""Codes out of words of 32 bits, the lowest bits first, as GPTQ, AWQ and compressed-tensors pack them, and
-out of numbers around zero.
+"""Codes out of words of 32 bits, the lowest bits first, as GPTQ, AWQ and compressed-tensors pack them; out of
+words that hold codes of rows far apart, as HQQ and quanto do; and out of numbers around zero.
 """
 
 from __future__ import annotations

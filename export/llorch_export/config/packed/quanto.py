@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from llorch_export.config.fields import Fields, shown
 from llorch_export.config.packed.base import WAY_OUT, Packing, refuse_unasked
@@ -50,7 +50,7 @@ def quanto_packing(fields: Fields) -> QuantoPacking:
     )
 
 
-def refuse_quanto_config(fields: Fields) -> QuantoPacking:
+def refuse_quanto_config(fields: Fields) -> NoReturn:
     """Refuse what transformers writes into ``config.json``, since it does not store such weights. Raises
     ArtifactError.
     """

@@ -56,9 +56,9 @@ class QuarkPacking(Packing):
     def of(self, module: str) -> QuarkScheme | None:
         """Return how a module is packed, or None if it is not."""
         last = len(self.names) + len(self.patterns)
-        named, scheme = self.names.get(module, (last, self.otherwise))
+        first, scheme = self.names.get(module, (last, self.otherwise))
         for pattern, place, other in self.patterns:
-            if place < named and fnmatch.fnmatchcase(module, pattern):
+            if place < first and fnmatch.fnmatchcase(module, pattern):
                 return other
         return scheme
 
