@@ -31,6 +31,7 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
+from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import loaded_bytes
 from llorch_serve.runtime.opening import LoadReport
 
@@ -94,6 +95,8 @@ def open_embedder(
     capacity = KvCapacity(slots=1, context=context, bytes_per_token=0, budget=context)
     report(LoadReport(threads, capacity, notice if limited else None))
     session = load_graph(artifact.graph_path, manifest.recipe, runtime, threads, provider, plain=False)
+    if manifest.widened_bytes:
+        give_back_freed()
     check_signature(artifact, artifact.graph_path, session, manifest.kv.dtype)
     where = placement(
         session,
