@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Generator
 import pytest
 
 import llorch
+from llorch.asking import chat_prompt
 from llorch.asynchronous import AsyncModel
 from llorch.blocking import Model
 from llorch_serve.errors import FieldViolation, InvalidRequestError
@@ -89,3 +90,25 @@ def test_a_stream_that_is_closed_ends_its_request() -> None:
     assert next(stream).text == "text"
     stream.close()
     assert source.left == 1
+
+
+def test_a_function_that_is_named_is_called_once_as_over_http() -> None:
+    named = {"type": "function", "function": {"name": "add"}}
+    assert not chat_prompt("a", tools=[named], tool_choice=named).parallel_tool_calls
+    assert chat_prompt("a", tools=[named], tool_choice="required").parallel_tool_calls
+
+
+def test_a_message_may_ask_by_itself_to_be_continued() -> None:
+    question, begun = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "prefix": True}
+    assert chat_prompt([question, begun]).continue_final_message
+    with pytest.raises(llorch.InvalidRequestError, match=r"^messages\[0\]\.prefix: "):
+        chat_prompt([begun, question])
+
+
+def test_a_field_that_no_message_has_is_refused_by_its_place() -> None:
+    with pytest.raises(
+        llorch.InvalidRequestError, match=r"^messages\[0\]\.contnet: unknown field; known are"
+    ):
+        chat_prompt([{"role": "user", "content": "a", "contnet": "b"}])
+    # As OpenAI's client gives answers back, with an object of the caller's own.
+    assert chat_prompt([{"role": "assistant", "content": "a", "parsed": object(), "refusal": None}])
