@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
 from llorch.settings import SamplingSettings, sampling_params
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.openai_prompts import read_messages
+from llorch_serve.http.openai_prompts import continues_last, read_messages
+from llorch_serve.http.openai_schema import ChatBody
 from llorch_serve.http.openai_schema import Message as OpenAIMessage
-from llorch_serve.http.openai_tools import read_tool_choice
+from llorch_serve.http.openai_tools import names_function, read_tool_choice
+from llorch_serve.http.unknown_fields import fields_of, holds_nothing, names_of, structure_in
 from llorch_serve.requests import (
     AnswerOptions,
     ChatPrompt,
@@ -59,23 +61,44 @@ def chat_prompt(
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
+    given = list(messages)
     try:
-        found = msgspec.convert(list(messages), list[OpenAIMessage])
+        found = msgspec.convert(given, list[OpenAIMessage])
     except msgspec.ValidationError as error:
         raise InvalidRequestError([FieldViolation("messages", str(error))]) from error
-    bad: list[FieldViolation] = []
+    bad = list(_unknown_fields(given, list[OpenAIMessage], "messages"))
     read = read_messages(found, bad)
     choice = read_tool_choice(tool_choice, bad)
+    continued = continues_last(ChatBody(messages=found, continue_final_message=continue_final_message), bad)
     if bad:
         raise InvalidRequestError(bad)
     return ChatPrompt(
         read,
         tools=tuple(json.dumps(tool) for tool in tools),
         template_arguments=None if template_arguments is None else json.dumps(template_arguments),
-        continue_final_message=continue_final_message,
+        continue_final_message=continued,
         tool_choice=choice,
-        parallel_tool_calls=parallel_tool_calls,
+        # A function that is named is called exactly once, as OpenAI has it.
+        parallel_tool_calls=parallel_tool_calls and not names_function(tool_choice),
     )
+
+
+def _unknown_fields(value: Any, type_: Any, path: str) -> Iterator[FieldViolation]:
+    """Yield what no message has, which is never left aside in silence."""
+    kind = structure_in(type_)
+    if kind is None:
+        return
+    if isinstance(value, Mapping):
+        known = fields_of(kind)
+        for name, inner in value.items():
+            if name in known:
+                yield from _unknown_fields(inner, known[name][0], f"{path}.{name}")
+            elif not holds_nothing(inner):
+                found = f"unknown field; known are {', '.join(names_of(kind))}; leave it out"
+                yield FieldViolation(f"{path}.{name}", found)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for index, inner in enumerate(value):
+            yield from _unknown_fields(inner, kind, f"{path}[{index}]")
 
 
 def any_prompt(prompt: Text | Sequence[Message]) -> Prompt:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
@@ -35,7 +35,7 @@ class AsyncSource(Protocol):
     """What a model asks: a worker in this process, or a connection to one."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationUpdate, None]:
-        """Return the updates of a request as they come."""
+        """Return the updates of a request as they come; closing the generator ends the request."""
 
     async def complete(self, request: GenerationRequest) -> list[GenerationUpdate]:
         """Return the whole answers of a request."""
@@ -98,8 +98,11 @@ class AsyncModel:
                 return await self._whole(prompt, settings)
 
         asked = [asking.text_prompt(prompt) for prompt in prompts]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(prompt)) for prompt in asked]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(prompt)) for prompt in asked]
+        except ExceptionGroup as errors:  # the first ended the others, which were cancelled
+            raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def sample(
@@ -189,6 +192,6 @@ class AsyncModel:
 
     async def _stream(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         chunks = Chunks()
-        async with contextlib.aclosing(self._source.generate(request)) as updates:
+        async with aclosing(self._source.generate(request)) as updates:
             async for update in updates:
                 yield chunks.chunk(update)

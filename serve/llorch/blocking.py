@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
@@ -33,8 +34,8 @@ _AT_ONCE: Final = 64  # calls of one generate_all
 class Source(Protocol):
     """What a model asks: a worker in this process, or a connection to one."""
 
-    def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
-        """Return the updates of a request as they come."""
+    def generate(self, request: GenerationRequest) -> Generator[GenerationUpdate, None, None]:
+        """Return the updates of a request as they come; closing the generator ends the request."""
 
     def complete(self, request: GenerationRequest) -> list[GenerationUpdate]:
         """Return the whole answers of a request."""
@@ -108,8 +109,8 @@ class Model:
         request = asking.request(asking.text_prompt(prompt), settings, options)
         return [read_answer(update) for update in self._source.complete(request)]
 
-    def stream(self, prompt: Text, **settings: Unpack[SamplingSettings]) -> Iterator[Chunk]:
-        """Return the answer that follows a text as it comes. Closing the iterator ends the request."""
+    def stream(self, prompt: Text, **settings: Unpack[SamplingSettings]) -> Generator[Chunk, None, None]:
+        """Return the answer that follows a text as it comes. Closing the generator ends the request."""
         return self._stream(asking.request(asking.text_prompt(prompt), settings))
 
     def chat(
@@ -149,7 +150,7 @@ class Model:
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         **settings: Unpack[SamplingSettings],
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Return the answer to a conversation as it comes; see :meth:`chat` and :meth:`stream`."""
         prompt = asking.chat_prompt(
             messages,
@@ -197,7 +198,8 @@ class Model:
         (update,) = self._source.complete(asking.request(prompt, settings))
         return read_answer(update)
 
-    def _stream(self, request: GenerationRequest) -> Iterator[Chunk]:
+    def _stream(self, request: GenerationRequest) -> Generator[Chunk, None, None]:
         chunks = Chunks()
-        for update in self._source.generate(request):
-            yield chunks.chunk(update)
+        with closing(self._source.generate(request)) as updates:
+            for update in updates:
+                yield chunks.chunk(update)

@@ -86,6 +86,14 @@ def test_every_page_is_in_an_index() -> None:
     assert [by_name(page) for page in PAGES if page not in linked and page != indices[0]] == []
 
 
+def test_decisions_are_listed_by_their_titles() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    for page in sorted(folder.glob("*.md")):
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert page.name == "README.md" or f"[{title}]({page.name})" in listed, page.name
+
+
 def test_every_page_begins_with_what_it_is_for_and_an_example() -> None:
     """Except for generated pages and decisions, which have a form of their own."""
     written = [

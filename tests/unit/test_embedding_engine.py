@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.artifact.manifest import EmbeddingForm
-from llorch_serve.config import EngineConfig
+from llorch_serve.config import CacheSharing, EngineConfig
 from llorch_serve.engine.embedding import BATCH_TOKENS, EmbeddingEngine, choose_batch
 from llorch_serve.engine.sequence import FinishReason, Limits, Ownership, Sequence
 from llorch_serve.engine.waiting import WaitingQueue
@@ -23,7 +24,9 @@ from llorch_serve.errors import (
     ProviderError,
     QueueFullError,
     UnsupportedError,
+    UsageError,
 )
+from llorch_serve.loading.worker import load_any
 from llorch_serve.requests import (
     ChatMessage,
     ChatPrompt,
@@ -40,6 +43,9 @@ from llorch_serve.worker.local import embed
 from llorch_serve.worker.prompts import PromptEncoder
 from support.builders.tiny_artifact import tiny_manifest, write_tiny_artifact
 from support.fakes.embedder import SIZE, FakeEmbedder, vector_of
+
+EFFECTIVE = {"session", "max_waiting", "max_waiting_tokens", "served_names"}
+"""Settings of an engine that count where texts are embedded."""
 
 
 def sequence(length: int, *, client: str = "", name: str = "r", priority: int = 0) -> Sequence:
@@ -98,9 +104,11 @@ def test_clients_take_turns_and_what_is_aborted_is_not_run() -> None:
     assert not engine.abort(many[1])
     ended = []
     while engine.live:
-        ended += [event.sequence for event in engine.step()]
-    assert ended == [many[0], one, many[2]]
-    assert all(np.array_equal(vector_of(each.token_ids), each.embedding) for each in ended)  # type: ignore[arg-type]
+        ended += engine.step()
+    assert [event.sequence for event in ended] == [many[0], one, many[2]]
+    for event in ended:
+        assert event.embedding is not None
+        np.testing.assert_array_equal(event.embedding, vector_of(event.sequence.token_ids))
     assert engine.step() == []
     assert engine.load().prompt_tokens == 1700
 
@@ -267,6 +275,17 @@ def test_generation_and_scores_are_refused_by_name(worker: EmbeddingWorker, sess
             submit()
     assert worker.model_info().embedding_size == SIZE
     assert worker.model_info().limits == ("embeds texts, and neither generates nor scores any",)
+
+
+@pytest.mark.parametrize("field", sorted({each.name for each in fields(EngineConfig)} - EFFECTIVE))
+def test_a_setting_without_effect_is_refused(tmp_path: Path, field: str) -> None:
+    form = EmbeddingForm(pooling="last")
+    folder = write_tiny_artifact(tmp_path, tiny_manifest(embedding=form))
+    usual = getattr(EngineConfig(), field)
+    other = {bool: lambda: not usual, int: lambda: usual + 1, str: lambda: "none"}
+    value = CacheSharing.ALL if isinstance(usual, CacheSharing) else other[type(usual)]()
+    with pytest.raises(UsageError, match=r"has no effect on .*, whose graph embeds texts"):
+        load_any(folder, EngineConfig(**{field: value}), lambda _: None)
 
 
 def test_an_aborted_request_ends_and_others_go_on(worker: EmbeddingWorker, session: FakeEmbedder) -> None:

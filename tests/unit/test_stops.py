@@ -78,7 +78,7 @@ def awake_oracle(stops: list[str], text: str, *, begun: bool) -> tuple[str, str 
     st.lists(st.lists(st.sampled_from(WORDS), max_size=3).map("".join), max_size=10),
     st.booleans(),
 )
-def test_stop_strings_sleep_in_thoughts_wherever_the_text_was_cut(
+def test_stop_strings_are_not_looked_for_in_thoughts_wherever_the_text_was_cut(
     stops: list[str], pieces: list[str], begun: bool
 ) -> None:
     matcher = StopMatcher(stops, ThoughtMarks(BEGIN, END, begun))

@@ -1,4 +1,4 @@
-"""Required calls, forms behind thoughts, and stop strings that sleep in them, through a whole worker on a
+"""Required calls, forms behind thoughts, and stop strings inside them, through a whole worker on a
 fake session.
 """
 
@@ -309,7 +309,7 @@ STOPS = [
 
 @pytest.mark.parametrize(("answer", "stop", "thoughts", "text", "matched"), STOPS)
 @pytest.mark.parametrize("opened", [True, False], ids=["the template", "the model"])
-def test_stop_strings_sleep_inside_thoughts(
+def test_stop_strings_are_not_looked_for_inside_thoughts(
     worker: Worker,
     session: FakeSession,
     answer: str,
@@ -335,7 +335,7 @@ def test_stop_strings_sleep_inside_thoughts(
         ("Hello <think>STOP</think>", ("STOP",), "Hello <think>"),
     ],
 )
-def test_stop_strings_are_awake_where_nothing_is_thought(
+def test_stop_strings_are_looked_for_where_nothing_is_thought(
     worker: Worker, session: FakeSession, answer: str, stop: tuple[str, ...], text: str
 ) -> None:
     prompt = ChatPrompt(QUESTION)

@@ -9,7 +9,7 @@ hop that gRPC otherwise adds to every message.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -89,7 +89,7 @@ class WorkerClient(BaseWorkerClient):
 
     def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
-    ) -> Iterator[GenerationUpdate]:
+    ) -> Generator[GenerationUpdate, None, None]:
         """Return the updates of a request as they come; the last has its completion.
 
         Nothing is sent before the first is asked for. An iterator that is closed early cancels the request.
@@ -152,7 +152,7 @@ class WorkerClient(BaseWorkerClient):
             raise self._error(error) from error
         return call.read(response)
 
-    def _stream(self, call: calls.Call[R]) -> Iterator[R]:
+    def _stream(self, call: calls.Call[R]) -> Generator[R, None, None]:
         stream = self._start(call)
         try:
             for response in stream:

@@ -130,8 +130,7 @@ class EmbeddingEngine:
 def _ended(sequence: Sequence, vector: npt.NDArray[np.float32], *, is_finite: bool) -> TokenEvent:
     if not is_finite:
         return TokenEvent(sequence, None, error=NonFiniteLogitsError("the embedding of a text"))
-    sequence.embedding = vector
-    return TokenEvent(sequence, None, FinishReason.STOP)
+    return TokenEvent(sequence, None, FinishReason.STOP, embedding=vector)
 
 
 def choose_batch(first: Sequence, waiting: WaitingQueue) -> list[Sequence]:

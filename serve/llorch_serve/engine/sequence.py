@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from llorch_serve.engine.lookup import PromptLookup
 from llorch_serve.engine.shared_prompt import SharedPrompt
 from llorch_serve.sampling.logprobs import TokenScores
 from llorch_serve.sampling.prompt_scores import PromptScores
 from llorch_serve.sampling.sampler import SamplingRow
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class FinishReason(enum.Enum):
@@ -104,7 +106,7 @@ class Times:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Token ids and progress of one answer, or of one prompt that is scored.
+    """Token ids and progress of one answer, or of one prompt that is scored, or one text that is embedded.
 
     token_ids: the prompt (at least one token), then what was generated.
     prompt_length: tokens of the prompt.
@@ -117,7 +119,6 @@ class Sequence:
         told.
     shared: the prompt, where other sequences have the same one and only the first computes it.
     prompt_scores: takes the log-probabilities of the prompt's own tokens; None: nobody asked.
-    embedding: its text's vector [hidden_size], once it is there, where texts are embedded.
     status, cache, drafts, times: its progress.
     """
 
@@ -136,7 +137,6 @@ class Sequence:
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     cache: CacheProgress = field(default_factory=CacheProgress, init=False)
     drafts: DraftCounts = field(default_factory=DraftCounts, init=False)
-    embedding: npt.NDArray[np.float32] | None = field(default=None, init=False)
 
     @property
     def generated(self) -> int:
@@ -172,6 +172,7 @@ class TokenEvent:
     is_stop_token: ``token_id`` is what ended it, and is not part of the answer.
     error: the sequence failed; nothing follows.
     scores: the token's log-probabilities, if the sequence asks for them.
+    embedding: the text's vector [hidden_size], where texts are embedded and it did not fail.
     """
 
     sequence: Sequence = field(repr=False)
@@ -180,3 +181,4 @@ class TokenEvent:
     is_stop_token: bool = False
     error: Exception | None = None
     scores: TokenScores | None = None
+    embedding: npt.NDArray[np.float32] | None = None

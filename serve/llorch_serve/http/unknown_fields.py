@@ -73,7 +73,7 @@ class UnknownField:
 
 def unknown_fields(raw: msgspec.Raw, type_: Any, path: str) -> Iterator[UnknownField]:
     """Yield what ``type_`` has not read of a value inside a body. The value has been read as that type."""
-    kind = _structure_in(type_)
+    kind = structure_in(type_)
     if kind is None:
         return
     if (first := memoryview(raw)[:1].tobytes()) == b"[":
@@ -85,7 +85,7 @@ def unknown_fields(raw: msgspec.Raw, type_: Any, path: str) -> Iterator[UnknownF
             if name in known:
                 yield from unknown_fields(value, known[name][0], f"{path}.{name}")
             elif not _is_empty(value):
-                yield UnknownField(f"{path}.{name[:MAX_NAME_CHARS]}", _names_of(kind))
+                yield UnknownField(f"{path}.{name[:MAX_NAME_CHARS]}", names_of(kind))
 
 
 def unknown_names(values: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct]) -> Iterator[UnknownField]:
@@ -93,7 +93,7 @@ def unknown_names(values: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct])
     known = fields_of(kind)
     for name, value in values.items():
         if name not in known and not is_null(value):
-            yield UnknownField(name[:MAX_NAME_CHARS], _names_of(kind))
+            yield UnknownField(name[:MAX_NAME_CHARS], names_of(kind))
 
 
 def listed(paths: Sequence[str], most: int) -> list[str]:
@@ -119,17 +119,18 @@ def fields_of(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
 
 
 @functools.cache
-def _names_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+def names_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the names that JSON has for a structure's fields."""
     return tuple(fields_of(kind))
 
 
 @functools.cache
-def _structure_in(type_: Any) -> type[msgspec.Struct] | None:
+def structure_in(type_: Any) -> type[msgspec.Struct] | None:
     """Return the structure that a type is, or is a list of, in an alternative if it has several."""
     if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
         return type_
     if typing.get_origin(type_) in (list, typing.Union, types.UnionType):
-        found = (_structure_in(part) for part in typing.get_args(type_))
+        found = (structure_in(part) for part in typing.get_args(type_))
         return next((kind for kind in found if kind is not None), None)
     return None
 
@@ -139,12 +140,13 @@ def _is_empty(raw: msgspec.Raw) -> bool:
     values alone, as ``{"refusal": null}``.
     """
     view = memoryview(raw)
-    return len(view) <= _MOST_EMPTY_BYTES and _holds_nothing(msgspec.json.decode(view))
+    return len(view) <= _MOST_EMPTY_BYTES and holds_nothing(msgspec.json.decode(view))
 
 
-def _holds_nothing(value: Any) -> bool:
+def holds_nothing(value: Any) -> bool:
+    """Tell whether a value is null, an empty text, or made of such values alone."""
     if isinstance(value, dict):
-        return all(map(_holds_nothing, value.values()))
+        return all(map(holds_nothing, value.values()))
     if isinstance(value, list):
-        return all(map(_holds_nothing, value))
+        return all(map(holds_nothing, value))
     return value is None or value == ""

@@ -95,6 +95,8 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
     usual = EngineConfig()
     for flag, field in (
         ("--lookup", "lookup"),
+        ("--cache-sharing", "cache_sharing"),
+        ("prefill_chunk", "prefill_chunk"),
         ("--strict-reuse", "strict_reuse"),
         ("--no-prefix-cache", "prefix_cache"),
         ("--no-kv-cache", "kv_cache"),

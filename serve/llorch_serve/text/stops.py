@@ -1,8 +1,8 @@
 """Finds stop strings in text that arrives piece by piece, from the detokeniser on its way to the caller.
 
 What could still become a stop string is held back, so that no part of one is ever seen. Results depend on the
-text alone, not on where it was cut. Stop strings are meant for what a model says: inside its thoughts they
-sleep.
+text alone, not on where it was cut. Stop strings are meant for what a model says, so inside its thoughts they
+are not looked for.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class StopMatcher:
     """Watches for the stop string that is complete first; of those that end together, the longest.
 
     stop_strings: none of them empty; may be no string at all.
-    thought: where they sleep, but for those that hold the mark of its end; None: nowhere.
+    thought: where they are not looked for, but for those that hold the mark of its end; None: nowhere.
     """
 
     stop_strings: Sequence[str]
     thought: ThoughtMarks | None = None
     _patterns: list[_Pattern] = field(init=False)
-    _sleep: _Sleep | None = field(default=None, init=False)
+    _watched_thought: _ThoughtWatch | None = field(default=None, init=False)
     _held: str = field(default="", init=False)
     _done: bool = field(default=False, init=False)
 
@@ -79,7 +79,7 @@ class StopMatcher:
         assert all(self.stop_strings)
         self._patterns = [_Pattern(text, _borders(text)) for text in self.stop_strings]
         if self.thought is not None and self._patterns:
-            self._sleep = _Sleep(self.thought)
+            self._watched_thought = _ThoughtWatch(self.thought)
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Take new text; return what may be shown, and the stop string if one is complete.
@@ -89,15 +89,16 @@ class StopMatcher:
         assert not self._done
         if not self._patterns:
             return text, None
-        if self._sleep is not None:
-            text = self._sleep.decided(text)
+        if self._watched_thought is not None:
+            text = self._watched_thought.decided(text)
         return self._watch(text)
 
     def _watch(self, text: str) -> tuple[str, str | None]:
         buffer = self._held + text
         for index, char in enumerate(text):
-            awake = self._patterns if self._sleep is None else self._sleep.awake(self._patterns, char)
-            complete = [pattern.text for pattern in awake if pattern.advance(char)]
+            thought = self._watched_thought
+            wanted = self._patterns if thought is None else thought.wanted(self._patterns, char)
+            complete = [pattern.text for pattern in wanted if pattern.advance(char)]
             if complete:
                 stop = max(complete, key=len)
                 self._held, self._done = "", True
@@ -112,12 +113,12 @@ class StopMatcher:
         other = StopMatcher(())
         other.stop_strings, other._held = self.stop_strings, self._held
         other._patterns = [replace(pattern) for pattern in self._patterns]
-        other._sleep = None if self._sleep is None else self._sleep.fork()
+        other._watched_thought = None if self._watched_thought is None else self._watched_thought.fork()
         return other
 
     def flush(self) -> str:
         """Return the text that is still held back: the answer ended, and no stop string will come of it."""
-        undecided = "" if self._sleep is None else self._sleep.released()
+        undecided = "" if self._watched_thought is None else self._watched_thought.released()
         shown, matched = self._watch(undecided) if undecided else ("", None)
         held, self._held = self._held, ""
         self._done = True
@@ -131,8 +132,8 @@ class _Place(enum.Enum):
     ANSWER = enum.auto()
 
 
-class _Sleep:
-    """Tells, character by character, which stop strings are looked for."""
+class _ThoughtWatch:
+    """Follows a thought character by character, and tells which stop strings are looked for meanwhile."""
 
     def __init__(self, marks: ThoughtMarks) -> None:
         self._marks = marks
@@ -166,7 +167,7 @@ class _Sleep:
         text, self._space, self._head = "".join([*self._space, self._head]), [], ""
         return text
 
-    def awake(self, patterns: Sequence[_Pattern], char: str) -> Sequence[_Pattern]:
+    def wanted(self, patterns: Sequence[_Pattern], char: str) -> Sequence[_Pattern]:
         """Take the next character; return the stop strings that it counts for."""
         if self._place is _Place.BETWEEN and not char.isspace():
             self._place = _Place.ANSWER
@@ -176,9 +177,9 @@ class _Sleep:
             self._place = _Place.BETWEEN
         return [pattern for pattern in patterns if self._marks.end in pattern.text]
 
-    def fork(self) -> _Sleep:
+    def fork(self) -> _ThoughtWatch:
         """Return a copy that goes on by itself."""
-        other = _Sleep(self._marks)
+        other = _ThoughtWatch(self._marks)
         other._end, other._place = replace(self._end), self._place
         other._space, other._head = [*self._space], self._head
         return other

@@ -251,7 +251,7 @@ class TextStream:
     may yet become a character; with byte-fallback decoders a whole run of byte tokens, as one bad byte spoils
     it all; and what may yet become a stop string.
 
-    stop_strings: each ends the stream; none is empty. thought: where they sleep.
+    stop_strings: each ends the stream; none is empty. thought: where they are not looked for.
     kept: special tokens that are part of the text although others are not.
     """
 

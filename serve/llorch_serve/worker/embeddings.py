@@ -70,7 +70,7 @@ class Embeddings:
             self._ended.add(sequence.index)
         still_open = self.open - (completion is not None)
         self.open = 0 if event.error is not None else still_open
-        vector, sequence.embedding = sequence.embedding, None
+        vector = event.embedding
         update = GenerationUpdate(
             self.request_id,
             "",

@@ -20,7 +20,10 @@ from llorch_serve.worker.served import ServedModel
 
 
 class LoadedModel:
-    """context: most tokens of a sequence. served_names: see :class:`llorch_serve.config.EngineConfig`."""
+    """Base of the workers.
+
+    context: most tokens of a sequence. served_names: see :class:`llorch_serve.config.EngineConfig`.
+    """
 
     _requests: LiveRequests
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 
 from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.engine.sequence import FinishReason
@@ -36,7 +36,7 @@ class LocalClient:
         """End what still runs, and free the model."""
         self._generator.close()
 
-    def generate(self, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+    def generate(self, request: GenerationRequest) -> Generator[GenerationUpdate, None, None]:
         """Return the updates of a request as they come; see :func:`stream`."""
         return stream(self._generator, request)
 
@@ -85,7 +85,7 @@ class _QueueSink:
             self.updates.put(update)
 
 
-def stream(generator: TextGenerator, request: GenerationRequest) -> Iterator[GenerationUpdate]:
+def stream(generator: TextGenerator, request: GenerationRequest) -> Generator[GenerationUpdate, None, None]:
     """Submit a request and yield its updates; leaving the loop early aborts it.
 
     Raises what ``submit`` raises, the request's own error, or CancelledError.
@@ -113,7 +113,9 @@ def embed(generator: TextGenerator, request: EmbedRequest) -> list[TextEmbedding
     return [embedding for _, embedding in sorted(found.items()) if embedding is not None]
 
 
-def _updates(request_id: str, submit: Callable[[UpdateSink], Abort]) -> Iterator[GenerationUpdate]:
+def _updates(
+    request_id: str, submit: Callable[[UpdateSink], Abort]
+) -> Generator[GenerationUpdate, None, None]:
     sink = _QueueSink()
     abort = submit(sink)
     done = False

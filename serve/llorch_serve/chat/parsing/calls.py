@@ -33,7 +33,7 @@ class BodyReader(Protocol):
         """Return the calls of the body, which is all that has been read; none: it is malformed."""
 
 
-class MakesReader(Protocol):
+class ReaderFactory(Protocol):
     """Makes a reader for one body."""
 
     def __call__(self, *, first_only: bool = False) -> BodyReader:
@@ -58,7 +58,7 @@ class CallFormat:
     detected_by: tuple[str, ...]
     begin: str
     end: str
-    reader: MakesReader
+    reader: ReaderFactory
     bare: bool = False
     not_with: tuple[str, ...] = ()
     inner_markers: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class CallParser:
         self._other = _Place.PLAIN if at_start else _Place.TEXT  # where text leads that is no call
         self._unread = ""  # what may become a marker or a header, and is looked at again with what follows it
         self._kept: list[str] = []  # what has been read of a body, or of what may come before one
-        self._reader = self._made()
+        self._reader = self._new_reader()
         self._opening = ""  # what stood before the body: its marker, a separator, or white space
         self._marked = False
         self._end_due = False
@@ -287,8 +287,8 @@ class CallParser:
             pieces.append(before)
 
     def _open(self, opening: str, *, marked: bool) -> None:
-        self._place, self._reader = _Place.BODY, self._made()
+        self._place, self._reader = _Place.BODY, self._new_reader()
         self._opening, self._marked = opening, marked
 
-    def _made(self) -> BodyReader:
+    def _new_reader(self) -> BodyReader:
         return self._form.reader(first_only=self._first_only)
