@@ -36,7 +36,7 @@ class Origins:
         if not self.allowed:
             return ()
         if ANY in self.allowed:
-            return (*_shared(b"*"),)
+            return _shared(b"*")
         vary = ((b"vary", b"Origin"),)
         return vary if origin not in self.allowed else (*_shared(origin.encode("latin-1")), *vary)
 
