@@ -37,7 +37,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 def tokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
     """Return the ids of a text or conversation. Raises InvalidRequestError or ModelMismatchError."""
-    body = read_struct(raw, TokenizeBody)
+    body = read_struct(raw, TokenizeBody, ignorable=False)
     choose_one(body, "prompt", body.prompt)
     prompt: Prompt
     if body.prompt is not None:
@@ -64,7 +64,7 @@ def tokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Call
 
 def detokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, _caller: Caller) -> dict[str, Any]:
     """Return the text of ids. Raises InvalidRequestError or ModelMismatchError."""
-    body = read_struct(raw, DetokenizeBody)
+    body = read_struct(raw, DetokenizeBody, ignorable=False)
     check_model(body.model, info)
     if body.tokens and min(body.tokens) < 0:
         found = f"found {min(body.tokens)}, expected ids from 0 to {info.vocab_size - 1}"

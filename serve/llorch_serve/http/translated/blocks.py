@@ -99,7 +99,7 @@ def _note_unknown(raw: msgspec.Raw, path: str, kind: type[msgspec.Struct], findi
         if findings.lenient:
             findings.ignored.append(unknown.path)
         else:
-            findings.refuse(unknown.path, unknown.description)
+            findings.refuse(unknown.path, unknown.description())
         if findings.is_full or len(findings.ignored) > MAX_LISTED:
             return
 
