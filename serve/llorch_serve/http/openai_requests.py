@@ -51,7 +51,7 @@ class AnswerShape:
 
     include_usage: a stream ends with the usage of the whole request.
     answers: how many choices each prompt has. logprobs: choices carry log-probabilities.
-    ignored: fields of the body that were left aside, unknown as they are.
+    ignored: fields of the body that are not known and were left aside.
     """
 
     answer_id: str
