@@ -160,7 +160,7 @@ class _Options:
 
 def _plan(
     prefix: str,
-    prompts: list[Prompt],
+    prompts: Sequence[Prompt],
     options: _Options,
     body: Shared,
     bad: list[FieldViolation],

@@ -2,7 +2,7 @@
 
 Where the limit is reached, a new call evicts another: of the calls of the connection that holds most of them,
 the one that has run longest. So a client that comes again is served again, and whoever fills the limit evicts
-its own calls first. Or, where calls are cheaper to refuse, it is refused more.
+its own calls first. A limit can also refuse that connection another call, which costs less than an eviction.
 """
 
 from __future__ import annotations
