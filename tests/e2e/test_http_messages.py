@@ -506,7 +506,7 @@ def test_malformed_bodies_are_refused(body):
     with fake_front() as (front, _):
         answer = send(front.port, "POST", "/v1/messages", body)
         # Arguments of calls are judged by the real generator alone.
-        assert answer.status == 400 or b"tool_use" in json.dumps(body).encode(), answer.body
+        assert answer.status == (200 if "tool_use" in json.dumps(body) else 400), answer.body
 
 
 def test_a_stream_whose_client_leaves_ends_its_request():
