@@ -61,7 +61,9 @@ def written(found: Sequence[Shown]) -> str:
 def _table(found: Iterable[Shown]) -> Iterable[str]:
     yield f"| client | packages | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}\n"
     for shown in found:
-        held = {row["row"]: bool(row["holds"]) for row in shown.rows}
+        # What a script that broke off has not shown, it may have lacked or not.
+        held = dict.fromkeys(COLUMNS, False) if shown.failure else {}
+        held |= {row["row"]: bool(row["holds"]) for row in shown.rows}
         marks = ("-" if name not in held else "yes" if held[name] else "**no**" for name in COLUMNS)
         packages = ", ".join(f"`{package}`" for package in shown.client.packages) or "the system's"
         yield f"| {shown.client.name} | {packages} | {' | '.join(marks)} |\n"
