@@ -61,7 +61,7 @@ def written(found: Sequence[Shown]) -> str:
 def _table(found: Iterable[Shown]) -> Iterable[str]:
     yield f"| client | packages | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}\n"
     for shown in found:
-        # What a script that broke off has not shown, it may have lacked or not.
+        # A script that broke off did not come to show what its client lacks.
         held = dict.fromkeys(COLUMNS, False) if shown.failure else {}
         held |= {row["row"]: bool(row["holds"]) for row in shown.rows}
         marks = ("-" if name not in held else "yes" if held[name] else "**no**" for name in COLUMNS)
