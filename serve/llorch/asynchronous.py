@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 64  # calls of one generate_all
 class AsyncSource(Protocol):
     """What a model asks: a worker in this process, or a connection to one."""
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationUpdate]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationUpdate, None]:
         """Return the updates of a request as they come."""
 
     async def complete(self, request: GenerationRequest) -> list[GenerationUpdate]:
@@ -189,10 +189,6 @@ class AsyncModel:
 
     async def _stream(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         chunks = Chunks()
-        updates = self._source.generate(request)
-        try:
+        async with contextlib.aclosing(self._source.generate(request)) as updates:
             async for update in updates:
                 yield chunks.chunk(update)
-        finally:
-            with contextlib.suppress(AttributeError):
-                await updates.aclose()  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ coroutines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -84,7 +84,7 @@ class AsyncWorkerClient(BaseWorkerClient):
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
-    ) -> AsyncIterator[GenerationUpdate]:
+    ) -> AsyncGenerator[GenerationUpdate, None]:
         """Yield the updates of a request as they come; the last has its completion.
 
         A generator that is closed early cancels the request. ``timeout_s`` bounds the whole answer, in
