@@ -7,7 +7,7 @@ import pytest
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.fields import MAX_LISTED
+from llorch_serve.http.fields import MAX_COUNTED, MAX_LISTED
 from llorch_serve.http.messages.routes import counting
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.routes import ResponseRoutes
@@ -86,8 +86,11 @@ def test_what_is_found_is_not_listed_without_end():
     findings = Findings(lenient=True)
     raw = msgspec.Raw(msgspec.json.encode({"type": "text", "text": "a"} | {f"c{i}": 1 for i in range(999)}))
     read_block(raw, "p", KINDS, findings)
-    assert len(findings.ignored) == MAX_LISTED + 1
     assert len(findings.told) == MAX_LISTED
+    assert findings.told[-1] == f"and {999 - MAX_LISTED + 1} more"
+    for _ in range(9):
+        read_block(raw, "q", KINDS, findings)
+    assert len(findings.ignored) < 2 * MAX_COUNTED
     strict = Findings()
     read_block(raw, "p", KINDS, strict)
     assert strict.is_full

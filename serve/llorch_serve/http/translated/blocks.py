@@ -14,8 +14,8 @@ import msgspec
 
 from llorch_serve.errors import FieldViolation
 from llorch_serve.files.json_errors import NOT_JSON
-from llorch_serve.http.fields import MAX_LISTED
-from llorch_serve.http.unknown_fields import MAX_NAME_CHARS, unknown_fields
+from llorch_serve.http.fields import MAX_COUNTED, MAX_LISTED
+from llorch_serve.http.unknown_fields import MAX_NAME_CHARS, listed, unknown_fields
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -39,8 +39,8 @@ class Findings:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """The first of what has no effect, each name once."""
-        return tuple(dict.fromkeys(self.ignored))[:MAX_LISTED]
+        """What has no effect, each name once, and how much more there is than is listed."""
+        return tuple(listed(list(dict.fromkeys(self.ignored)), MAX_LISTED))
 
     def refuse(self, name: str, found: str) -> None:
         """Note what a field is refused for."""
@@ -100,7 +100,7 @@ def _note_unknown(raw: msgspec.Raw, path: str, kind: type[msgspec.Struct], findi
             findings.ignored.append(unknown.path)
         else:
             findings.refuse(unknown.path, unknown.description())
-        if findings.is_full or len(findings.ignored) > MAX_LISTED:
+        if findings.is_full or len(findings.ignored) > MAX_COUNTED:
             return
 
 
