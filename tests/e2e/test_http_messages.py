@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import anthropic
 import pydantic
@@ -463,7 +464,8 @@ def test_a_body_of_claude_code_is_answered_and_says_what_had_no_effect(served):
     ]
 
 
-def test_what_is_not_known_is_left_aside_where_the_worker_is_told_to():
+def test_what_is_not_known_is_left_aside_where_the_worker_is_told_to(caplog):
+    caplog.set_level(logging.WARNING, logger="llorch_serve.http")
     settings = HttpSettings(unknown=UnknownFields.IGNORE)
     marked = text("Hi") | {"colour": "red"}
     with fake_front(settings=settings) as (front, generator), client_of(front) as client:
@@ -476,6 +478,8 @@ def test_what_is_not_known_is_left_aside_where_the_worker_is_told_to():
         with pytest.raises(anthropic.BadRequestError, match="found 'image'"):
             ask(client, messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])
     assert message.llorch["ignored"] == ["temprature", "messages[0].content[0].colour", "tools[0]"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith(": messages[].content[].colour, temprature, tools[]")
     assert len(generator.submitted[0].prompt.tools) == 1
     with fake_front() as (front, _):
         assert list(refusals(front, messages=[{"role": "user", "content": [marked]}])) == [
